@@ -80,7 +80,7 @@ class Connection:
     def post(self, path: str, body: bytes) -> bytes:
         """Returns the body of the answer. Raises RuntimeError for another status than 200."""
         self._socket.sendall(
-            b"POST /%s HTTP/1.1\r\nHost: x\r\nUser-Agent: Go-http-client/1.1\r\n"
+            b"POST /%s HTTP/1.1\r\nHost: localhost\r\nUser-Agent: Go-http-client/1.1\r\n"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
             % (path.encode(), len(body))
             + body

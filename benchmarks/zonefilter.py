@@ -25,9 +25,9 @@ import msgspec
 from common import Row, arguments, median_ms, ratio_row, report, skipped_row, timed, value_row
 from peers.go_peer import SCHEDULER_PLUGINS, GoPeer, run_peer
 
-from agent.allocate.nrt.filter import Misfit
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import ZonedNode, zoned_node
+from agent.allocate.refusal import Refusal
 from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
 from agent.model.nrt import resource_topology
@@ -153,7 +153,7 @@ def rows(peer: GoPeer | str, extent: Extent) -> list[Row]:
     node_times: list[float] = []
     for filter_case in filter_cases():
         found = filter_case.ours()
-        reason = found.unaligned if isinstance(found, Misfit) else ""
+        reason = f"cannot align {found.kind}" if isinstance(found, Refusal) else ""
         ours: list[int] = []
         base: list[int] = []
         for _ in range(extent.rounds):

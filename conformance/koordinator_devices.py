@@ -14,9 +14,10 @@ from agent.allocate.devices.inventory import (
     inventory,
     node_devices,
 )
-from agent.allocate.devices.need import DeviceRefusal, filled, hinted
+from agent.allocate.devices.need import filled, hinted
 from agent.allocate.devices.partitions import partitions
 from agent.allocate.numa.hint import of_nodes
+from agent.allocate.refusal import Refusal
 from agent.model.cpu.policies import Strategy
 from agent.model.devices import device_object
 from agent.model.devices.device_allocation import (
@@ -199,8 +200,8 @@ def _allocation(question: DeviceCase) -> dict[str, Any]:
     found = allocate(
         question.node, question.request, numa=question.numa, strategy=question.strategy
     )
-    if isinstance(found, DeviceRefusal):
-        return {"error": f"{found.type}: {found.cause}"}
+    if isinstance(found, Refusal):
+        return {"error": f"{found.resource}: {found.reason.removeprefix('device-')}"}
     written: dict[str, Any] = {"allocation": _written(found)}
     if question.strategy is not None:
         written["score"] = node_score(

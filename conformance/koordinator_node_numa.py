@@ -28,10 +28,9 @@ from agent.allocate.node_allocation import (
 from agent.allocate.node_allocator.answer import spec_text
 from agent.allocate.node_allocator.properties import topology_options
 from agent.allocate.node_score import ScoreInput, WholeNode
-from agent.allocate.offering import Declined
 from agent.allocate.packing import CpuRequest
 from agent.allocate.policies_in_force import PROFILES, in_force
-from agent.allocate.reasons import UNRESOLVABLE, Rejection
+from agent.allocate.refusal import Refusal
 from agent.allocate.trials import Trials
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
@@ -120,13 +119,13 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
     if refusal := next((quirk.refused for quirk in quirks if quirk.refused), ""):
         return {"error": "refused", "code": refusal}
     found = offer_with(_new_trials(quirks), question.options, account, question.request)
-    if isinstance(found, Declined):
+    if isinstance(found, Refusal):
         return {
-            "error": "; ".join(str(each.reason) for each in found.rejections),
-            "code": _code(found.rejections),
+            "error": "; ".join(str(each.reason) for each in found.reasons),
+            "code": _code(found),
         }
     policies = in_force(question.options.policies, question.options.profile, question.request)
-    assert not isinstance(policies, Rejection)
+    assert not isinstance(policies, Refusal)
     options = question.options
     if any(quirk.unamplified for quirk in quirks):
         options = msgspec.structs.replace(options, cpu_ratio=1.0)
@@ -171,9 +170,8 @@ def _new_trials(quirks: Sequence[Quirk]) -> Callable[..., Trials]:
     )
 
 
-def _code(rejections: Sequence[Rejection]) -> str:
-    fixed = any(each.reason in UNRESOLVABLE for each in rejections)
-    return "UnschedulableAndUnresolvable" if fixed else "Unschedulable"
+def _code(refusal: Refusal) -> str:
+    return "UnschedulableAndUnresolvable" if refusal.unresolvable else "Unschedulable"
 
 
 def _value(answer: Mapping[str, Any]) -> object:

@@ -17,10 +17,10 @@ import msgspec
 
 from agent.allocate import offering
 from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOptions
-from agent.allocate.offering import Declined, Offer
+from agent.allocate.offering import Offer
 from agent.allocate.packing import CpuExclusivity
 from agent.allocate.policies_in_force import InForce
-from agent.allocate.reasons import Rejection
+from agent.allocate.refusal import Refusal
 from agent.allocate.steps import Steps
 from agent.allocate.trials import Trials
 from agent.model.cpu.policies import (
@@ -367,7 +367,7 @@ def offer_with(
     options: TopologyOptions,
     account: NodeAllocation,
     request: ResourceRequest,
-) -> Offer | Declined:
+) -> Offer | Refusal:
     """The offer that follows from these trials of NUMA nodes instead of Topolet's."""
     with patch.object(offering, "Trials", trials):
         return offering.offer(options, account, request)
@@ -430,9 +430,9 @@ class KoordinatorTrials(Trials):
                 if "cpu" in (held := amounts.get(area.id, {})):
                     held["cpu"] = min(held["cpu"], 1000 * fitting.bit_count())
 
-    def lacks(self, nodes: Collection[int]) -> Rejection | None:
+    def lacks(self, nodes: Collection[int]) -> Refusal | None:
         found = self.on_nodes(nodes)
-        return found if isinstance(found, Rejection) else None
+        return found if isinstance(found, Refusal) else None
 
     @cached_property
     def _whole_milli(self) -> dict[int, int]:

@@ -6,10 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.nrt.filter import PASSED, Misfit, MisfitCause, parts_of
+from agent.allocate.nrt.filter import PASSED, parts_of
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.nrt.score import count_score, score, spread, without
+from agent.allocate.refusal import Reason, Refusal
 from agent.model import apiobjects
 from agent.model.cpu.policies import NumaPolicy, Strategy, TopologyManagerScope
 from agent.model.nrt import resource_topology
@@ -83,9 +84,9 @@ DIFFERENCES: Final = (
 )
 
 _OF_RESTRICTED: Final = {
-    MisfitCause.ZONES_TOGETHER: TOGETHER,
-    MisfitCause.NO_PREFERRED_HOLDS: PREFERRED,
-    MisfitCause.SIZES_DIFFER: PREFERRED,
+    Reason.ZONES_TOGETHER: TOGETHER,
+    Reason.NO_PREFERRED_HOLDS: PREFERRED,
+    Reason.SIZES_DIFFER: PREFERRED,
 }
 _READ_POLICIES: Final = (
     "None",
@@ -156,13 +157,13 @@ class _Question:
     def why_fit(self, found: object, expect: dict[str, Any]) -> Difference | None:
         """The difference that explains another answer of the filter, None if there is none."""
         fits = expect["fit"]
-        if fits and isinstance(found, Misfit) and found.cause in _OF_RESTRICTED:
+        if fits and isinstance(found, Refusal) and found.reason in _OF_RESTRICTED:
             single = self.node is not None and self.node.policy is NumaPolicy.SINGLE_NUMA_NODE
-            return INIT_BINDS if single else _OF_RESTRICTED[found.cause]
+            return INIT_BINDS if single else _OF_RESTRICTED[found.reason]
         theirs = by_zones(self.node, self._ending)
-        if isinstance(theirs, Misfit) and theirs.cause in _OF_RESTRICTED:
+        if isinstance(theirs, Refusal) and theirs.reason in _OF_RESTRICTED:
             theirs = PASSED
-        if isinstance(theirs, Misfit):
+        if isinstance(theirs, Refusal):
             kinds = {part.name: part.kind for part in (*self.pod.parts, self.pod.whole)}
             theirs = msgspec.structs.replace(theirs, kind=kinds[theirs.name])
         same = _fit(theirs) == {key: expect[key] for key in ("fit", "reason") if key in expect}
@@ -219,9 +220,14 @@ def _score_by_position(node: ZonedNode, pod: ZonedPod) -> int | None:
     return count_score(count, closest, node.max_numa_nodes) if count else 100
 
 
+def unaligned(refusal: Refusal) -> str:
+    """The message of the plugin."""
+    return f"cannot align {refusal.kind}"
+
+
 def _fit(found: object) -> dict[str, Any]:
-    if isinstance(found, Misfit):
-        return {"fit": False, "reason": found.unaligned}
+    if isinstance(found, Refusal):
+        return {"fit": False, "reason": unaligned(found)}
     return {"fit": True}
 
 

@@ -23,7 +23,6 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
         "allocate.rebind.placed_pods",
     ),
     "allocate/test_accumulator_rule.py": ("allocate.packing",),
-    "allocate/test_offering.py": ("allocate.reasons",),
     "cgroup/test_writer.py": ("cgroup.outcome",),
     "cli/test_audit_commands.py": ("cli.audit_trail", "cli.history"),
     "cli/test_explain.py": ("scheduler.explain.saved",),

@@ -16,7 +16,7 @@ import msgspec
 
 from agent.allocate.layout import Area, CpuRefCounts, Layout
 from agent.allocate.packing import AllocationStep, CpuRequest, Found, Terms, pack, whole_cores
-from agent.allocate.reasons import Reason
+from agent.allocate.refusal import Reason
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import BindPolicy, Strategy
 

@@ -19,7 +19,7 @@ import msgspec
 
 from agent.allocate.node_allocation import Amounts, NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.policies_in_force import PROFILES, Profile, in_force
-from agent.allocate.reasons import Rejection
+from agent.allocate.refusal import Refusal
 from agent.allocate.score import HIGHEST, spread, utilization_score, weights_that_count
 from agent.model.cpu.policies import NODE_STRATEGIES, NUMA_STRATEGIES, NumaPolicy, Strategy
 from agent.model.pod.resource_request import ResourceRequest
@@ -253,7 +253,7 @@ def _with_pod(
 
 def _numa_policy(options: TopologyOptions, request: ResourceRequest) -> NumaPolicy:
     found = in_force(options.policies, options.profile, request)
-    return NumaPolicy.NONE if isinstance(found, Rejection) else found.numa
+    return NumaPolicy.NONE if isinstance(found, Refusal) else found.numa
 
 
 def _paid(options: TopologyOptions, allocation: PodAllocation, name: str, amount: int) -> int:

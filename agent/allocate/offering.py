@@ -33,7 +33,7 @@ from agent.allocate.numa import koordinator_merge
 from agent.allocate.numa.hint import MergeCause, Merged, Provider, TopologyHint, ids, resource_hints
 from agent.allocate.packing import AllocationStep, CpuExclusivity
 from agent.allocate.policies_in_force import InForce, PolicyInForce, in_force
-from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.refusal import Reason, Refusal, combined
 from agent.allocate.score import HIGHEST
 from agent.allocate.steps import UNCOUNTED, Steps
 from agent.allocate.trials import (
@@ -63,7 +63,7 @@ class NumaCandidate(msgspec.Struct, frozen=True):
     exclusivity: CpuExclusivity | None = None
     whole_cores: int | None = None
     score: int | None = None
-    rejection: Rejection | None = None
+    refusal: Refusal | None = None
 
 
 class Why(msgspec.Struct, frozen=True):
@@ -88,15 +88,6 @@ class Offer(msgspec.Struct, frozen=True):
     pools: tuple[SharedPool, ...] = ()
 
 
-class Declined(msgspec.Struct, frozen=True):
-    """At least one rejection."""
-
-    uid: str
-    title: str
-    rejections: tuple[Rejection, ...]
-    why: Why
-
-
 class HintProvider(Protocol):
     """A hint provider for resources that the NUMA nodes do not count."""
 
@@ -114,29 +105,29 @@ def offer(
     request: ResourceRequest,
     provider: HintProvider | None = None,
     steps: Steps = UNCOUNTED,
-) -> Offer | Declined:
+) -> Offer | Refusal:
     """An offer for a pod that holds nothing on the node. `provider` takes part under a NUMA policy.
     Raises TooComplexError."""
     if not request.requests and not request.burst_milli and provider is None:
         return Offer(PodAllocation(request.uid, request.title), Price(0, 0, 0), Why())
     policies = in_force(options.policies, options.profile, request)
-    if isinstance(policies, Rejection):
-        return Declined(request.uid, request.title, (policies,), Why())
+    if isinstance(policies, Refusal):
+        return policies
     why = Why(policies.chosen)
-    if rejection := _early_rejection(options, account, request, policies):
-        return Declined(request.uid, request.title, (rejection,), why)
+    if refusal := _early_refusal(options, account, request, policies):
+        return refusal
     held = _with_cpu(request)
     trials = Trials(options, account, held, policies, steps)
     trials.with_devices = provider is not None
     if policies.numa is NumaPolicy.NONE:
         found = _unaligned(held, policies, trials)
-        if isinstance(found, Rejection):
-            return Declined(request.uid, request.title, (found,), why)
+        if isinstance(found, Refusal):
+            return found
     else:
         aligned = _align(account, held, policies, trials, provider)
         why = Why(policies.chosen, aligned.candidates, aligned.merged)
-        if isinstance(aligned.found, tuple):
-            return Declined(request.uid, request.title, aligned.found, why)
+        if isinstance(aligned.found, Refusal):
+            return aligned.found
         found = aligned.found
     allocation = PodAllocation(
         request.uid,
@@ -207,27 +198,27 @@ def _outgrown(
     return f"the pools of NUMA nodes {nodes} have {pool} of {limit} milli-CPU left"
 
 
-def _early_rejection(
+def _early_refusal(
     options: TopologyOptions, account: NodeAllocation, request: ResourceRequest, policies: InForce
-) -> Rejection | None:
+) -> Refusal | None:
     """Rejects a pod that fits on no NUMA nodes, before any trial."""
     cpu_milli = request.requests.get("cpu", 0)
     bind = policies.bind
     if bind and cpu_milli % 1000:
-        return Rejection(Reason.CPU_NOT_INTEGER, "cpu", cpu_milli)
+        return Refusal(Reason.CPU_NOT_INTEGER, "cpu", cpu_milli)
     if options.cpu_ratio > 1 and options.cpu_milli is not None:
         requested = options.amplified(cpu_milli) if bind else cpu_milli
         left = options.cpu_milli - account.cpu_milli
         if requested > max(0, left):
-            return Rejection(Reason.AMPLIFIED_CPU, "cpu", requested, left)
+            return Refusal(Reason.AMPLIFIED_CPU, "cpu", requested, left)
     if bind is None:
         return None
     if options.layout is None:
-        return Rejection(Reason.NO_CPU_TOPOLOGY)
+        return Refusal(Reason.NO_CPU_TOPOLOGY)
     if bind.required and bind.policy is BindPolicy.FULL_PCPUS:
         threads = options.layout.threads
         if cpu_milli // 1000 % threads:
-            return Rejection(Reason.SMT_ALIGNMENT, "cpu", cpu_milli, detail=f"{threads} threads")
+            return Refusal(Reason.SMT_ALIGNMENT, "cpu", cpu_milli, detail=f"{threads} threads")
     return None
 
 
@@ -239,9 +230,7 @@ def _with_cpu(request: ResourceRequest) -> ResourceRequest:
     return msgspec.structs.replace(request, requests={**request.requests, "cpu": 1})
 
 
-def _unaligned(
-    request: ResourceRequest, policies: InForce, trials: Trials
-) -> Allotment | Rejection:
+def _unaligned(request: ResourceRequest, policies: InForce, trials: Trials) -> Allotment | Refusal:
     if policies.bind or not request.burst_milli:
         return trials.anywhere()
     left = trials.pools
@@ -257,13 +246,13 @@ def _unaligned(
         memory,
         {name: trials.left_of(name, trials.pools) for name in memory},
     )
-    if isinstance(nodes, Rejection):
+    if isinstance(nodes, Refusal):
         return nodes
     amounts = {
         node: {"cpu": share} for node, share in burst_amounts(cpu_milli, nodes, left).items()
     }
     bound = trials.with_memory(nodes)
-    if isinstance(bound, Rejection):
+    if isinstance(bound, Refusal):
         return bound
     for node, of_node in bound.items():
         amounts[node] |= of_node
@@ -278,7 +267,7 @@ def burst_nodes(
     strategy: Strategy,
     memory: Mapping[str, int],
     free_memory: Mapping[str, Mapping[int, int]],
-) -> tuple[int, ...] | Rejection:
+) -> tuple[int, ...] | Refusal:
     """The NUMA nodes to which a pod that bursts is bound. `pools`: the milli-CPU of the shared
     pools. `available`: the milli-CPU that no pod has; nodes without any are left out. `memory`: the
     amounts that count on the nodes, by resource; `free_memory`: the free amounts, by
@@ -312,18 +301,18 @@ def burst_nodes(
             return tuple(sorted(chosen))
     whole = sum(pools.values())
     if whole < limit_milli:
-        return Rejection(Reason.NO_POOL_FITS, "cpu", limit_milli, whole)
+        return Refusal(Reason.NO_POOL_FITS, "cpu", limit_milli, whole)
     left = sum(available[node] for node in pools)
     if left < request_milli:
-        return Rejection(Reason.NUMA_INSUFFICIENT, "cpu", request_milli, left, tuple(pools))
+        return Refusal(Reason.NUMA_INSUFFICIENT, "cpu", request_milli, left, tuple(pools))
     name, requested, have = next(_missing(*pools))
-    return Rejection(Reason.NUMA_INSUFFICIENT, name, requested, have, tuple(pools))
+    return Refusal(Reason.NUMA_INSUFFICIENT, name, requested, have, tuple(pools))
 
 
 class _Aligned(msgspec.Struct, frozen=True):
     """`found`: the allotment, or why there is none; `candidates` as they were tried."""
 
-    found: Allotment | tuple[Rejection, ...]
+    found: Allotment | Refusal
     candidates: tuple[NumaCandidate, ...] = ()
     merged: Merged | None = None
 
@@ -340,12 +329,12 @@ def _align(
         name: amount for name, amount in request.requests.items() if trials.numa_nodes_have(name)
     }
     if not trials.totals:
-        return _Aligned((Rejection(Reason.NO_NUMA_RESOURCES),))
+        return _Aligned(Refusal(Reason.NO_NUMA_RESOURCES))
     if "cpu" not in wanted and (policies.bind or request.burst_milli):
-        return _Aligned((Rejection(Reason.NO_NUMA_RESOURCES, "cpu", request.requests["cpu"]),))
+        return _Aligned(Refusal(Reason.NO_NUMA_RESOURCES, "cpu", request.requests["cpu"]))
     if not wanted and provider is None:
         return _Aligned(Allotment(0, {}))
-    tried: dict[int, Rejection | None] = {}
+    tried: dict[int, Refusal | None] = {}
     judged: dict[int, tuple[CpuExclusivity, int, int]] = {}
     cpus = wanted.get("cpu", 0) // 1000
 
@@ -393,19 +382,19 @@ def _align(
     else:
         merged = _merged_with(provider, trials, merge)
     candidates = tuple(
-        NumaCandidate(ids(mask), rejection=rejection)
+        NumaCandidate(ids(mask), refusal=refusal)
         if (known := judged.get(mask)) is None
         else NumaCandidate(ids(mask), *known)
-        for mask, rejection in tried.items()
+        for mask, refusal in tried.items()
     )
     if not merged.admit:
-        return _Aligned(_rejections(request, wanted, merged, trials), candidates, merged)
+        return _Aligned(_unmerged(request, wanted, merged, trials), candidates, merged)
     nodes = tuple(trials.totals) if merged.mask is None else ids(merged.mask)
     found = trials.on_nodes(nodes)
-    if isinstance(found, Rejection):
-        return _Aligned((found,), candidates, merged)
+    if isinstance(found, Refusal):
+        return _Aligned(found, candidates, merged)
     if provider is not None and not provider.fits(merged.mask):
-        return _Aligned((Rejection(Reason.NUMA_COMPANION, nodes=nodes),), candidates, merged)
+        return _Aligned(Refusal(Reason.NUMA_COMPANION, nodes=nodes), candidates, merged)
     return _Aligned(found, candidates, merged)
 
 
@@ -439,21 +428,21 @@ def _pool_milli(trials: Trials, *, together: bool) -> int:
     return sum(pools) if together else max(pools, default=0)
 
 
-def _rejections(
+def _unmerged(
     request: ResourceRequest, wanted: dict[str, int], merged: Merged, trials: Trials
-) -> tuple[Rejection, ...]:
+) -> Refusal:
     if MergeCause.RESOURCE_LACKING in merged.causes or MergeCause.NOT_ON_ONE_NODE in merged.causes:
         together = MergeCause.RESOURCE_LACKING in merged.causes
         reason = Reason.NUMA_UNSATISFIED if together else Reason.NUMA_UNALIGNED
         limit = 0 if trials.policies.bind else request.burst_milli
 
-        def rejection(name: str) -> Rejection:
+        def refusal(name: str) -> Refusal:
             if name == "cpu" and limit > (pool := _pool_milli(trials, together=together)):
-                return Rejection(Reason.NO_POOL_FITS, name, limit, pool)
+                return Refusal(Reason.NO_POOL_FITS, name, limit, pool)
             if name not in wanted:
-                return Rejection(reason, name)
-            return Rejection(reason, name, wanted[name], trials.left(name, together=together))
+                return Refusal(reason, name)
+            return Refusal(reason, name, wanted[name], trials.left(name, together=together))
 
-        return tuple(rejection(pick.resource) for pick in merged.lacking if pick.resource)
+        return combined([refusal(pick.resource) for pick in merged.lacking if pick.resource])
     nodes = ids(merged.combined or 0)
-    return (Rejection(Reason.NUMA_UNALIGNED, nodes=nodes, detail=", ".join(merged.causes)),)
+    return Refusal(Reason.NUMA_UNALIGNED, nodes=nodes, detail=", ".join(merged.causes))

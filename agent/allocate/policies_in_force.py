@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import (
     BIND_LABEL,
     BIND_VALUES,
@@ -154,7 +154,7 @@ def node_policies(
 
 def numa_policy(
     spec: NumaSpec, node: NodePolicies, profile: Profile
-) -> tuple[NumaPolicy, PolicySource] | Rejection:
+) -> tuple[NumaPolicy, PolicySource] | Refusal:
     """Rejects a pod whose own policy differs from the node's."""
     kubelet = node.numa_kubelet if node.numa_kubelet is not NumaPolicy.NONE else None
     candidates = [(kubelet, PolicySource.KUBELET), (node.numa_label, PolicySource.NODE_LABEL)]
@@ -167,7 +167,7 @@ def numa_policy(
     if policy in (None, NumaPolicy.NONE):
         return own, PolicySource.POD
     if own is not policy:
-        return Rejection(Reason.NUMA_POLICY_CONFLICT, detail=f"pod: {own}, {source}: {policy}")
+        return Refusal(Reason.NUMA_POLICY_CONFLICT, detail=f"pod: {own}, {source}: {policy}")
     return own, source
 
 
@@ -186,7 +186,7 @@ def bind(
     *,
     owner: bool,
     guaranteed: bool = False,
-) -> tuple[Bind | None, PolicySource] | Rejection:
+) -> tuple[Bind | None, PolicySource] | Refusal:
     """None: no CPUs are bound. `owner`, `guaranteed`: see ResourceRequest.
 
     A node's policy binds every pod that requests CPU, except BE pods, which run on the rest. On ARM
@@ -203,11 +203,11 @@ def bind(
         forced_by = PolicySource.KUBELET if node.full_pcpus_only else PolicySource.NODE_LABEL
         if owns and spec.required and policy is not forced:
             detail = f"pod: {policy}, {forced_by}: {forced}"
-            return Rejection(Reason.BIND_POLICY_CONFLICT, detail=detail)
+            return Refusal(Reason.BIND_POLICY_CONFLICT, detail=detail)
         strict = profile.strict_full_pcpus_only and forced is BindPolicy.FULL_PCPUS
         if strict and not guaranteed:
             detail = f"pod: {qos}, {forced_by}: {forced}"
-            return Rejection(Reason.NOT_GUARANTEED, detail=detail)
+            return Refusal(Reason.NOT_GUARANTEED, detail=detail)
         avoided = strict and owns and policy is BindPolicy.SPREAD_BY_PCPUS
         return Bind(forced, required=True, avoided=avoided), forced_by
     return (Bind(policy, required=spec.required is not None) if owns else None), source
@@ -228,16 +228,16 @@ def numa_strategy(
 
 def architecture(
     spec: ResourceSpec, node: NodePolicies, bound: Bind | None = None
-) -> Rejection | None:
+) -> Refusal | None:
     """On ARM only FullPCPUs and NUMANodeLevel exist (fine-grained CPU orchestration proposal).
     `bound`: the policy in force for the pod, which may come from the node's label."""
     if not node.arm:
         return None
     for policy in (spec.required, spec.preferred, bound and bound.policy):
         if policy is BindPolicy.SPREAD_BY_PCPUS:
-            return Rejection(Reason.ARCHITECTURE, detail=f"bind policy {policy}")
+            return Refusal(Reason.ARCHITECTURE, detail=f"bind policy {policy}")
     if spec.exclusive is ExclusivePolicy.PCPU_LEVEL:
-        return Rejection(Reason.ARCHITECTURE, detail=f"exclusive policy {spec.exclusive}")
+        return Refusal(Reason.ARCHITECTURE, detail=f"exclusive policy {spec.exclusive}")
     return None
 
 
@@ -267,17 +267,17 @@ class InForce(msgspec.Struct, frozen=True):
 
 def in_force(
     of_node: NodePolicies, profile: Profile, request: ResourceRequest
-) -> InForce | Rejection:
+) -> InForce | Refusal:
     """Rejects policies that the architecture does not have, and a pod whose policies conflict with
     the node's."""
     policies = _without_kubelet(of_node, request.kubelet)
     numa = numa_policy(request.numa, policies, profile)
-    if isinstance(numa, Rejection):
+    if isinstance(numa, Refusal):
         return numa
     spec, owner, guaranteed = request.spec, request.owner, request.guaranteed
     of_bind = bind(spec, request.qos, policies, profile, owner=owner, guaranteed=guaranteed)
     asks_cpu = bool(request.requests.get("cpu"))
-    if isinstance(of_bind, Rejection):
+    if isinstance(of_bind, Refusal):
         if asks_cpu:
             return of_bind
         of_bind = None, PolicySource.DEFAULT

@@ -40,7 +40,7 @@ from agent.allocate.node_allocation import (
 from agent.allocate.numa.hint import ids, subsets
 from agent.allocate.packing import AllocationStep, CpuExclusivity, CpuRequest, Terms
 from agent.allocate.policies_in_force import InForce
-from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.refusal import Reason, Refusal
 from agent.allocate.score import MaskScores
 from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model.cpu.policies import BindPolicy, NumaExclusive, Strategy
@@ -105,7 +105,7 @@ class Trials:
         """See `NodeAllocation.shared_pools`."""
         return self._account.shared_pools()
 
-    def anywhere(self) -> Allotment | Rejection:
+    def anywhere(self) -> Allotment | Refusal:
         """Takes CPUs from the whole machine, for a pod without a NUMA policy."""
         layout, request = self._options.layout, self._cpu_request
         if layout is None or request is None:
@@ -117,35 +117,35 @@ class Trials:
         if isinstance(taken, Shortage):
             return _rejection(taken)
         found = self._on_cpus(layout, taken)
-        return self._where_memory_is(layout, found) if isinstance(found, Rejection) else found
+        return self._where_memory_is(layout, found) if isinstance(found, Refusal) else found
 
-    def lacks(self, nodes: Collection[int]) -> Rejection | None:
+    def lacks(self, nodes: Collection[int]) -> Refusal | None:
         """Why the pod does not fit these NUMA nodes, None if `on_nodes` finds an allotment."""
         self.steps.take(1 + len(nodes) * len(self._pod_request.requests) // 6)
         if self._have_enough(nodes):
             return None
         amounts = self._amounts(nodes)
-        if isinstance(amounts, Rejection):
+        if isinstance(amounts, Refusal):
             return amounts
         shares = self._shares(amounts, nodes)
-        if isinstance(shares, Rejection):
+        if isinstance(shares, Refusal):
             return shares
         layout = self._options.layout
         if layout is None or len(layout.sizes) <= 1:
             # `trim` left only CPUs that suit the bind policy, and equal cores add up to the need.
             return None
         found = self._bound(amounts, shares)
-        return found if isinstance(found, Rejection) else None
+        return found if isinstance(found, Refusal) else None
 
-    def on_nodes(self, nodes: Collection[int]) -> Allotment | Rejection:
+    def on_nodes(self, nodes: Collection[int]) -> Allotment | Refusal:
         """Takes all requested amounts from these NUMA nodes. Resources that no NUMA node has are
         ignored. The limit of a pod that bursts must fit the pools of the nodes that it is bound
         to."""
         amounts = self._amounts(nodes)
-        if isinstance(amounts, Rejection):
+        if isinstance(amounts, Refusal):
             return amounts
         shares = self._shares(amounts, nodes)
-        return shares if isinstance(shares, Rejection) else self._bound(amounts, shares)
+        return shares if isinstance(shares, Refusal) else self._bound(amounts, shares)
 
     def whole_cores(self, mask: int) -> int:
         """The number of whole cores that the pod gets on these NUMA nodes, if it prefers FullPCPUs;
@@ -168,7 +168,7 @@ class Trials:
         if terms is None or not (terms.nodes_off or terms.cores_off):
             return CpuExclusivity.SATISFIED
         found = self.on_nodes(ids(mask))
-        if isinstance(found, Rejection):
+        if isinstance(found, Refusal):
             return CpuExclusivity.SAME_CORES
         return terms.exclusivity(found.cpus)
 
@@ -263,29 +263,29 @@ class Trials:
 
     def with_memory(
         self, nodes: Collection[int], cpu_shares: Mapping[int, int] = _NO_CPU
-    ) -> Amounts | Rejection:
+    ) -> Amounts | Refusal:
         """The memory that counts on these NUMA nodes, on which the pod has CPUs;
         `cpu_shares`: see `split`."""
         amounts: Amounts = {}
         for name, requested in self.counted_memory.items():
             shares = self.split(name, requested, self.left_of(name, nodes), cpu_shares)
             if (given := sum(shares.values())) < requested:
-                return Rejection(Reason.NUMA_INSUFFICIENT, name, requested, given, tuple(nodes))
+                return Refusal(Reason.NUMA_INSUFFICIENT, name, requested, given, tuple(nodes))
             for node, share in shares.items():
                 amounts.setdefault(node, {})[name] = share
         return amounts
 
-    def _on_cpus(self, layout: Layout, taken: Taken) -> Allotment | Rejection:
+    def _on_cpus(self, layout: Layout, taken: Taken) -> Allotment | Refusal:
         nodes = layout.node_ids(taken.cpus)
         cpu_shares = {node: (taken.cpus & self._areas[node]).bit_count() for node in nodes}
         amounts = (
             self.with_memory(nodes, cpu_shares) if self._account.counts_memory_of(nodes) else {}
         )
-        if isinstance(amounts, Rejection):
+        if isinstance(amounts, Refusal):
             return amounts
         return Allotment(taken.cpus, amounts, taken.steps)
 
-    def _where_memory_is(self, layout: Layout, lacking: Rejection) -> Allotment | Rejection:
+    def _where_memory_is(self, layout: Layout, lacking: Refusal) -> Allotment | Refusal:
         """CPUs of the fewest NUMA nodes that have the CPUs and the memory. Among sets of equally
         many NUMA nodes the exclusive policy decides, then the whole cores that a preferred
         FullPCPUs gets, then the strategy by their free CPUs, then their ids. `lacking`: the result
@@ -295,15 +295,15 @@ class Trials:
         free = {area.id: (area.cpus & self._free).bit_count() for area in layout.nodes}
         holders = [node for node, count in free.items() if count]
         everywhere = self.with_memory(holders)
-        if request is None or terms is None or isinstance(everywhere, Rejection):
-            return everywhere if isinstance(everywhere, Rejection) else lacking
+        if request is None or terms is None or isinstance(everywhere, Refusal):
+            return everywhere if isinstance(everywhere, Refusal) else lacking
         sign = -1 if request.strategy is Strategy.MOST_ALLOCATED else 1
         for _, masks in groupby(subsets(holders), key=int.bit_count):
             fitting: list[tuple[tuple[int, int, int, int], Allotment]] = []
             for mask in masks:
                 self.steps.take(self._steps_of_node * mask.bit_count())
                 count = sum(free[node] for node in ids(mask))
-                if count < request.count or isinstance(self.with_memory(ids(mask)), Rejection):
+                if count < request.count or isinstance(self.with_memory(ids(mask)), Refusal):
                     continue
                 on_each = msgspec.structs.replace(
                     request, strategy=Strategy.DISTRIBUTE_EVENLY, nodes=mask
@@ -380,7 +380,7 @@ class Trials:
             self._options.profile.weights or _WEIGHTS,
         )
 
-    def _amounts(self, nodes: Collection[int]) -> Amounts | Rejection:
+    def _amounts(self, nodes: Collection[int]) -> Amounts | Refusal:
         """The amounts of each node, for the resources that NUMA nodes have."""
         self.steps.take(5 + 2 * len(nodes) * len(self._pod_request.requests))
         limit = 0 if self._policies.bind else self._pod_request.burst_milli
@@ -400,20 +400,20 @@ class Trials:
                 chosen = tuple(node for node in nodes if room[node] > 0)
                 pool = sum(self.pools.get(node, 0) for node in chosen)
                 if pool < limit:
-                    return Rejection(Reason.NO_POOL_FITS, name, limit, pool, tuple(sorted(nodes)))
+                    return Refusal(Reason.NO_POOL_FITS, name, limit, pool, tuple(sorted(nodes)))
                 shares = burst_amounts(requested, chosen, room)
             else:
                 cpu_shares = {node: held.get("cpu", 0) for node, held in amounts.items()}
                 shares = self.split(name, requested, room, cpu_shares)
             if (given := sum(shares.values())) < requested:
-                return Rejection(
+                return Refusal(
                     Reason.NUMA_INSUFFICIENT, name, requested, given, tuple(sorted(nodes))
                 )
             for node, share in shares.items():
                 amounts.setdefault(node, {})[name] = share
         return amounts
 
-    def _shares(self, amounts: Amounts, nodes: Collection[int]) -> dict[int, int] | Rejection:
+    def _shares(self, amounts: Amounts, nodes: Collection[int]) -> dict[int, int] | Refusal:
         """The number of CPUs that each node gives; empty for a pod that shares."""
         request, areas = self._cpu_request, self._areas
         if request is None:
@@ -427,10 +427,10 @@ class Trials:
                     shares[node] = share
         if (given := sum(shares.values())) < request.count:
             requested, where = 1000 * request.count, tuple(sorted(nodes))
-            return Rejection(Reason.NOT_ENOUGH_CPUS, "cpu", requested, 1000 * given, where)
+            return Refusal(Reason.NOT_ENOUGH_CPUS, "cpu", requested, 1000 * given, where)
         return shares
 
-    def _bound(self, amounts: Amounts, shares: dict[int, int]) -> Allotment | Rejection:
+    def _bound(self, amounts: Amounts, shares: dict[int, int]) -> Allotment | Refusal:
         layout, request = self._options.layout, self._cpu_request
         if layout is None or request is None:
             return Allotment(0, amounts)
@@ -538,11 +538,11 @@ def _in_order(
     return split_evenly(requested, room, unit)
 
 
-def _rejection(shortage: Shortage) -> Rejection:
+def _rejection(shortage: Shortage) -> Refusal:
     nodes = () if shortage.node is None else (shortage.node,)
     unmet = shortage.reason is Reason.BIND_POLICY_UNMET
     have = shortage.fitting if unmet else shortage.free
-    return Rejection(shortage.reason, "cpu", 1000 * shortage.requested, 1000 * have, nodes)
+    return Refusal(shortage.reason, "cpu", 1000 * shortage.requested, 1000 * have, nodes)
 
 
 def burst_amounts(

@@ -18,12 +18,12 @@ from typing import Final
 import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Refused
 from agent.allocate.node_allocator.pod_request import PodRequest, PodRequestError, request_of
 from agent.allocate.placement.demand import PodKind
 from agent.allocate.placement.residual import residual
 from agent.allocate.rebind.planner import NoPlan, plan
 from agent.allocate.rebind.planner_input import placed_node
+from agent.allocate.refusal import Refusal
 from agent.model.apiobjects import ApiPod
 from agent.model.fragmentation import ClusterFragmentation, NodeFragmentation, RebindGain
 from agent.model.rebind_resource import StatusMeasures
@@ -107,7 +107,7 @@ def _fitting(cluster: SchedulerCache, node: NodeInfo, request: PodRequest) -> in
         if not _sums_suffice(allocator, one):
             return number
         offer = allocator.offer(one)
-        if isinstance(offer, Refused):
+        if isinstance(offer, Refusal):
             return number
         allocator.commit(offer)
     return MAX_FITTING

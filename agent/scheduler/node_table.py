@@ -180,12 +180,13 @@ class _DemandCount:
 
 def _row(node: NodeInfo, demand: PodDemand, *, agents: bool) -> NodeRow:
     """The caller holds the cluster's lock."""
+    ineligibility = node.ineligibility(Needs.CPUS, agents=agents)
     allocator = node.allocator
     lost = fragmentation_of(allocator, demand)
     holdings = allocator.holdings.values()
     found = NodeRow(
         node.name,
-        node.ineligibility(Needs.CPUS, agents=agents) or "",
+        ineligibility.text if ineligibility else "",
         allocator.properties.model,
         sum(not each.reservation for each in holdings),
         gpus=node.capacity.gpus,

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from agent.allocate import layout, offering
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
 from agent.allocate.numa.hint import MergeCause
-from agent.allocate.offering import Declined, Offer
+from agent.allocate.offering import Offer
 from agent.allocate.packing import AllocationStep
 from agent.allocate.policies_in_force import (
     PROFILES,
@@ -16,7 +16,7 @@ from agent.allocate.policies_in_force import (
     PolicySource,
     Profile,
 )
-from agent.allocate.reasons import Reason
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
     BindPolicy,
@@ -48,14 +48,14 @@ def offered(node: TopologyOptions, request: ResourceRequest, *held: PodAllocatio
     return got
 
 
-def declined(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Declined:
+def declined(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Refusal:
     got = offering.offer(node, allocated(node, held), request)
-    assert isinstance(got, Declined), got
+    assert isinstance(got, Refusal), got
     return got
 
 
-def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
-    return [(each.reason, each.resource, each.requested, each.available) for each in got.rejections]
+def reasons(got: Refusal) -> list[tuple[Reason, str, int | None, int | None]]:
+    return [(each.reason, each.resource, each.requested, each.available) for each in got.reasons]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_offers(node, requested, held, cpus, amounts) -> None:
 )
 def test_refusals_have_their_reasons(node, requested, held, why) -> None:
     got = offering.offer(node, allocated(node, held), requested)
-    assert (reasons(got) if isinstance(got, Declined) else []) == why
+    assert (reasons(got) if isinstance(got, Refusal) else []) == why
 
 
 def test_an_explanation_lists_policies_candidates_and_the_deciding_step() -> None:
@@ -284,7 +284,7 @@ def test_an_explanation_lists_policies_candidates_and_the_deciding_step() -> Non
         PolicyInForce(PolicyKind.CPU_BIND, "FullPCPUs", PolicySource.NODE_LABEL),
     )
     assert {each.nodes for each in why.candidates} <= {(0,), (1,), (0, 1)}
-    assert (1,) in {each.nodes for each in why.candidates if each.rejection is None}
+    assert (1,) in {each.nodes for each in why.candidates if each.refusal is None}
     assert why.merged is not None
     assert why.merged.mask == 0b10
     assert AllocationStep.CORES_IN_NODE in why.steps
@@ -315,7 +315,7 @@ def test_a_pod_without_a_cpu_request_has_no_bind_policy_conflict() -> None:
     forced = node_options(policies=NodePolicies(bind_label=FULL))
     requested = owner(0, memory_gib=4, spec=ResourceSpec(required=SPREAD))
     assert offered(forced, requested).allocation.cpus == CpuSet()
-    assert declined(forced, owner(2, spec=requested.spec)).rejections
+    assert declined(forced, owner(2, spec=requested.spec)).reasons
 
 
 @pytest.mark.parametrize(
@@ -348,12 +348,11 @@ def test_arm_has_its_own_default_bind_policy() -> None:
     assert str(offered(arm, owner(2)).allocation.cpus) == "0-1"
 
 
-def test_a_refusal_lists_the_tried_nodes_and_their_shortages() -> None:
+def test_a_refusal_has_the_shortage_of_each_resource() -> None:
     node = numa(NumaPolicy.RESTRICTED)
     held = [claim("b", "0-7"), claim("c", "8-13", {1: {"cpu": 1000}})]
     got = declined(node, owner(4, 1), *held)
-    assert {each.reason for each in got.rejections} == {Reason.NUMA_UNSATISFIED}
-    assert got.why.merged is not None
+    assert {each.reason for each in got.reasons} == {Reason.NUMA_UNSATISFIED}
 
 
 def test_the_price_counts_numa_nodes_and_split_cores() -> None:
@@ -371,9 +370,7 @@ def test_an_exclusive_pod_does_not_share_a_numa_node_with_pods_across_nodes() ->
     preferred = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE, NumaExclusive.PREFERRED)
     across = claim("b", "6-9", {0: {"cpu": 2000}, 1: {"cpu": 2000}})
     got = declined(node_options(), owner(4, numa=required), across)
-    assert got.rejections[0].reason is Reason.NUMA_UNALIGNED
-    assert got.why.merged is not None
-    assert got.why.merged.causes == (MergeCause.NODE_EXCLUSIVE,)
+    assert (got.reason, got.detail) == (Reason.NUMA_UNALIGNED, MergeCause.NODE_EXCLUSIVE)
     assert offered(node_options(), owner(4, numa=preferred), across)
 
 
@@ -463,7 +460,7 @@ def test_a_bursting_pod_fits_its_limit_under_a_numa_policy_too(policy: NumaPolic
     both_used = [claim("b", "8-11"), claim("c", "0-3")]
     got = offering.offer(numa(policy), allocated(numa(policy), both_used), request)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
-        assert isinstance(got, Declined)
+        assert isinstance(got, Refusal)
     else:
         assert isinstance(got, Offer)
         assert set(got.allocation.amounts) == {0, 1}
@@ -477,7 +474,7 @@ def test_a_bursting_pod_with_packed_amounts_is_bound_to_all_nodes_that_its_limit
     request = ls_pod(1000, 4, spec=BURST, cpu_limit_milli=12_500)
     got = offering.offer(node, allocated(node), request)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
-        assert isinstance(got, Declined)
+        assert isinstance(got, Refusal)
     else:
         assert isinstance(got, Offer)
         assert [amounts["cpu"] for amounts in got.allocation.amounts.values()] == [500, 500]
@@ -516,7 +513,7 @@ def test_a_bursting_pod_is_not_bound_to_a_numa_node_without_available_cpu(
     allocated_pod = claim("b", amounts={0: {"cpu": 8000}})
     request = ls_pod(1000, spec=BURST, cpu_limit_milli=9000)
     assert Reason.NO_POOL_FITS in {
-        each.reason for each in declined(numa(policy), request, allocated_pod).rejections
+        each.reason for each in declined(numa(policy), request, allocated_pod).reasons
     }
     assert offered(
         numa(policy), replace(request, cpu_limit_milli=8000), allocated_pod
@@ -565,6 +562,6 @@ def test_two_of_34_numa_nodes_have_cpus(policy: NumaPolicy) -> None:
     assert (str(got.cpus), got.amounts) == ("36-65", {1: {"cpu": 30_000, "memory": 8 * GIB}})
     large = ls_pod(60_000, 20)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
-        assert declined(node, large).rejections
+        assert declined(node, large).reasons
     else:
         assert offered(node, large).allocation.amounts.keys() == {0, 1}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate import offering, trials
-from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import NUMA_STRATEGIES, Strategy
 
 MOST, LEAST, _ = NUMA_STRATEGIES
@@ -28,12 +28,12 @@ def test_nodes_that_fit(limit, request_milli, pools, available, strategy, nodes)
 
 def test_a_limit_beyond_all_pools_is_refused_with_their_sum() -> None:
     got = offering.burst_nodes(9000, 1000, {0: 4000, 1: 4000}, {0: 4000, 1: 4000}, LEAST, {}, {})
-    assert got == Rejection(Reason.NO_POOL_FITS, "cpu", 9000, 8000)
+    assert got == Refusal(Reason.NO_POOL_FITS, "cpu", 9000, 8000)
 
 
 def test_pools_that_fit_but_are_allocated_to_others_have_another_reason() -> None:
     got = offering.burst_nodes(4000, 3000, {0: 4000, 1: 4000}, {0: 1000, 1: 1000}, LEAST, {}, {})
-    assert got == Rejection(Reason.NUMA_INSUFFICIENT, "cpu", 3000, 2000, (0, 1))
+    assert got == Refusal(Reason.NUMA_INSUFFICIENT, "cpu", 3000, 2000, (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_nodes_whose_memory_will_be_bound(
     pools = {0: 8000, 1: 5000, 2: 3000}
     got = offering.burst_nodes(4000, 1000, pools, pools, MOST, {"memory": memory}, {"memory": free})
     if isinstance(nodes, int):
-        assert got == Rejection(Reason.NUMA_INSUFFICIENT, "memory", memory, nodes, (0, 1, 2))
+        assert got == Refusal(Reason.NUMA_INSUFFICIENT, "memory", memory, nodes, (0, 1, 2))
     else:
         assert got == nodes
 
@@ -69,7 +69,7 @@ def test_the_chosen_nodes_fit_and_a_single_fitting_node_is_preferred(
     pools: dict[int, int], limit: int, strategy: Strategy
 ) -> None:
     got = offering.burst_nodes(limit, 500, pools, pools, strategy, {}, {})
-    if isinstance(got, Rejection):
+    if isinstance(got, Refusal):
         assert sum(pools.values()) < max(limit, 500)
         return
     assert sum(pools[node] for node in got) >= limit

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from agent.allocate import offering
 from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOptions, pod_allocation
 from agent.allocate.numa.hint import ids, subsets
-from agent.allocate.offering import Declined, Offer
+from agent.allocate.offering import Offer
 from agent.allocate.policies_in_force import NodePolicies
-from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import (
     NUMA_STRATEGIES,
     BindPolicy,
@@ -61,8 +61,8 @@ def test_two_large_pods_are_not_on_one_numa_node(policy: NumaPolicy) -> None:
     assert (str(first.cpus), memory(first.amounts)) == ("0-1", {0: 15})
     assert (str(second.cpus), memory(second.amounts)) == ("8-9", {1: 15})
     third = offering.offer(options, account, owner(2, 3, "c"))
-    assert isinstance(third, Declined)
-    assert ("memory", 3 * GIB) in {(each.resource, each.requested) for each in third.rejections}
+    assert isinstance(third, Refusal)
+    assert ("memory", 3 * GIB) in {(each.resource, each.requested) for each in third.reasons}
     assert str(placed(options, account, owner(2, 1, "d")).allocation.cpus) == "2-3"
 
 
@@ -90,7 +90,7 @@ def test_under_a_numa_policy_memory_is_on_the_numa_nodes_of_the_cpus(policy: Num
     got = placed(options, account, owner(1, 16)).allocation
     assert (str(got.cpus), memory(got.amounts)) == ("8", {1: 16})
     refused = offering.offer(options, account, owner(1, 9, "c"))
-    assert isinstance(refused, Declined)
+    assert isinstance(refused, Refusal)
 
 
 def test_an_exclusive_policy_counts_where_memory_decides() -> None:
@@ -127,7 +127,7 @@ def test_a_bursting_pod_is_bound_to_numa_nodes_with_its_memory(policy: NumaPolic
         got = placed(options, account, request).allocation
         assert got.amounts == {id_: {"cpu": 1000, "memory": 15 * GIB}}
     got = offering.offer(options, account, ls_pod(1000, 5, "c", spec=BURST, cpu_limit_milli=4000))
-    assert isinstance(got, Declined)
+    assert isinstance(got, Refusal)
 
 
 def test_memory_is_not_bound_to_a_numa_node_that_has_none() -> None:
@@ -196,7 +196,7 @@ def test_the_memory_of_no_numa_node_is_overcommitted(
         got = offering.offer(options, account, request)
         made = options.layout
         assert made is not None
-        if isinstance(got, Declined):
+        if isinstance(got, Refusal):
             if policy is not NumaPolicy.NONE or not request.owner:
                 continue
             count = request.requests["cpu"] // 1000
@@ -223,7 +223,5 @@ def test_the_memory_of_no_numa_node_is_overcommitted(
 def test_a_pod_that_fits_nowhere_is_declined_with_the_memory_of_all_numa_nodes() -> None:
     options = node()
     got = offering.offer(options, allocated(options), owner(2, 40))
-    assert isinstance(got, Declined)
-    assert got.rejections == (
-        Rejection(Reason.NUMA_INSUFFICIENT, "memory", 40 * GIB, 32 * GIB, (0, 1)),
-    )
+    assert isinstance(got, Refusal)
+    assert got.reasons == (Refusal(Reason.NUMA_INSUFFICIENT, "memory", 40 * GIB, 32 * GIB, (0, 1)),)

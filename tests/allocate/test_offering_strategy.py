@@ -151,7 +151,7 @@ def test_an_offer_follows_the_strategy_that_it_names(
     equal = [
         each.nodes
         for each in got.why.candidates
-        if each.rejection is None and len(each.nodes) == len(chosen)
+        if each.refusal is None and len(each.nodes) == len(chosen)
     ]
     equal = [nodes for nodes in equal if all(has_left(id_) for id_ in nodes)]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.allocate import offering
 from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
-from agent.allocate.offering import Declined
+from agent.allocate.refusal import Refusal
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
     BindPolicy,
@@ -35,7 +35,7 @@ def test_every_offer_can_be_committed_and_nothing_is_allocated_twice(
     used = {(id_, name): 0 for id_ in node.zones for name in ("cpu", "memory")}
     for number, request in enumerate(pod_requests):
         got = offering.offer(node, account, _named(request, f"p{number}"))
-        if isinstance(got, Declined):
+        if isinstance(got, Refusal):
             continue
         claim = got.allocation
         assert not offering.unavailable(node, account, request, claim)
@@ -72,11 +72,11 @@ def test_a_pod_is_declined_only_when_it_does_not_fit(
     account = NodeAllocation(node)
     for number, request in enumerate(before):
         got = offering.offer(node, account, _named(request, f"p{number}"))
-        if not isinstance(got, Declined):
+        if not isinstance(got, Refusal):
             account.add(got.allocation)
     if last.spec != ResourceSpec():
         return
-    declined = isinstance(offering.offer(node, account, _named(last, "last")), Declined)
+    declined = isinstance(offering.offer(node, account, _named(last, "last")), Refusal)
     policy = node.policies.numa_label
     free = account.free_cpus()
     if policy is NumaPolicy.NONE:

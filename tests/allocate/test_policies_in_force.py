@@ -5,7 +5,7 @@ import pytest
 
 from agent.allocate import policies_in_force
 from agent.allocate.policies_in_force import PROFILES, Bind, NodePolicies, PolicySource
-from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import (
     BindPolicy,
     ExclusivePolicy,
@@ -51,7 +51,7 @@ def test_different_numa_policies_of_pod_and_node_conflict() -> None:
     node = NodePolicies(numa_label=BEST, numa_kubelet=SINGLE)
     got = policies_in_force.numa_policy(NumaSpec(BEST), node, KOORDINATOR)
     detail = "pod: BestEffort, kubelet: SingleNUMANode"
-    assert got == Rejection(Reason.NUMA_POLICY_CONFLICT, detail=detail)
+    assert got == Refusal(Reason.NUMA_POLICY_CONFLICT, detail=detail)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_required_bind_policy_conflicts_with_the_nodes() -> None:
         ResourceSpec(FULL, SPREAD), QoS.LSR, KUBELET_FULL, KOORDINATOR, owner=True
     )
     detail = "pod: SpreadByPCPUs, kubelet: FullPCPUs"
-    assert got == Rejection(Reason.BIND_POLICY_CONFLICT, detail=detail)
+    assert got == Refusal(Reason.BIND_POLICY_CONFLICT, detail=detail)
 
 
 @pytest.mark.parametrize("node", [FULL_ONLY, KUBELET_FULL])
@@ -158,7 +158,7 @@ def test_the_proposals_rules_for_nodes_with_full_pcpus_only(
     got = policies_in_force.bind(spec, qos, node, PROPOSAL, owner=owner, guaranteed=guaranteed)
     if avoided is None:
         detail = f"pod: {qos}, {source}: FullPCPUs"
-        assert got == Rejection(Reason.NOT_GUARANTEED, detail=detail)
+        assert got == Refusal(Reason.NOT_GUARANTEED, detail=detail)
     else:
         assert got == (Bind(FULL, True, avoided=avoided), source)
     got = policies_in_force.bind(spec, qos, node, KOORDINATOR, owner=owner, guaranteed=guaranteed)
@@ -169,7 +169,7 @@ def test_the_proposals_rules_for_nodes_with_full_pcpus_only(
 def test_the_proposals_rules_for_whole_cores_apply_to_no_other_node(node: NodePolicies) -> None:
     for profile in (KOORDINATOR, PROPOSAL):
         got = policies_in_force.bind(ResourceSpec(), QoS.LS, node, profile, owner=False)
-        assert not isinstance(got, Rejection)
+        assert not isinstance(got, Refusal)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_arm_has_full_pcpus_and_numa_node_level_only(
 ) -> None:
     assert policies_in_force.architecture(spec, NodePolicies()) is None
     got = policies_in_force.architecture(spec, NodePolicies(arm=True))
-    assert got == (Rejection(Reason.ARCHITECTURE, detail=refused) if refused else None)
+    assert got == (Refusal(Reason.ARCHITECTURE, detail=refused) if refused else None)
 
 
 def test_policies_are_read_from_labels_and_kubelet() -> None:

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import pytest
 
-from agent.allocate.node_allocator.answer import Granted, Missing, MissingCause, Refused
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.node_allocator.properties import AllocatorRules
+from agent.allocate.refusal import Reason, Refusal
 from agent.allocate.steps import OFFER_STEPS, Steps, TooComplexError
 from agent.model import apiobjects
 from agent.model.nrt.resource_topology import NodeTopology
@@ -114,10 +115,9 @@ def test_an_offer_that_takes_too_many_steps_names_the_reports_of_the_node() -> N
     amounts = {"cpu": "2", "memory": "2Gi", "koordinator.sh/gpu": "1600"}
     pod = fleet.pod("p", amounts, limits=amounts)
     found = allocator.offer(request_of(apiobjects.from_object(pod)))
-    assert isinstance(found, Refused)
+    assert isinstance(found, Refusal)
     (why,) = found.reasons
-    assert isinstance(why, Missing)
-    assert why.cause is MissingCause.TOO_COMPLEX
+    assert why.reason is Reason.TOO_COMPLEX
     assert found.unresolvable
     assert why.text == (
         f"NodeResourceTopology and Device n: too complex for an offer in {OFFER_STEPS} steps"
@@ -158,10 +158,8 @@ def test_cores_of_thousands_of_forms_are_not_counted_on_each_numa_node() -> None
     request = request_of(apiobjects.from_object(pod))
     assert _lines(lambda: allocator.offer(request)) <= MAX_LINES // 20
     found = allocator.offer(request)
-    assert isinstance(found, Refused)
-    assert [each.cause for each in found.reasons if isinstance(each, Missing)] == [
-        MissingCause.TOO_COMPLEX
-    ]
+    assert isinstance(found, Refusal)
+    assert [each.reason for each in found.reasons] == [Reason.TOO_COMPLEX]
 
 
 def test_steps_beyond_the_limit_raise() -> None:

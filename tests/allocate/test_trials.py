@@ -8,7 +8,7 @@ from agent.allocate import layout, offering
 from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
 from agent.allocate.offering import Offer
 from agent.allocate.policies_in_force import in_force
-from agent.allocate.reasons import Rejection
+from agent.allocate.refusal import Refusal
 from agent.allocate.trials import Trials
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
@@ -35,13 +35,13 @@ def test_sufficient_numa_nodes_give_an_offer_and_insufficient_ones_do_not(
         if isinstance(got, Offer):
             account.add(got.allocation)
     policies = in_force(node.policies, node.profile, last)
-    if isinstance(policies, Rejection):
+    if isinstance(policies, Refusal):
         return
     trials = Trials(node, account, last, policies)
     ids = sorted(node.zones)
     for some in ([*ids], *([each] for each in ids), ids[1:], ids[::2]):
         found = trials.on_nodes(some)
-        assert trials.lacks(some) == (found if isinstance(found, Rejection) else None)
+        assert trials.lacks(some) == (found if isinstance(found, Refusal) else None)
 
 
 def test_cores_that_differ_may_not_add_up_to_the_sum() -> None:
@@ -51,7 +51,7 @@ def test_cores_that_differ_may_not_add_up_to_the_sum() -> None:
     node = TopologyOptions(made, {0: {"cpu": 7000}}, reserved=CpuSet((0,)))
     request = owner(3, spec=ResourceSpec(required=BindPolicy.FULL_PCPUS))
     policies = in_force(node.policies, node.profile, request)
-    assert not isinstance(policies, Rejection)
+    assert not isinstance(policies, Refusal)
     trials = Trials(node, NodeAllocation(node), request, policies)
-    assert isinstance(trials.lacks([0]), Rejection)
+    assert isinstance(trials.lacks([0]), Refusal)
     assert trials.lacks([0]) == trials.on_nodes([0])

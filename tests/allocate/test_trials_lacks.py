@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent.allocate import layout
 from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
 from agent.allocate.policies_in_force import PROFILES, InForce, NodePolicies, in_force
-from agent.allocate.reasons import Rejection
+from agent.allocate.refusal import Refusal
 from agent.allocate.trials import Trials
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
@@ -85,4 +85,4 @@ def test_a_refusal_equals_the_trials_result(
     trials = Trials(options, account, request, policies)
     for mask in chain.from_iterable(combinations(range(3), size) for size in (1, 2, 3)):
         tried = trials.on_nodes(mask)
-        assert trials.lacks(mask) == (tried if isinstance(tried, Rejection) else None)
+        assert trials.lacks(mask) == (tried if isinstance(tried, Refusal) else None)

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.allocate.node_allocator.answer import MissingCause
+from agent.allocate.refusal import Reason
 from agent.cli.cluster_doctor import ClusterCode
 from agent.kubelet import cpu_manager_state
 from agent.node.change_log import CLAIM_NOT_HONORED
@@ -519,11 +519,11 @@ def no_free_address(cluster: Cluster) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("fault", "reason", "event", "told"),
     [
-        (unselected_node, MissingCause.NO_AGENT, "", "does the DaemonSet select other nodes?"),
-        (wrong_runtime_path, MissingCause.AGENT_NOT_READY, "FailedMount", "ContainerCreating"),
+        (unselected_node, Reason.NO_AGENT, "", "does the DaemonSet select other nodes?"),
+        (wrong_runtime_path, Reason.AGENT_NOT_READY, "FailedMount", "ContainerCreating"),
         (
             no_free_address,
-            MissingCause.AGENT_NOT_READY,
+            Reason.AGENT_NOT_READY,
             "FailedCreatePodSandBox",
             "ContainerCreating",
         ),

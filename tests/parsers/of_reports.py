@@ -11,9 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Refused
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules
+from agent.allocate.refusal import Refusal
 from agent.model import apiobjects
 from agent.model.cpu.policies import GpuObjective, Strategy
 from agent.model.settings.plugin_args import ZoneScoring
@@ -231,7 +231,7 @@ def read(reported: Report) -> NodeAllocator:
 def offers(allocator: NodeAllocator, requests: Iterable[PodRequest]) -> list[str]:
     """What each pod gets: "" for an offer, the reason of a refusal."""
     made = (allocator.offer(each) for each in requests)
-    return [each.text() if isinstance(each, Refused) else "" for each in made]
+    return [each.text if isinstance(each, Refusal) else "" for each in made]
 
 
 def targets() -> Iterator[Target]:

@@ -27,6 +27,13 @@ from tests.fixtures.fleet import Kind, Model
 
 Object = dict[str, Any]
 
+
+def ineligibility(cluster: SchedulerCache, node: str, pod_request: PodRequest) -> str:
+    """Why the node can't take such a pod even when it is empty; "" if it can."""
+    refusal = cluster.eligible(node, pod_request)
+    return refusal.text if refusal is not None else ""
+
+
 DGX1 = Model(
     "dgx1",
     (2, 1, 20, 2),

@@ -19,17 +19,10 @@ import msgspec
 
 from agent.allocate.devices.choice import ChosenDevice, choose
 from agent.allocate.devices.inventory import NodeDevices, device_score, summed
-from agent.allocate.devices.need import (
-    DeviceCause,
-    DeviceRefusal,
-    Need,
-    allowed_devices,
-    candidates_of,
-    need_of,
-    steps_of_need,
-)
+from agent.allocate.devices.need import Need, allowed_devices, candidates_of, need_of, steps_of_need
 from agent.allocate.numa.hint import Provider, TopologyHint, fewest_nodes, of_nodes, subsets
 from agent.allocate.placement.demand import CardOrder
+from agent.allocate.refusal import Reason, Refusal
 from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import Strategy
@@ -62,7 +55,7 @@ def allocate(
     numa: int | None = None,
     strategy: Strategy | CardOrder | None = None,
     steps: Steps = UNCOUNTED,
-) -> Allocation | DeviceRefusal:
+) -> Allocation | Refusal:
     """`numa`: the NUMA nodes that devices may come from, as a mask; None for any. `strategy`: which
     devices are preferred; None: the lowest minors. Raises TooComplexError."""
     wanted = request.preferences
@@ -71,22 +64,22 @@ def allocate(
         hint = wanted.hints.get(kind)
         steps.take(steps_of_need(node, kind, hint))
         found = need_of(node, kind, type_request, hint, wanted.partition, numa, strategy)
-        if isinstance(found, DeviceCause):
-            return DeviceRefusal(kind, found)
+        if isinstance(found, Reason):
+            return Refusal(found, kind)
         needs[kind] = found
     chosen: dict[str, list[ChosenDevice]] = {}
     if wanted.joint is not None and len(needs) > 1:
         kinds = partners(wanted.joint, wanted.hints, needs)
         if kinds:
             joint = _choose_jointly([needs[kind] for kind in kinds], wanted.joint.scope, steps)
-            if isinstance(joint, DeviceRefusal):
+            if isinstance(joint, Refusal):
                 return joint
             chosen = joint
     for kind, of_kind in needs.items():
         if kind not in chosen:
             alone = choose(of_kind, steps=steps)
-            if isinstance(alone, DeviceCause):
-                return DeviceRefusal(kind, alone)
+            if isinstance(alone, Reason):
+                return Refusal(alone, kind)
             chosen[kind] = alone
     return Allocation({kind: tuple(each) for kind, each in chosen.items()})
 
@@ -102,61 +95,57 @@ def partners(joint: Joint, hints: Mapping[str, DeviceHint], needs: Mapping[str, 
     ]
 
 
-def _choose_jointly(
-    needs: Sequence[Need], scope: JointScope, steps: Steps
-) -> _Found | DeviceRefusal:
+def _choose_jointly(needs: Sequence[Need], scope: JointScope, steps: Steps) -> _Found | Refusal:
     """`needs`: the leading one first."""
     steps.take(_steps_of_sites(needs, scope))
     chosen = choose(needs[0], joint_groups=_with_all(needs, scope), steps=steps)
-    if isinstance(chosen, DeviceCause):
-        return DeviceRefusal(needs[0].kind, chosen)
+    if isinstance(chosen, Reason):
+        return Refusal(chosen, needs[0].kind)
     if scope is JointScope.PREFERRED:
         return _near(needs, chosen, steps)
     same = _same_sites(needs, scope, chosen, steps)
-    if not isinstance(same, DeviceRefusal):
+    if not isinstance(same, Refusal):
         return same
     for sites in _common(needs, scope, steps):
         at = _at(needs[0], scope, sites)
         chosen = choose(needs[0].within(sum(at)), at, every=True, steps=steps)
-        if not isinstance(chosen, DeviceCause) and _sites_of(needs[0], scope, chosen) == sites:
+        if not isinstance(chosen, Reason) and _sites_of(needs[0], scope, chosen) == sites:
             elsewhere = _same_sites(needs, scope, chosen, steps)
-            if not isinstance(elsewhere, DeviceRefusal):
+            if not isinstance(elsewhere, Refusal):
                 return elsewhere
     return same
 
 
-def _near(
-    needs: Sequence[Need], chosen: list[ChosenDevice], steps: Steps
-) -> _Found | DeviceRefusal:
+def _near(needs: Sequence[Need], chosen: list[ChosenDevice], steps: Steps) -> _Found | Refusal:
     """Chooses under the leading devices' switches if those have enough devices."""
     found: _Found = {needs[0].kind: chosen}
     switches = _sites_of(needs[0], JointScope.SAME_PCIE, chosen)
     for need in needs[1:]:
         at = _at(need, JointScope.SAME_PCIE, switches)
-        others: list[ChosenDevice] | DeviceCause = DeviceCause.INSUFFICIENT
+        others: list[ChosenDevice] | Reason = Reason.DEVICE_INSUFFICIENT
         if need.of_gpus:
             others = choose(need.within(sum(at)), steps=steps)
-        if isinstance(others, DeviceCause):
+        if isinstance(others, Reason):
             others = choose(need, at, steps=steps)
-        if isinstance(others, DeviceCause):
-            return DeviceRefusal(need.kind, others)
+        if isinstance(others, Reason):
+            return Refusal(others, need.kind)
         found[need.kind] = others
     return found
 
 
 def _same_sites(
     needs: Sequence[Need], scope: JointScope, chosen: list[ChosenDevice], steps: Steps
-) -> _Found | DeviceRefusal:
+) -> _Found | Refusal:
     """Every other type has devices at each site of the leading ones, and at no other."""
     found: _Found = {needs[0].kind: chosen}
     sites = _sites_of(needs[0], scope, chosen)
     for need in needs[1:]:
         at = _at(need, scope, sites)
         others = choose(need.within(sum(at)).at_least(len(sites)), at, every=True, steps=steps)
-        if isinstance(others, DeviceCause):
-            return DeviceRefusal(need.kind, others)
+        if isinstance(others, Reason):
+            return Refusal(others, need.kind)
         if _sites_of(need, scope, others) != sites:
-            return DeviceRefusal(need.kind, DeviceCause.JOINT)
+            return Refusal(Reason.DEVICE_JOINT, need.kind)
         found[need.kind] = others
     return found
 
@@ -329,7 +318,7 @@ class DeviceHintProvider:
         self._strategy = strategy
         self._steps = steps
         self._numa: int | None = None
-        self.found: Allocation | DeviceRefusal | None = None
+        self.found: Allocation | Refusal | None = None
 
     @property
     def kinds(self) -> Collection[str]:
@@ -340,7 +329,7 @@ class DeviceHintProvider:
         hints = device_hints(
             self._node, self._request, nodes, self._strategy, self._steps, narrowest=narrowest
         )
-        if isinstance(hints, DeviceRefusal):
+        if isinstance(hints, Refusal):
             self.found = hints
             return dict.fromkeys(self._request.requests, ())
         return hints
@@ -348,7 +337,7 @@ class DeviceHintProvider:
     def fits(self, mask: int | None) -> bool:
         return isinstance(self.find(mask), Allocation)
 
-    def find(self, mask: int | None) -> Allocation | DeviceRefusal:
+    def find(self, mask: int | None) -> Allocation | Refusal:
         """Allocates devices on these NUMA nodes; None: on any."""
         self._numa = mask
         self.found = allocation = allocate(
@@ -381,15 +370,15 @@ def device_hints(
     steps: Steps = UNCOUNTED,
     *,
     narrowest: bool = False,
-) -> dict[str, tuple[TopologyHint, ...]] | DeviceRefusal:
+) -> dict[str, tuple[TopologyHint, ...]] | Refusal:
     """By device type; all types have the same hints, as they are chosen together: the sets of these
     NUMA nodes (all of the machine's) that an allocation fits on; the smallest sets are preferred. A
-    DeviceRefusal if the devices of all NUMA nodes together are not enough. `narrowest`: only the
+    Refusal if the devices of all NUMA nodes together are not enough. `narrowest`: only the
     preferred sets. Raises TooComplexError."""
     nodes = set(numa_nodes)
     everywhere = of_nodes(nodes)
     widest = allocate(node, request, numa=everywhere, strategy=strategy, steps=steps)
-    if isinstance(widest, DeviceRefusal):
+    if isinstance(widest, Refusal):
         return widest
     cards = _cards(widest)
     found: list[tuple[int, bool]] = []
@@ -400,7 +389,7 @@ def device_hints(
         steps.take(1 + mask.bit_count() // 4 + len(rooms))
         if not all(_has_room(mask, room) for room in rooms):
             continue
-        allocation: Allocation | DeviceRefusal = widest
+        allocation: Allocation | Refusal = widest
         if mask != everywhere:
             allocation = allocate(node, request, numa=mask, strategy=strategy, steps=steps)
         if isinstance(allocation, Allocation):
@@ -428,7 +417,7 @@ def _room(
     need = need_of(
         node, kind, request.requests[kind], wanted.hints.get(kind), wanted.partition, numa, strategy
     )
-    if isinstance(need, DeviceCause):
+    if isinstance(need, Reason):
         return 0, []
     fitting, numa_nodes = need.candidates.fitting, need.candidates.fleet.numa
     anywhere = sum((mask & fitting).bit_count() for at, mask in numa_nodes.items() if at < 0)

@@ -16,8 +16,9 @@ import msgspec
 
 from agent.allocate.devices.gpu_sets import GpuTable
 from agent.allocate.devices.inventory import LEVELS, GpuGroup, LinkTable
-from agent.allocate.devices.need import Candidates, DeviceCause, Need, filled
+from agent.allocate.devices.need import Candidates, Need, filled
 from agent.allocate.devices.partitions import feasible, packed
+from agent.allocate.refusal import Reason
 from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model.cpu.cpuset import members
 from agent.model.devices.device_allocation import DeviceTopologyScope
@@ -46,7 +47,7 @@ def choose(
     every: bool = False,
     joint_groups: tuple[int, ...] = (),
     steps: Steps = UNCOUNTED,
-) -> list[ChosenDevice] | DeviceCause:
+) -> list[ChosenDevice] | Reason:
     """`near`: groups of devices; one device of each group in turn is taken before other devices.
     For GPUs this applies only if `every` group has to give one. `joint_groups`: groups of GPUs;
     linked ones are taken from one of them if it has enough. Raises TooComplexError."""
@@ -54,10 +55,10 @@ def choose(
     if not need.of_gpus:
         return _instances(need, near)
     minors = _choose_gpus(need, joint_groups, steps)
-    if every and not isinstance(minors, DeviceCause) and not _touching(minors, near):
+    if every and not isinstance(minors, Reason) and not _touching(minors, near):
         steps.take(_steps_of_each(need))
         minors = _choose_from_each(need, near)
-    return minors if isinstance(minors, DeviceCause) else [_chosen(need, each) for each in minors]
+    return minors if isinstance(minors, Reason) else [_chosen(need, each) for each in minors]
 
 
 def _steps_of(need: Need, near: tuple[int, ...]) -> int:
@@ -89,7 +90,7 @@ def _steps_of_each(need: Need) -> int:
     return 2 * comb(fitting, need.request.count)
 
 
-def _instances(need: Need, near: tuple[int, ...]) -> list[ChosenDevice] | DeviceCause:
+def _instances(need: Need, near: tuple[int, ...]) -> list[ChosenDevice] | Reason:
     """Devices other than GPUs."""
     found = []
     minors = need.candidates.ordered()
@@ -99,7 +100,7 @@ def _instances(need: Need, near: tuple[int, ...]) -> list[ChosenDevice] | Device
             found.append(_chosen(need, minor, functions))
         if len(found) == need.request.count:
             return found
-    return DeviceCause.INSUFFICIENT
+    return Reason.DEVICE_INSUFFICIENT
 
 
 def _functions(need: Need, minor: int) -> tuple[VirtualFunction, ...] | None:
@@ -147,9 +148,7 @@ def _bus_order(each: VirtualFunction) -> tuple[list[int], str]:
     return [int(part, 16) for part in re.findall(r"[0-9a-fA-F]+", each.bus)], each.bus
 
 
-def _choose_gpus(
-    need: Need, joint_groups: tuple[int, ...], steps: Steps
-) -> list[int] | DeviceCause:
+def _choose_gpus(need: Need, joint_groups: tuple[int, ...], steps: Steps) -> list[int] | Reason:
     """Minors, in the order of choice. `joint_groups`: groups with enough of everything that the
     pod wants close together.
 
@@ -175,14 +174,14 @@ def _choose_gpus(
                 return best
     groups = candidates.fleet.groups
     if groups is None:
-        return DeviceCause.NO_TOPOLOGY if scope else _first(candidates, request.count)
+        return Reason.DEVICE_NO_TOPOLOGY if scope else _first(candidates, request.count)
     if request.shared and request.count > 1 and not scope:
         return _first(candidates, request.count)
     if request.shared and request.count == 1:
         return _one_share(groups, candidates, scope)
     near = _narrowest(groups, candidates, scope, request.count)
     if not near:
-        return DeviceCause.SCOPE if scope else DeviceCause.INSUFFICIENT
+        return Reason.DEVICE_SCOPE if scope else Reason.DEVICE_INSUFFICIENT
     return (
         _first(candidates.within(near), request.count)
         if request.shared
@@ -190,16 +189,16 @@ def _choose_gpus(
     )
 
 
-def _partition(need: Need) -> list[int] | DeviceCause:
+def _partition(need: Need) -> list[int] | Reason:
     known, candidates, count = need.node.inventory.partitions, need.candidates, need.request.count
     if known.table is None:
-        return DeviceCause.NO_PARTITION_TABLE
+        return Reason.DEVICE_NO_PARTITION_TABLE
     if count not in known.table:
-        return DeviceCause.PARTITION_SIZE
+        return Reason.DEVICE_PARTITION_SIZE
     free = candidates.fitting & candidates.stock.idle
     sets = feasible(known.table, count, free, need.partition)
     if not sets:
-        return DeviceCause.PARTITION
+        return Reason.DEVICE_PARTITION
     return list(packed(known.table, sets, ~candidates.used, count).minors)
 
 
@@ -254,7 +253,7 @@ def _places(links: LinkTable, minors: int) -> int:
 
 def _one_share(
     groups: tuple[GpuGroup, ...], candidates: Candidates, scope: DeviceTopologyScope
-) -> list[int] | DeviceCause:
+) -> list[int] | Reason:
     """The card that the strategy prefers; among equal cards the one with the most cards in use near
     it, then the first one."""
     switches = [
@@ -264,7 +263,7 @@ def _one_share(
         for minor in members(group.mask & candidates.fitting)
     ]
     if not switches:
-        return DeviceCause.SCOPE if scope else DeviceCause.INSUFFICIENT
+        return Reason.DEVICE_SCOPE if scope else Reason.DEVICE_INSUFFICIENT
     return [max(switches, key=lambda each: (candidates.score_of(each[1]), each[0]))[1]]
 
 
@@ -294,9 +293,9 @@ def _in_use(group: GpuGroup, used: int) -> int:
     return bool(group.mask & used) + bool(group.around & used)
 
 
-def _first(candidates: Candidates, count: int) -> list[int] | DeviceCause:
+def _first(candidates: Candidates, count: int) -> list[int] | Reason:
     minors = candidates.ordered()[:count]
-    return minors if len(minors) == count else DeviceCause.INSUFFICIENT
+    return minors if len(minors) == count else Reason.DEVICE_INSUFFICIENT
 
 
 def _lowest(mask: int, count: int) -> list[int]:
@@ -309,28 +308,28 @@ def _touching(minors: Sequence[int], groups: Iterable[int]) -> bool:
     return all(group & chosen for group in groups)
 
 
-def _choose_from_each(need: Need, groups: tuple[int, ...]) -> list[int] | DeviceCause:
+def _choose_from_each(need: Need, groups: tuple[int, ...]) -> list[int] | Reason:
     """Like `_choose_gpus`, but only sets with a card of each group: the set of the partition table
     with the best score, else the best linked cards, else one card of each group by the strategy and
     the lowest others."""
     candidates, count = need.candidates, need.request.count
     if len(groups) > count or not _holds(candidates, need.scope, sum(groups)):
-        return DeviceCause.JOINT
+        return Reason.DEVICE_JOINT
     known, links = need.node.inventory.partitions, need.node.inventory.links
     if not need.request.shared and known.table is not None:
         idle = candidates.fitting & candidates.stock.idle
         sets = feasible(known.table, count, idle, need.partition, groups)
         if sets or known.honor or need.partition is not None:
-            return list(sets[0].minors) if sets else DeviceCause.PARTITION
+            return list(sets[0].minors) if sets else Reason.DEVICE_PARTITION
     if not need.request.shared and links is not None:
         places = tuple(_places(links, group) for group in groups)
         best = best_spread(links.table, _places(links, candidates.fitting), count, places)
-        return DeviceCause.JOINT if best is None else _minors(links, best)
+        return Reason.DEVICE_JOINT if best is None else _minors(links, best)
     first = [
         next((each for each in candidates.ordered() if group >> each & 1), -1) for group in groups
     ]
     if -1 in first:
-        return DeviceCause.JOINT
+        return Reason.DEVICE_JOINT
     others = [each for each in candidates.ordered() if each not in first]
     return sorted([*first, *others[: count - len(first)]])
 

@@ -1,5 +1,5 @@
 """A pod's request for one type of devices on a node, and the devices that it may have, in the order
-of its strategy; and the reasons why a node has no devices for it.
+of its strategy.
 
 Types that no table has: the node's Device object lists the resources of its devices, and so the
 type of a resource (`typed`). The amounts of its largest device are those of a whole one, whatever
@@ -7,13 +7,13 @@ they count: 100 percent, one device, or bytes."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from agent.allocate.devices.inventory import Fleet, Inventory, NodeDevices, Stock, device_score
 from agent.allocate.placement.demand import CardOrder
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import (
@@ -27,36 +27,6 @@ from agent.model.devices.device_object import Device, DeviceType
 from agent.model.nrt.node_status import GPU_MEMORY, GPU_MEMORY_RATIO
 from agent.model.pod.device_request import FULL, DeviceRequest, TypeRequest, names
 from agent.model.pod.zone_request import foreign
-
-
-class DeviceCause(enum.StrEnum):
-    INSUFFICIENT = "insufficient"
-    """Fewer devices fit than are requested."""
-    NO_DEVICES = "no-devices"
-    SEVERAL_TYPES = "several-types"
-    """The Device object lists the resource for devices of several types."""
-    UNEVEN = "uneven"
-    """The amounts can't be divided into equal shares of the node's devices."""
-    NO_VIRTUAL_FUNCTIONS = "no-virtual-functions"
-    SCOPE = "scope"
-    """Enough devices, but not within the scope that the pod requires."""
-    NO_TOPOLOGY = "no-topology"
-    """The pod requests a scope, or gets NUMA nodes, and the devices do not report their
-    topology."""
-    NO_PARTITION_TABLE = "no-partition-table"
-    PARTITION_SIZE = "partition-size"
-    """The partition table has no sets of this size."""
-    PARTITION = "partition"
-    """No set of the partition table is free, or none has the requested bandwidth."""
-    JOINT = "joint"
-    """No switches have every type of device that is requested together."""
-
-
-class DeviceRefusal(msgspec.Struct, frozen=True):
-    """`type`: the device type that the node lacks, or the resource if its type is unknown."""
-
-    type: str
-    cause: DeviceCause
 
 
 class Need(msgspec.Struct, frozen=True):
@@ -105,7 +75,7 @@ def listed_resources(devices: Iterable[Device]) -> set[str]:
     return listed - names(listed)
 
 
-def typed(request: DeviceRequest, inventory: Inventory) -> DeviceRequest | DeviceRefusal:
+def typed(request: DeviceRequest, inventory: Inventory) -> DeviceRequest | Refusal:
     """The request with a type for each of its `listed` resources. Resources of one type are
     requested together, also beside `koordinator.sh/rdma` or `fpga`."""
     if not request.listed:
@@ -114,38 +84,36 @@ def typed(request: DeviceRequest, inventory: Inventory) -> DeviceRequest | Devic
     for name, amount in request.listed.items():
         kinds = inventory.types.get(name, ())
         if len(kinds) != 1:
-            return DeviceRefusal(
-                name, DeviceCause.SEVERAL_TYPES if kinds else DeviceCause.NO_DEVICES
-            )
+            return Refusal(Reason.DEVICE_SEVERAL_TYPES if kinds else Reason.DEVICE_NO_DEVICES, name)
         totals.setdefault(kinds[0], {})[name] = amount
     requests = dict(request.requests)
     for kind, total in sorted(totals.items()):
         known = requests[kind].total if kind in requests else {}
         hint = request.preferences.hints.get(kind)
         divided = _divided({**known, **total}, inventory.fleets[kind].whole, hint)
-        if isinstance(divided, DeviceCause):
-            return DeviceRefusal(", ".join(total), divided)
+        if isinstance(divided, Reason):
+            return Refusal(divided, ", ".join(total))
         requests[kind] = divided
     return DeviceRequest(requests, request.preferences)
 
 
 def _divided(
     total: dict[str, int], whole: Mapping[str, int], hint: DeviceHint | None
-) -> TypeRequest | DeviceCause:
+) -> TypeRequest | Reason:
     """Divides the amounts over the fewest devices that have them. An amount that one device has
     comes from one device; a larger one must be a multiple, and comes from whole devices. Several
     resources are divided over the same number of devices. With several devices, the request must
     take all of at least one resource from each."""
     if not all(whole.get(name, 0) > 0 for name in total):
-        return DeviceCause.INSUFFICIENT
+        return Reason.DEVICE_INSUFFICIENT
     count = max(-(-amount // whole[name]) for name, amount in total.items())
     if count > 1 and all(amount != count * whole[name] for name, amount in total.items()):
-        return DeviceCause.UNEVEN
+        return Reason.DEVICE_UNEVEN
     if any(amount % count for amount in total.values()):
-        return DeviceCause.UNEVEN
+        return Reason.DEVICE_UNEVEN
     counted = hint is not None and hint.strategy is DeviceAllocateStrategy.REQUESTS_AS_COUNT
     if counted and count == 1 and len(set(total.values())) > 1:
-        return DeviceCause.UNEVEN
+        return Reason.DEVICE_UNEVEN
     per = {name: amount // count for name, amount in total.items()}
     return TypeRequest(total, count, per, whole={name: whole[name] for name in total})
 
@@ -188,21 +156,21 @@ def need_of(
     partition: PartitionSpec | None,
     numa: int | None,
     strategy: Strategy | CardOrder | None,
-) -> Need | DeviceCause:
-    """The need for one type; a DeviceCause if the node could not serve it even without other
+) -> Need | Reason:
+    """The need for one type; the reason if the node could not serve it even without other
     pods."""
     fleet = node.inventory.fleets.get(kind)
     if fleet is None:
-        return DeviceCause.NO_DEVICES
+        return Reason.DEVICE_NO_DEVICES
     if numa is not None and not fleet.numa:
-        return DeviceCause.NO_TOPOLOGY
+        return Reason.DEVICE_NO_TOPOLOGY
     if hint is not None:
         if kind != DeviceType.GPU:
             request = hinted(request, hint, (selected(fleet, hint) & fleet.healthy).bit_count())
             if not request.count:
-                return DeviceCause.INSUFFICIENT
+                return Reason.DEVICE_INSUFFICIENT
         if hint.vf_selector is not None and not fleet.virtual:
-            return DeviceCause.NO_VIRTUAL_FUNCTIONS
+            return Reason.DEVICE_NO_VIRTUAL_FUNCTIONS
     gives = filled if kind == DeviceType.GPU else None
     candidates = candidates_of(fleet, node.stocks[kind], request.per, hint, numa, strategy, gives)
     return Need(node, kind, request, hint, partition, candidates)

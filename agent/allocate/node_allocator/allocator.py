@@ -23,18 +23,9 @@ import msgspec
 from agent.allocate import node_score, offering
 from agent.allocate.devices.allocation import Allocation, DeviceHintProvider, unavailable
 from agent.allocate.devices.inventory import Inventory, NodeDevices
-from agent.allocate.devices.need import DeviceRefusal, typed
+from agent.allocate.devices.need import typed
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation
-from agent.allocate.node_allocator.answer import (
-    Granted,
-    Missing,
-    MissingCause,
-    Refused,
-    declined,
-    misfit,
-    refused,
-    split_cores,
-)
+from agent.allocate.node_allocator.answer import Granted, split_cores, with_devices
 from agent.allocate.node_allocator.assigned_pods import (
     AssignedPod,
     DeviceOverlap,
@@ -48,8 +39,9 @@ from agent.allocate.node_allocator.properties import NodeProperties, free_amount
 from agent.allocate.node_allocator.zones import Zones
 from agent.allocate.node_score import ScoreInput, WholeNode
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
-from agent.allocate.offering import Declined, Offer
+from agent.allocate.offering import Offer
 from agent.allocate.placement.demand import CardOrder, FreeAmounts, Verdict
+from agent.allocate.refusal import Reason, Refusal
 from agent.allocate.score import HIGHEST
 from agent.allocate.steps import MEMBER_STEPS, OFFER_STEPS, Steps, TooComplexError
 from agent.allocate.trials import Price
@@ -141,24 +133,24 @@ class NodeAllocator:
         other._zones = self._zones.without(uids, allocations, self._properties.cpus)
         return other
 
-    def offer(self, pod_request: PodRequest) -> Granted | Refused:
-        """An offer in the current state. What the pod itself holds counts as free. Refused after
+    def offer(self, pod_request: PodRequest) -> Granted | Refusal:
+        """An offer in the current state. What the pod itself holds counts as free. Refusal after
         OFFER_STEPS."""
         try:
             return self._offer(pod_request, Steps(OFFER_STEPS))
         except TooComplexError:
             return self._too_complex(OFFER_STEPS)
 
-    def _too_complex(self, steps: int) -> Refused:
+    def _too_complex(self, steps: int) -> Refusal:
         properties = self._properties
         kinds = [KIND] if properties.cpus or properties.zones else []
         kinds += [device_object.KIND] if properties.inventory else []
         text = f"{' and '.join(kinds)} {properties.name}: too complex for an offer in {steps} steps"
-        return refused(Missing(text, MissingCause.TOO_COMPLEX))
+        return Refusal(Reason.TOO_COMPLEX, detail=text)
 
-    def _offer(self, pod_request: PodRequest, steps: Steps) -> Granted | Refused:
+    def _offer(self, pod_request: PodRequest, steps: Steps) -> Granted | Refusal:
         offered = self._unplaced(self.as_here(pod_request), steps)
-        if isinstance(offered, Refused) or (verdict := self.verdict(pod_request)) is None:
+        if isinstance(offered, Refusal) or (verdict := self.verdict(pod_request)) is None:
             return offered
         return offered.placed(verdict)
 
@@ -192,7 +184,7 @@ class NodeAllocator:
             self._free = free_amounts(self._properties, self._requested, devices)
         return self._free
 
-    def _unplaced(self, pod_request: PodRequest, steps: Steps) -> Granted | Refused:
+    def _unplaced(self, pod_request: PodRequest, steps: Steps) -> Granted | Refusal:
         """The offer without the verdict of a placement."""
         properties = self._properties
         if (rejected := self._split_cores(pod_request)) is not None:
@@ -203,22 +195,22 @@ class NodeAllocator:
             return self.without((pod_request.uid,))._unplaced(pod_request, steps)
         if pod_request.unequal:
             text = f"{pod_request.unequal}: {pod_request.resources.qos} pods need equal amounts"
-            return refused(Missing(text, MissingCause.CPU_LIMIT_DIFFERS))
+            return Refusal(Reason.CPU_LIMIT_DIFFERS, detail=text)
         if properties.cpus is None and Needs.CPUS in pod_request.needs:
             text = f"node {properties.name} has no usable NodeResourceTopology"
-            return refused(Missing(text, MissingCause.NO_REPORT))
+            return Refusal(Reason.NO_REPORT, detail=text)
         reason = pod_request.shared_reason
         if reason and properties.cpus is not None and properties.cpus.kubelet_static:
             text = f"the kubelet's static CPU policy assigns it no CPUs: {reason}"
-            return refused(Missing(text, MissingCause.STATIC_KUBELET))
+            return Refusal(Reason.STATIC_KUBELET, detail=text)
         if not pod_request.needs and not properties.aligns_all:
             by_zones = self._by_zones(pod_request, steps)
-            if isinstance(by_zones, Refused):
+            if isinstance(by_zones, Refusal):
                 return by_zones
         devices = None
         if pod_request.devices is not None:
             provider = self._provider(pod_request, pod_request.devices, steps)
-            if isinstance(provider, Refused):
+            if isinstance(provider, Refusal):
                 return provider
             devices = provider
         offer: Offer | None = None
@@ -226,8 +218,8 @@ class NodeAllocator:
             answer = offering.offer(
                 properties.cpus, self._account, pod_request.resources, devices, steps=steps
             )
-            if isinstance(answer, Declined):
-                return declined(answer, devices)
+            if isinstance(answer, Refusal):
+                return with_devices(answer, devices)
             offer = answer
         if (rejected := self._rejected_by_kubelet(pod_request, steps)) is not None:
             return rejected
@@ -248,13 +240,13 @@ class NodeAllocator:
         ]
         return pod_request.without_listed(of_kubelet) if of_kubelet else pod_request
 
-    def offer_all(self, pod_requests: Sequence[PodRequest]) -> tuple[Granted, ...] | Refused:
+    def offer_all(self, pod_requests: Sequence[PodRequest]) -> tuple[Granted, ...] | Refusal:
         """One offer for each request, all of which can be committed; the requests have different
         uids and the same content.
 
         Whole GPUs are first chosen for all pods as if they were one pod, so that the best links are
         between them; each pod then gets its part of these. If that is impossible (a NUMA policy or
-        a partition table admits no set so large), each pod in turn gets its own best offer. Refused
+        a partition table admits no set so large), each pod in turn gets its own best offer. Refusal
         after OFFER_STEPS and MEMBER_STEPS for each request."""
         steps = OFFER_STEPS + MEMBER_STEPS * len(pod_requests)
         try:
@@ -264,13 +256,13 @@ class NodeAllocator:
 
     def _offer_all(
         self, pod_requests: Sequence[PodRequest], steps: Steps
-    ) -> tuple[Granted, ...] | Refused:
+    ) -> tuple[Granted, ...] | Refusal:
         outside = self._outside(pod_requests, steps)
         if outside:
             trial = self.without(())
             trial.record(AssignedPod(_OTHERS, _OTHERS, PodAllocation(_OTHERS, _OTHERS), outside))
             granted = trial._in_turn(pod_requests, steps)
-            if not isinstance(granted, Refused):
+            if not isinstance(granted, Refusal):
                 return granted
         return self.without(())._in_turn(pod_requests, steps)
 
@@ -314,15 +306,15 @@ class NodeAllocator:
         of_devices = device_overlaps(self._properties.inventory, self._holdings.values())
         return (*cpu_overlaps(self._account, self._holdings), *of_devices)
 
-    def _by_zones(self, pod_request: PodRequest, steps: Steps) -> Granted | Refused:
+    def _by_zones(self, pod_request: PodRequest, steps: Steps) -> Granted | Refusal:
         found = self._zones.score(
             pod_request.uid, pod_request.zoned, self._properties.rules.zones, steps
         )
         if isinstance(found, int):
             return Granted(pod_request, score=found)
-        return misfit(found.misfit, unresolvable=found.unresolvable)
+        return found
 
-    def _split_cores(self, pod_request: PodRequest) -> Refused | None:
+    def _split_cores(self, pod_request: PodRequest) -> Refusal | None:
         """Why the kubelet would reject the pod under full-pcpus-only; None if it would not."""
         cores = self._properties.whole_cores
         if cores is None:
@@ -331,26 +323,25 @@ class NodeAllocator:
         own = self._holdings[uid].kubelet_cpus if uid in self._holdings else 0
         if (found := cores.refused(parts, self._kubelet_cpus - own)) is None:
             return None
-        return split_cores(*found, unresolvable=cores.refused(parts) is not None)
+        return split_cores(*found, lasting=cores.refused(parts) is not None)
 
-    def _rejected_by_kubelet(self, pod_request: PodRequest, steps: Steps) -> Refused | None:
+    def _rejected_by_kubelet(self, pod_request: PodRequest, steps: Steps) -> Refusal | None:
         if self._properties.zones is None:
             return None
-        lack = self._zones.restricts(pod_request.uid, pod_request.zoned, steps)
-        return None if lack is None else misfit(lack.misfit, unresolvable=lack.unresolvable)
+        return self._zones.restricts(pod_request.uid, pod_request.zoned, steps)
 
     def _missing(self, granted: Granted) -> str:
         """What the offer needs and the node no longer has; "" if it has all."""
         pod_request = granted.pod_request
-        if pod_request.placed_by_zones and isinstance(found := self.offer(pod_request), Refused):
-            return found.text()
+        if pod_request.placed_by_zones and isinstance(found := self.offer(pod_request), Refusal):
+            return found.text
         rejected = self._split_cores(pod_request)
         try:
             rejected = rejected or self._rejected_by_kubelet(pod_request, Steps(OFFER_STEPS))
         except TooComplexError:
             rejected = self._too_complex(OFFER_STEPS)
         if rejected is not None:
-            return rejected.text()
+            return rejected.text
         if granted.device_allocation is not None and pod_request.devices is not None:
             if self._properties.inventory is None:
                 return "the node no longer has a Device object"
@@ -378,30 +369,30 @@ class NodeAllocator:
         finally:
             account.add(held.allocation)
 
-    def _unfit(self, pod_request: PodRequest) -> Missing | None:
+    def _unfit(self, pod_request: PodRequest) -> Refusal | None:
         properties = self._properties
         if properties.inventory is None:
             text = f"node {properties.name} has no Device object"
-            return Missing(text, MissingCause.NO_DEVICE_OBJECT)
+            return Refusal(Reason.NO_DEVICE_OBJECT, detail=text)
         gpu = pod_request.devices.requests.get(DeviceType.GPU) if pod_request.devices else None
         if gpu is not None and gpu.shared:
             if pod_request.isolation and pod_request.isolation != properties.isolation:
                 there = properties.isolation or "none"
                 text = f"requested {pod_request.isolation}, available {there}"
-                return Missing(f"GPU isolation provider: {text}", MissingCause.GPU_ISOLATION)
+                return Refusal(Reason.GPU_ISOLATION, detail=f"GPU isolation provider: {text}")
             if not properties.shares_gpus:
                 text = "GPUs of this model are not divided"
-                return Missing(text, MissingCause.GPU_NOT_DIVIDED)
+                return Refusal(Reason.GPU_NOT_DIVIDED, detail=text)
         return None
 
     def _provider(
         self, pod_request: PodRequest, request: DeviceRequest, steps: Steps
-    ) -> DeviceHintProvider | Refused:
+    ) -> DeviceHintProvider | Refusal:
         typed_request = typed(request, self._properties.inventory or _NO_INVENTORY)
-        if isinstance(typed_request, DeviceRefusal):
-            return refused(typed_request)
+        if isinstance(typed_request, Refusal):
+            return typed_request
         if missing := self._unfit(pod_request):
-            return refused(missing)
+            return missing
         strategy: Strategy | CardOrder = self._properties.rules.strategy_of(typed_request)
         verdict = self.verdict(pod_request) if pod_request.kind.shared else None
         if verdict is not None:
@@ -451,11 +442,11 @@ class NodeAllocator:
 
     def _in_turn(
         self, pod_requests: Sequence[PodRequest], steps: Steps
-    ) -> tuple[Granted, ...] | Refused:
+    ) -> tuple[Granted, ...] | Refusal:
         granted = []
         for pod_request in pod_requests:
             found = self._offer(pod_request, steps)
-            if isinstance(found, Refused):
+            if isinstance(found, Refusal):
                 return found
             self.commit(found)
             granted.append(found)
@@ -486,7 +477,7 @@ def _granted(
     offer: Offer | None,
     devices: DeviceHintProvider | None,
     score: int | None,
-) -> Granted | Refused:
+) -> Granted | Refusal:
     """The offers of both providers as one. `score`: the score of everything except devices, None if
     nothing else is requested. A node that the pod avoids is the last of all."""
     scores = [] if score is None else [score]
@@ -496,7 +487,7 @@ def _granted(
     if devices is not None:
         found = devices.found or devices.find(None)
         if not isinstance(found, Allocation):
-            return refused(found)
+            return found
         allocation = found
         scores.append(devices.score(found))
         order += (devices.opened(found),)

@@ -14,21 +14,14 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 import msgspec
 
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
-from agent.allocate.nrt.filter import Misfit, preferred_misfit, restricts
 from agent.allocate.nrt.filter import filter as by_zones
+from agent.allocate.nrt.filter import preferred_misfit, restricts
 from agent.allocate.nrt.node import Assumed, ZonedNode, ZoneReport, with_freed, without
 from agent.allocate.nrt.score import score
+from agent.allocate.refusal import Reason, Refusal
 from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model.pod.zone_request import ZonedPod
 from agent.model.settings.plugin_args import ZoneScoring
-
-
-class ZonesLack(msgspec.Struct, frozen=True):
-    """Why the NUMA nodes are not enough for a pod. `misfit` None: the report counts unknown pods.
-    `unresolvable`: no eviction can help."""
-
-    misfit: Misfit | None
-    unresolvable: bool
 
 
 class Zones:
@@ -71,7 +64,7 @@ class Zones:
             other._reported = with_freed(reported, self._report.empty, counted)
         return other
 
-    def restricts(self, uid: str, pod: ZonedPod, steps: Steps = UNCOUNTED) -> ZonesLack | None:
+    def restricts(self, uid: str, pod: ZonedPod, steps: Steps = UNCOUNTED) -> Refusal | None:
         """Why the kubelet would reject the pod under its policy restricted, or because of an init
         container under single-numa-node; None if it would admit the pod. It does not matter who
         chooses the pod's CPUs and devices. Raises TooComplexError."""
@@ -82,7 +75,7 @@ class Zones:
 
     def score(
         self, uid: str, pod: ZonedPod, scoring: ZoneScoring, steps: Steps = UNCOUNTED
-    ) -> int | ZonesLack:
+    ) -> int | Refusal:
         """The score of the node for a pod without CPUs or devices from Topolet. A request for NUMA
         nodes may have no amount: then only the reported resources matter, not the free amounts.
         Raises TooComplexError."""
@@ -137,14 +130,14 @@ def _lack(
     left: ZonedNode | None,
     pod: ZonedPod,
     steps: Steps,
-) -> ZonesLack | None:
-    """`check` returns a Misfit if the amounts do not suffice; `left` None: they are unknown."""
+) -> Refusal | None:
+    """The refusal of `check`, or that the amounts are unknown: `left` None."""
     found = check(left or report.empty, pod, steps)
-    if isinstance(found, Misfit):
-        lasting = left is None or isinstance(check(report.empty, pod, steps), Misfit)
-        return ZonesLack(found, lasting)
+    if isinstance(found, Refusal):
+        lasting = left is None or isinstance(check(report.empty, pod, steps), Refusal)
+        return msgspec.structs.replace(found, lasting=lasting)
     if left is None and report.declines:
-        return ZonesLack(None, unresolvable=True)
+        return Refusal(Reason.STALE_REPORT)
     return None
 
 

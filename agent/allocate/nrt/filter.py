@@ -17,7 +17,6 @@ hints."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from itertools import combinations
 from math import comb
@@ -27,8 +26,8 @@ import msgspec
 
 from agent.allocate.nrt.node import ZonedNode
 from agent.allocate.numa.hint import fewest_nodes, ids, of_nodes, subsets
+from agent.allocate.refusal import Reason, Refusal
 from agent.allocate.steps import UNCOUNTED, Steps
-from agent.model import quantities
 from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope
 from agent.model.pod.zone_request import PartKind, PodPart, ZonedPod, of_memory
 
@@ -45,107 +44,12 @@ class ZoneFit(msgspec.Struct, frozen=True):
 PASSED = ZoneFit()
 
 
-class MisfitCause(enum.StrEnum):
-    """Stable names."""
-
-    NOT_ON_NODE = "not-on-node"
-    """The whole node has no such resource."""
-    NOT_IN_ZONES = "not-in-zones"
-    """No NUMA node reports the resource."""
-    NO_ZONE_HOLDS = "no-zone-holds"
-    """No NUMA node has enough of this resource; NUMA nodes that lack an earlier one are left
-    out."""
-    ZONES_TOGETHER = "zones-together"
-    """All NUMA nodes together do not have enough."""
-    NO_PREFERRED_HOLDS = "no-preferred-holds"
-    """No set of NUMA nodes that the kubelet prefers has enough of this resource; sets that lack an
-    earlier one are left out."""
-    SIZES_DIFFER = "sizes-differ"
-    """The kubelet prefers another number of NUMA nodes for this resource than for others."""
-
-
-class Misfit(msgspec.Struct, frozen=True):
-    """Why a part of a pod does not fit. `name`: the container, "" for the pod. Amounts are in
-    milli-CPU or units. `available`, by the cause: the most that one of `nodes` has left, the sum of
-    all, or the most that `count` of them have together; None if no node reports the resource.
-    `count`: the number of NUMA nodes that the kubelet prefers for the part."""
-
-    cause: MisfitCause
-    kind: PartKind
-    name: str
-    resource: str
-    requested: int
-    available: int | None = None
-    nodes: tuple[int, ...] = ()
-    count: int = 1
-
-    @property
-    def unaligned(self) -> str:
-        """The message of the plugin."""
-        return f"cannot align {self.kind}"
-
-    @property
-    def unresolvable(self) -> bool:
-        """Whether the pod would not fit even without other pods."""
-        return self.cause in _LASTING
-
-    def summary(self) -> str:
-        """The text without amounts and NUMA nodes, so that similar nodes have the same one."""
-        match self.cause:
-            case MisfitCause.NO_ZONE_HOLDS:
-                return f"{self._requested()}no NUMA node has that much left"
-            case MisfitCause.ZONES_TOGETHER:
-                return f"{self._requested()}all NUMA nodes together do not have that much left"
-            case MisfitCause.NO_PREFERRED_HOLDS:
-                return (
-                    f"{self._requested()}{_PREFERRED} {self._sets()}: not that much is left there"
-                )
-        return self.text()
-
-    def text(self) -> str:
-        """The reason in words, with amounts and NUMA nodes."""
-        requested = self._requested()
-        match self.cause:
-            case MisfitCause.NOT_ON_NODE:
-                return f"{requested}the node has none"
-            case MisfitCause.NOT_IN_ZONES:
-                return f"{requested}the NodeResourceTopology reports none in any zone"
-            case MisfitCause.ZONES_TOGETHER:
-                left = quantities.amount(self.resource, self.available or 0)
-                return f"{requested}all NUMA nodes together have {left} left"
-            case MisfitCause.NO_PREFERRED_HOLDS:
-                left = quantities.amount(self.resource, self.available or 0)
-                return f"{requested}{_PREFERRED} {self._sets()}: at most {left} left there"
-            case MisfitCause.SIZES_DIFFER:
-                return f"{requested}{_PREFERRED} {self._sets()} for it, and more for the rest"
-        several = len(self.nodes) > 1
-        there = f"NUMA node{'s' if several else ''} {', '.join(map(str, self.nodes))}"
-        there = f"{requested}{there} {'have' if several else 'has'}"
-        if self.available is None:
-            return f"{there} none"
-        left = quantities.amount(self.resource, self.available)
-        return f"{there} at most {left} left each" if several else f"{there} {left} left"
-
-    def _sets(self) -> str:
-        return f"{self.count} NUMA node{'s' if self.count > 1 else ''}"
-
-    def _requested(self) -> str:
-        who = f"{self.kind} {self.name}".rstrip()
-        return (
-            f"{who} requests {quantities.amount(self.resource, self.requested)} {self.resource}: "
-        )
-
-
-_LASTING: Final = (MisfitCause.NOT_ON_NODE, MisfitCause.NOT_IN_ZONES, MisfitCause.SIZES_DIFFER)
-_PREFERRED: Final = "the kubelet's topology manager prefers"
-
-
 def parts_of(node: ZonedNode, pod: ZonedPod) -> tuple[PodPart, ...]:
     """The parts of the pod that each need one NUMA node."""
     return (pod.whole,) if node.scope is TopologyManagerScope.POD else pod.parts
 
 
-def filter(node: ZonedNode | None, pod: ZonedPod, steps: Steps = UNCOUNTED) -> ZoneFit | Misfit:
+def filter(node: ZonedNode | None, pod: ZonedPod, steps: Steps = UNCOUNTED) -> ZoneFit | Refusal:
     """`node` None: there is no NodeResourceTopology, and every pod passes. Raises
     TooComplexError."""
     if node is None or pod.indifferent:
@@ -153,7 +57,7 @@ def filter(node: ZonedNode | None, pod: ZonedPod, steps: Steps = UNCOUNTED) -> Z
     steps.take(len(pod.parts) * (1 + len(node.zones)))
     if node.policy is NumaPolicy.SINGLE_NUMA_NODE:
         found = _aligned(node, pod)
-        if isinstance(found, Misfit) or not restricts(node, pod):
+        if isinstance(found, Refusal) or not restricts(node, pod):
             return found
         return preferred_misfit(node, pod, steps) or found
     if node.policy is NumaPolicy.RESTRICTED:
@@ -161,7 +65,7 @@ def filter(node: ZonedNode | None, pod: ZonedPod, steps: Steps = UNCOUNTED) -> Z
     return PASSED
 
 
-def _aligned(node: ZonedNode, pod: ZonedPod) -> ZoneFit | Misfit:
+def _aligned(node: ZonedNode, pod: ZonedPod) -> ZoneFit | Refusal:
     """Puts each part on the lowest NUMA node that holds it. A plain init container releases its
     resources; a sidecar keeps them while all later containers run."""
     available: dict[str, dict[int, int]] = node.available
@@ -169,7 +73,7 @@ def _aligned(node: ZonedNode, pod: ZonedPod) -> ZoneFit | Misfit:
     last = len(parts := parts_of(node, pod)) - 1
     for place, part in enumerate(parts):
         zone = _zone(node, available, part)
-        if isinstance(zone, Misfit):
+        if isinstance(zone, Refusal):
             return zone
         zones.append(zone)
         if zone is not None and part.kind is not PartKind.INIT and place < last:
@@ -182,46 +86,58 @@ def _aligned(node: ZonedNode, pod: ZonedPod) -> ZoneFit | Misfit:
     return ZoneFit(tuple(zones))
 
 
-def _zone(node: ZonedNode, available: _Available, part: PodPart) -> int | Misfit | None:
+def _zone(node: ZonedNode, available: _Available, part: PodPart) -> int | Refusal | None:
     zones = node.zones
     for each in part.requested:
         resource = each.resource
         there = available.get(resource)
         if resource not in node.resources:
-            return Misfit(MisfitCause.NOT_ON_NODE, part.kind, part.name, resource, each.amount)
+            return _misfit(Reason.NOT_ON_NODE, part, resource, each.amount)
         if not node.aligns(resource):
             continue
         if there is None:
             if each.of_machine:
                 continue
-            return Misfit(MisfitCause.NOT_IN_ZONES, part.kind, part.name, resource, each.amount)
+            return _misfit(Reason.NOT_IN_ZONES, part, resource, each.amount)
         least = each.amount if each.held else 0
         fitting = tuple([zone for zone in zones if there.get(zone, -1) >= least])
         if not fitting:
             most = max((there[zone] for zone in zones if zone in there), default=None)
-            return Misfit(
-                MisfitCause.NO_ZONE_HOLDS, part.kind, part.name, resource, each.amount, most, zones
-            )
+            return _misfit(Reason.NO_ZONE_HOLDS, part, resource, each.amount, most, zones)
         zones = fitting
     return zones[0] if zones else None
 
 
-def _together(node: ZonedNode, whole: PodPart) -> Misfit | None:
+def _together(node: ZonedNode, whole: PodPart) -> Refusal | None:
     """Under `restricted` a pod may use several NUMA nodes, but not more than all nodes have."""
     for each in whole.requested:
         total = node.together.get(each.resource)
         aligned = each.held and node.aligns(each.resource)
         if aligned and total is not None and total < each.amount:
-            return Misfit(
-                MisfitCause.ZONES_TOGETHER,
-                whole.kind,
-                whole.name,
-                each.resource,
-                each.amount,
-                total,
-                node.zones,
+            return _misfit(
+                Reason.ZONES_TOGETHER, whole, each.resource, each.amount, total, node.zones
             )
     return None
+
+
+def _misfit(
+    reason: Reason,
+    part: PodPart,
+    resource: str,
+    requested: int,
+    available: int | None = None,
+    nodes: tuple[int, ...] = (),
+    count: int | None = None,
+) -> Refusal:
+    """Why this part of the pod does not fit.
+
+    `available`: by the reason, the most that one of `nodes` has left, the sum of all, or the most
+    that `count` of them have together; None if no node reports the resource.
+    `count`: the number of NUMA nodes that the kubelet prefers for the part."""
+    detail = "" if count is None else f"{count} NUMA node{'s' if count > 1 else ''}"
+    return Refusal(
+        reason, resource, requested, available, nodes, detail, kind=part.kind, name=part.name
+    )
 
 
 def restricts(node: ZonedNode, pod: ZonedPod) -> bool:
@@ -234,7 +150,7 @@ def restricts(node: ZonedNode, pod: ZonedPod) -> bool:
     return node.policy is NumaPolicy.RESTRICTED
 
 
-def preferred_misfit(node: ZonedNode, pod: ZonedPod, steps: Steps = UNCOUNTED) -> Misfit | None:
+def preferred_misfit(node: ZonedNode, pod: ZonedPod, steps: Steps = UNCOUNTED) -> Refusal | None:
     """Why no set of NUMA nodes that the kubelet prefers has enough; None if one has. Each part
     takes the set that the kubelet would choose, the one with the lowest ids. The kubelet reuses the
     CPUs and devices of an init container for the next containers: these have to use the same NUMA
@@ -244,7 +160,7 @@ def preferred_misfit(node: ZonedNode, pod: ZonedPod, steps: Steps = UNCOUNTED) -
     for part in parts_of(node, pod):
         requested = part.hinted(node.hinted)
         mask = _preferred_mask(node, available, part, requested, reusable, steps)
-        if isinstance(mask, Misfit):
+        if isinstance(mask, Refusal):
             return mask
         for name, amount in requested.items():
             before, left = reusable.get(name, _NONE)
@@ -268,7 +184,7 @@ def _preferred_mask(
     requested: Mapping[str, int],
     reusable: Mapping[str, tuple[int, int]],
     steps: Steps,
-) -> int | Misfit:
+) -> int | Refusal:
     """0 for a part without hints, and if a machine with very many NUMA nodes has too many sets of
     that size to look at."""
     sizes = _sizes(node, requested)
@@ -277,8 +193,8 @@ def _preferred_mask(
         return 0
     for name, size in sizes.items():
         if size != count:
-            cause = MisfitCause.SIZES_DIFFER
-            return Misfit(cause, part.kind, part.name, name, requested[name], count=size)
+            cause = Reason.SIZES_DIFFER
+            return _misfit(cause, part, name, requested[name], count=size)
     steps.take(comb(len(node.zones), count) * (1 + len(requested)) * (1 + count // 4))
     masks = [of_nodes(some) for some in combinations(node.zones, count)]
     for name, amount in requested.items():
@@ -288,8 +204,8 @@ def _preferred_mask(
         allowed = {mask: amounts for mask, amounts in left.items() if not needed & ~mask}
         masks = [mask for mask, amounts in allowed.items() if amounts >= amount]
         if not masks:
-            cause, most = MisfitCause.NO_PREFERRED_HOLDS, max(allowed.values(), default=0)
-            return Misfit(cause, part.kind, part.name, name, amount, most, node.zones, count)
+            cause, most = Reason.NO_PREFERRED_HOLDS, max(allowed.values(), default=0)
+            return _misfit(cause, part, name, amount, most, node.zones, count)
     return min(masks)
 
 

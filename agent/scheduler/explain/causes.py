@@ -5,23 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from agent.allocate.devices.need import DeviceCause, DeviceRefusal
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import (
-    Granted,
-    Missing,
-    MissingCause,
-    Refused,
-    Why,
-    summary_of,
-    text_of,
-)
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import held_devices
 from agent.allocate.node_allocator.pod_request import PodRequest
-from agent.allocate.nrt.filter import Misfit, MisfitCause
 from agent.allocate.numa.hint import ids
 from agent.allocate.policies_in_force import PROFILES
-from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.refusal import Reason, Refusal
 from agent.model import quantities
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
@@ -55,7 +45,7 @@ PodTitle = Callable[[str], str]
 
 
 def causes_of(
-    refusal: Refused, allocator: NodeAllocator, request: PodRequest, title: PodTitle
+    refusal: Refusal, allocator: NodeAllocator, request: PodRequest, title: PodTitle
 ) -> tuple[Cause, ...]:
     """The causes of a node's refusal, and what contributes to them: devices that device plugins
     gave to pods, and reserved CPUs. These come before the cause if they alone explain it."""
@@ -64,9 +54,9 @@ def causes_of(
         if _has_enough(why, refusal):
             continue
         cause, held = cause_of(why, allocator, request), list[Cause]()
-        if isinstance(why, DeviceRefusal) and why.cause in _FEW_DEVICES:
+        if why.reason in _FEW_DEVICES:
             held = list(_held_by_plugin(why, allocator, title))
-        elif isinstance(why, Rejection) and why.reason in _FEW_CPUS:
+        elif why.reason in _FEW_CPUS:
             held = list(_reserved(why, allocator))
         enough = (cause.available or 0) + sum(each.available or 0 for each in held)
         first = cause.requested is not None and cause.requested <= enough
@@ -74,50 +64,44 @@ def causes_of(
     return tuple(found)
 
 
-def _has_enough(why: Why, refusal: Refused) -> bool:
+def _has_enough(why: Refusal, refusal: Refusal) -> bool:
     """Whether the NUMA nodes have enough of this resource and lack only another one."""
     return _unaligned(why) and any(_unaligned(each, short=True) for each in refusal.reasons)
 
 
-def _unaligned(why: Why, *, short: bool = False) -> bool:
+def _unaligned(why: Refusal, *, short: bool = False) -> bool:
     return (
-        isinstance(why, Rejection)
-        and why.reason is Reason.NUMA_UNALIGNED
+        why.reason is Reason.NUMA_UNALIGNED
         and why.requested is not None
         and why.available is not None
         and (why.requested > why.available) is short
     )
 
 
-def cause_of(why: Why, allocator: NodeAllocator, request: PodRequest) -> Cause:
+def cause_of(why: Refusal, allocator: NodeAllocator, request: PodRequest) -> Cause:
     """The cause for one reason, with its amounts and the objects to change."""
-    node, text, summary = allocator.properties.name, text_of(why), summary_of(why)
-    pod = request.title
-    if isinstance(why, Missing):
-        return missing_cause(why, node, pod)
-    if isinstance(why, DeviceRefusal):
+    if why.reason in _DEVICE_OBJECTS:
         return _device_cause(why, allocator, request)
-    code: str
-    if isinstance(why, Misfit):
-        code, places = why.cause, _misfit_objects(why)
-    else:
-        code, places = why.reason, _rejection_objects(why, allocator)
+    return _cause(why, _places(why, allocator), allocator.properties.name, request.title)
+
+
+def missing_cause(why: Refusal, node: str, pod: str) -> Cause:
+    """The cause for what a node lacks for every such pod, or for a field of the pod itself."""
+    return _cause(why, _OBJECTS[why.reason], node, pod)
+
+
+def _cause(why: Refusal, places: tuple[_Place, ...], node: str, pod: str) -> Cause:
+    objects = tuple(_object(place, node, pod) for place in places)
     return Cause(
-        code,
-        text,
-        summary,
+        why.reason,
+        why.text,
+        why.summary,
         why.resource,
         why.requested,
         why.available,
         why.nodes,
-        tuple(_object(each, node, pod) for each in places),
+        objects,
     )
-
-
-def missing_cause(why: Missing, node: str, pod: str) -> Cause:
-    """The cause for what a node lacks for every such pod, or for a field of the pod itself."""
-    objects = tuple(_object(each, node, pod) for each in _MISSING_OBJECTS[why.cause])
-    return Cause(why.cause, text_of(why), summary_of(why), objects=objects)
 
 
 def node_resource_causes(
@@ -152,7 +136,7 @@ def node_resource_causes(
             )
 
 
-_FEW_DEVICES: Final = (DeviceCause.INSUFFICIENT, DeviceCause.JOINT, DeviceCause.SCOPE)
+_FEW_DEVICES: Final = (Reason.DEVICE_INSUFFICIENT, Reason.DEVICE_JOINT, Reason.DEVICE_SCOPE)
 _FEW_CPUS: Final = (
     Reason.NOT_ENOUGH_CPUS,
     Reason.BIND_POLICY_UNMET,
@@ -161,24 +145,24 @@ _FEW_CPUS: Final = (
 )
 
 
-def _device_cause(why: DeviceRefusal, allocator: NodeAllocator, request: PodRequest) -> Cause:
-    node, places = allocator.properties.name, _DEVICE_OBJECTS[why.cause]
-    text, summary, code = text_of(why), summary_of(why), f"device-{why.cause}"
+def _device_cause(why: Refusal, allocator: NodeAllocator, request: PodRequest) -> Cause:
+    node, places = allocator.properties.name, _DEVICE_OBJECTS[why.reason]
+    code, text, summary = str(why.reason), why.text, why.summary
     devices = request.devices
-    requested = devices.requests.get(why.type) if devices else None
-    free = _free(allocator, why.type, requested.per) if requested else None
+    requested = devices.requests.get(why.resource) if devices else None
+    free = _free(allocator, why.resource, requested.per) if requested else None
     joint = devices.preferences.joint if devices else None
     if joint is not None and requested and free is not None and free >= requested.count:
-        code, places = FULL_SWITCH, _DEVICE_OBJECTS[DeviceCause.JOINT]
-        summary = f"{why.type}: not enough are free under the switches of the other devices"
+        code, places = FULL_SWITCH, _DEVICE_OBJECTS[Reason.DEVICE_JOINT]
+        summary = f"{why.resource}: not enough are free under the switches of the other devices"
         text = f"{summary} (requested {requested.count}, free on the whole node {free})"
-    elif why.cause is DeviceCause.INSUFFICIENT and requested and free is not None:
+    elif why.reason is Reason.DEVICE_INSUFFICIENT and requested and free is not None:
         text = f"{summary} (requested {requested.count}, available {free})"
     return Cause(
         code,
         text,
         summary,
-        why.type,
+        why.resource,
         requested.count if requested else None,
         free,
         objects=tuple(_object(each, node, request.title) for each in places),
@@ -199,36 +183,36 @@ def _free(allocator: NodeAllocator, kind: str, part: Mapping[str, int]) -> int |
     )
 
 
-def _held_by_plugin(
-    why: DeviceRefusal, allocator: NodeAllocator, title: PodTitle
-) -> Iterator[Cause]:
+def _held_by_plugin(why: Refusal, allocator: NodeAllocator, title: PodTitle) -> Iterator[Cause]:
     """A cause for the devices that device plugins gave to pods which no scheduler allocated them
     to."""
     node, holders, minors, count = allocator.properties.name, set[str](), set[int](), 0
     for uid, held in allocator.properties.imported.items():
         own = allocator.holdings.get(uid)
         given = own.devices if own is not None else {}
-        of_pod = {at[1] for at in held.devices if at[0] == why.type and at not in given}
+        of_pod = {at[1] for at in held.devices if at[0] == why.resource and at not in given}
         if of_pod:
             minors |= of_pod
             holders.add(title(uid))
             count += 1
     if minors:
-        summary = f"device plugins gave {why.type} devices to pods without a scheduler's allocation"
+        summary = (
+            f"device plugins gave {why.resource} devices to pods without a scheduler's allocation"
+        )
         listed = ",".join(map(str, sorted(minors)))
         pods = tuple(ObjectField("Pod", each, "spec.schedulerName") for each in sorted(holders))
         yield Cause(
             HELD_BY_PLUGIN,
-            f"{summary}: {why.type} {listed} (pods: {count})",
+            f"{summary}: {why.resource} {listed} (pods: {count})",
             summary,
-            why.type,
+            why.resource,
             None,
             len(minors),
-            objects=(*pods, ObjectField("Node", node, f"its pods with {why.type} of a plugin")),
+            objects=(*pods, ObjectField("Node", node, f"its pods with {why.resource} of a plugin")),
         )
 
 
-def _reserved(why: Rejection, allocator: NodeAllocator) -> Iterator[Cause]:
+def _reserved(why: Refusal, allocator: NodeAllocator) -> Iterator[Cause]:
     """A cause for each set of reserved CPUs, if the pod lacks CPU."""
     if why.resource != "cpu":
         return
@@ -287,13 +271,13 @@ _DEVICE: Final = ("Device", "spec.devices")
 _FULL_PCPUS_ONLY: Final = (KUBELET, "cpuManagerPolicyOptions[full-pcpus-only]")
 
 
-def _rejection_objects(why: Rejection, allocator: NodeAllocator) -> tuple[_Place, ...]:
+def _places(why: Refusal, allocator: NodeAllocator) -> tuple[_Place, ...]:
     cpus = allocator.properties.cpus
     policies = cpus.policies if cpus is not None else None
     kubelet = policies is not None and policies.full_pcpus_only
     match why.reason:
         case Reason.SMT_ALIGNMENT | Reason.BIND_POLICY_UNMET if kubelet:
-            usual = _REJECTION_OBJECTS[why.reason]
+            usual = _OBJECTS[why.reason]
             return *(place for place in usual if place != _POD_SPEC), _FULL_PCPUS_ONLY
         case Reason.BIND_POLICY_CONFLICT | Reason.NOT_GUARANTEED:
             of_node = _FULL_PCPUS_ONLY if kubelet else _label("Node", BIND_LABEL)
@@ -303,8 +287,12 @@ def _rejection_objects(why: Rejection, allocator: NodeAllocator) -> tuple[_Place
             return _NUMA_SPEC, _numa_policy_place(allocator)
         case Reason.NUMA_UNALIGNED:
             return _POD_REQUESTS, _NODE_PODS, _numa_policy_place(allocator)
+        case Reason.NOT_ON_NODE:
+            return _POD_REQUESTS, ("Node", f"status.allocatable.{why.resource}")
+        case Reason.NOT_IN_ZONES:
+            return (REPORT, f"zones[*].resources[{why.resource}]"), _POD_REQUESTS
         case _:
-            return _REJECTION_OBJECTS[why.reason]
+            return _OBJECTS[why.reason]
 
 
 def _numa_policy_place(allocator: NodeAllocator) -> _Place:
@@ -318,20 +306,14 @@ def _numa_policy_place(allocator: NodeAllocator) -> _Place:
     return _label("Node", NUMA_LABEL)
 
 
-def _misfit_objects(why: Misfit) -> tuple[_Place, ...]:
-    if why.cause is MisfitCause.NOT_ON_NODE:
-        return _POD_REQUESTS, ("Node", f"status.allocatable.{why.resource}")
-    if why.cause is MisfitCause.NOT_IN_ZONES:
-        return (REPORT, f"zones[*].resources[{why.resource}]"), _POD_REQUESTS
-    return _POD_REQUESTS, _NODE_PODS, (KUBELET, "topologyManagerPolicy")
-
-
-_REJECTION_OBJECTS: Final[dict[Reason, tuple[_Place, ...]]] = {
+_AGENT: Final = ("Node", "the agent's pod")
+_ZONE_OBJECTS: Final = (_POD_REQUESTS, _NODE_PODS, (KUBELET, "topologyManagerPolicy"))
+_OBJECTS: Final[dict[Reason, tuple[_Place, ...]]] = {
     Reason.ARCHITECTURE: (_POD_SPEC,),
     Reason.CPU_NOT_INTEGER: (_POD_REQUESTS,),
     Reason.SMT_ALIGNMENT: (_POD_REQUESTS, _POD_SPEC),
-    Reason.NO_CPU_TOPOLOGY: ((REPORT, "its report of CPUs"), ("Node", "the agent's pod")),
-    Reason.NO_NUMA_RESOURCES: ((REPORT, "zones"), ("Node", "the agent's pod")),
+    Reason.NO_CPU_TOPOLOGY: ((REPORT, "its report of CPUs"), _AGENT),
+    Reason.NO_NUMA_RESOURCES: ((REPORT, "zones"), _AGENT),
     Reason.AMPLIFIED_CPU: (_annotation("Node", AMPLIFICATION_RATIO), _POD_REQUESTS, _NODE_PODS),
     Reason.NOT_ENOUGH_CPUS: (_POD_REQUESTS, _NODE_PODS),
     Reason.BIND_POLICY_UNMET: (_POD_SPEC, _POD_REQUESTS, _NODE_PODS),
@@ -339,38 +321,39 @@ _REJECTION_OBJECTS: Final[dict[Reason, tuple[_Place, ...]]] = {
     Reason.NUMA_INSUFFICIENT: (_POD_REQUESTS, _NODE_PODS, _NUMA_SPEC),
     Reason.NUMA_COMPANION: (_POD_REQUESTS, _NODE_PODS, _NUMA_SPEC),
     Reason.NO_POOL_FITS: (("Pod", LIMITS), _NODE_PODS),
-}
-_JOINT: Final = _annotation("Pod", DEVICE_JOINT_ALLOCATE)
-_DEVICE_OBJECTS: Final[dict[DeviceCause, tuple[_Place, ...]]] = {
-    DeviceCause.INSUFFICIENT: (_POD_REQUESTS, _NODE_PODS, _DEVICE),
-    DeviceCause.NO_DEVICES: (_DEVICE, _POD_REQUESTS),
-    DeviceCause.SEVERAL_TYPES: (_DEVICE,),
-    DeviceCause.UNEVEN: (_POD_REQUESTS,),
-    DeviceCause.NO_VIRTUAL_FUNCTIONS: (_DEVICE, _annotation("Pod", DEVICE_ALLOCATE_HINT)),
-    DeviceCause.SCOPE: (_JOINT, _annotation("Pod", DEVICE_ALLOCATE_HINT), _NODE_PODS),
-    DeviceCause.NO_TOPOLOGY: (("Device", "spec.devices[*].topology"),),
-    DeviceCause.NO_PARTITION_TABLE: (_annotation("Device", GPU_PARTITIONS),),
-    DeviceCause.PARTITION_SIZE: (_POD_REQUESTS, _label("Node", PARTITION_LABEL)),
-    DeviceCause.PARTITION: (_NODE_PODS, _label("Node", PARTITION_LABEL)),
-    DeviceCause.JOINT: (_JOINT, _NODE_PODS, _DEVICE),
-}
-_AGENT: Final = ("Node", "the agent's pod")
-_MISSING_OBJECTS: Final[dict[MissingCause, tuple[_Place, ...]]] = {
-    MissingCause.NODE_UNKNOWN: (("Node", "metadata.name"),),
-    MissingCause.NO_REPORT: ((REPORT, "the object"), _AGENT),
-    MissingCause.NO_DEVICE_OBJECT: (("Device", "the object"), _AGENT),
-    MissingCause.NO_AGENT: (_AGENT,),
-    MissingCause.AGENT_NOT_READY: (_AGENT,),
-    MissingCause.STALE_REPORT: ((REPORT, "the fingerprint of its pods"), _AGENT),
-    MissingCause.CPU_LIMIT_DIFFERS: (("Pod", LIMITS),),
-    MissingCause.STATIC_KUBELET: (
+    Reason.NO_ZONE_HOLDS: _ZONE_OBJECTS,
+    Reason.ZONES_TOGETHER: _ZONE_OBJECTS,
+    Reason.NO_PREFERRED_HOLDS: _ZONE_OBJECTS,
+    Reason.SIZES_DIFFER: _ZONE_OBJECTS,
+    Reason.NODE_UNKNOWN: (("Node", "metadata.name"),),
+    Reason.NO_REPORT: ((REPORT, "the object"), _AGENT),
+    Reason.NO_DEVICE_OBJECT: (("Device", "the object"), _AGENT),
+    Reason.NO_AGENT: (_AGENT,),
+    Reason.AGENT_NOT_READY: (_AGENT,),
+    Reason.STALE_REPORT: ((REPORT, "the fingerprint of its pods"), _AGENT),
+    Reason.CPU_LIMIT_DIFFERS: (("Pod", LIMITS),),
+    Reason.STATIC_KUBELET: (
         _POD_REQUESTS,
         _annotation("Pod", SHARED_CONTAINERS),
         (KUBELET, "cpuManagerPolicy"),
     ),
-    MissingCause.GPU_ISOLATION: (_label("Pod", GPU_ISOLATION_PROVIDER), ("Node", "its GPUs")),
-    MissingCause.GPU_NOT_DIVIDED: (_POD_REQUESTS,),
-    MissingCause.TOO_COMPLEX: ((REPORT, "zones"), ("Device", "spec.devices"), _AGENT),
+    Reason.GPU_ISOLATION: (_label("Pod", GPU_ISOLATION_PROVIDER), ("Node", "its GPUs")),
+    Reason.GPU_NOT_DIVIDED: (_POD_REQUESTS,),
+    Reason.TOO_COMPLEX: ((REPORT, "zones"), ("Device", "spec.devices"), _AGENT),
+}
+_JOINT: Final = _annotation("Pod", DEVICE_JOINT_ALLOCATE)
+_DEVICE_OBJECTS: Final[dict[Reason, tuple[_Place, ...]]] = {
+    Reason.DEVICE_INSUFFICIENT: (_POD_REQUESTS, _NODE_PODS, _DEVICE),
+    Reason.DEVICE_NO_DEVICES: (_DEVICE, _POD_REQUESTS),
+    Reason.DEVICE_SEVERAL_TYPES: (_DEVICE,),
+    Reason.DEVICE_UNEVEN: (_POD_REQUESTS,),
+    Reason.DEVICE_NO_VIRTUAL_FUNCTIONS: (_DEVICE, _annotation("Pod", DEVICE_ALLOCATE_HINT)),
+    Reason.DEVICE_SCOPE: (_JOINT, _annotation("Pod", DEVICE_ALLOCATE_HINT), _NODE_PODS),
+    Reason.DEVICE_NO_TOPOLOGY: (("Device", "spec.devices[*].topology"),),
+    Reason.DEVICE_NO_PARTITION_TABLE: (_annotation("Device", GPU_PARTITIONS),),
+    Reason.DEVICE_PARTITION_SIZE: (_POD_REQUESTS, _label("Node", PARTITION_LABEL)),
+    Reason.DEVICE_PARTITION: (_NODE_PODS, _label("Node", PARTITION_LABEL)),
+    Reason.DEVICE_JOINT: (_JOINT, _NODE_PODS, _DEVICE),
 }
 
 
@@ -393,7 +376,7 @@ def offer_facts(granted: Granted) -> OfferFacts:
             NumaTrial(
                 each.nodes,
                 each.score,
-                each.rejection.reason if each.rejection else "",
+                each.refusal.reason if each.refusal else "",
                 each.whole_cores or 0,
             )
             for each in why.candidates

@@ -17,8 +17,9 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted, Missing, MissingCause, Refused
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import Needs, PodRequestError
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.apiobjects import ApiPod, GroupError, PodGroup
 from agent.model.explanation import (
     BoundFacts,
@@ -203,7 +204,7 @@ class Explainer:
         with self._cluster.lock:
             state = self._cluster.node(name)
             if state is None:
-                gone = Missing("the node was deleted", MissingCause.NODE_UNKNOWN)
+                gone = Refusal(Reason.NODE_UNKNOWN, detail="the node was deleted")
                 return NodeVerdict(name, (causes.missing_cause(gone, name, info.pod.title),)), None
             lack = state.lack(info.pod_request.needs, agents=self._cluster.agents)
             if lack is None:
@@ -227,15 +228,15 @@ class Explainer:
             allocator = allocator.without([info.group.part(each) for each in range(group.size)])
         of_node = tuple(causes.node_resource_causes(allocator, request, missing))
         found = allocator.offer(request)
-        if isinstance(found, Refused):
+        if isinstance(found, Refusal):
             of_offer = causes.causes_of(found, allocator, request, title)
             return NodeVerdict(name, (*of_offer, *of_node), not found.unresolvable), None
         if of_node:
             return NodeVerdict(name, of_node, resolvable=True), None
         if info.group is not None and missing > 1:
             whole = allocator.offer_all(parts(_PLACEHOLDERS, request, missing))
-            if isinstance(whole, Refused):
-                text = f"no room for all {missing} members that have no node: {whole.text()}"
+            if isinstance(whole, Refusal):
+                text = f"no room for all {missing} members that have no node: {whole.text}"
                 objects = (
                     ObjectField("Pod", info.pod.title, _GROUP_FIELD),
                     ObjectField("Node", name, "its pods"),

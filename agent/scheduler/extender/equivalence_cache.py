@@ -381,7 +381,7 @@ class _Row:
 
 
 def _value(result: Feasibility) -> Hashable:
-    return result.key if isinstance(result, Feasible) else (result.reason, result.unresolvable)
+    return result.key if isinstance(result, Feasible) else result
 
 
 class NumberedNode(Protocol):

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest, PodRequestError
+from agent.allocate.refusal import Refusal
 from agent.model.apiobjects import ApiPod, GroupError, PodGroup
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache, best_node
 from agent.scheduler.extender.extender import (
@@ -34,7 +35,6 @@ from agent.scheduler.state.pod_info import (
     Feasibility,
     Feasible,
     GroupRequirements,
-    Infeasible,
     PodInfo,
     PodInfoCache,
     PodName,
@@ -61,7 +61,7 @@ def filter_result(
     feasible: list[str] = []
     failed: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
-    reasons = _reasons({each for each in set(results) if isinstance(each, Infeasible)})
+    reasons = _reasons({each for each in set(results) if isinstance(each, Refusal)})
     for node, result in zip(nodes, results, strict=True):
         if isinstance(result, Feasible):
             feasible.append(node)
@@ -72,11 +72,11 @@ def filter_result(
     return ExtenderFilterResult(feasible, failed, unresolvable)
 
 
-def _reasons(infeasible: set[Infeasible]) -> dict[Infeasible, str]:
+def _reasons(refusals: set[Refusal]) -> dict[Refusal, str]:
     """kube-scheduler counts the nodes of each reason and truncates long messages: if there are many
     reasons, their amounts are omitted."""
-    many = len({each.reason for each in infeasible}) > MAX_DETAILED_REASONS
-    return {each: (many and each.summary) or each.reason for each in infeasible}
+    many = len({refusal.text for refusal in refusals}) > MAX_DETAILED_REASONS
+    return {refusal: refusal.summary if many else refusal.text for refusal in refusals}
 
 
 def only_node(nodes: Sequence[str], node: str, reason: str) -> ExtenderFilterResult:
@@ -284,10 +284,10 @@ class ExtenderHandlers:
         with self._cluster.lock:
             ineligibility = self._cluster.eligible(node, pod_request)
         if ineligibility is not None:
-            return no_nodes(nodes, ineligibility)
+            return no_nodes(nodes, ineligibility.text)
         rejection = self._groups.rejection(group, pod_request)
         if rejection is not None:
-            return no_nodes(nodes, rejection.reason, "" if rejection.unresolvable else node)
+            return no_nodes(nodes, rejection.text, "" if rejection.unresolvable else node)
         return only_node(nodes, node, f"{group.title} is on node {node}")
 
 

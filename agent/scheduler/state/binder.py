@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from agent.allocate.node_allocator.allocator import StaleOfferError
-from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import PodRequestError
+from agent.allocate.refusal import Refusal
 from agent.model.apiobjects import GroupError
 from agent.scheduler.state.cluster import Reservation, ReserveError, SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
@@ -182,7 +183,7 @@ class Binder:
         pod_request, group = info.pod_request, info.group
         ineligibility = self._cluster.eligible(node, pod_request)
         if ineligibility is not None:
-            raise BindError(f"node {node}: {ineligibility}")
+            raise BindError(f"node {node}: {ineligibility.text}")
         self._groups.expire()
         if group is not None:
             taken = self._groups.take(group, pod_request, node)
@@ -193,8 +194,8 @@ class Binder:
         if state is None:
             raise BindError(f"node {node} is not known")
         offer = state.allocator.offer(pod_request)
-        if isinstance(offer, Refused):
-            raise self._lost(f"node {node}: {offer.text()}")
+        if isinstance(offer, Refusal):
+            raise self._lost(f"node {node}: {offer.text}")
         try:
             self._cluster.reserve(node, offer)
         except StaleOfferError as error:

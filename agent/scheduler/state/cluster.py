@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate.node_allocator.answer import Granted, MissingCause
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest
@@ -23,6 +23,7 @@ from agent.allocate.node_allocator.properties import (
     prepare_devices,
     prepare_topology,
 )
+from agent.allocate.refusal import Reason, Refusal
 from agent.kube.objects import Change, ChangeKind
 from agent.model.apiobjects import PodGroup
 from agent.model.cpu.cpuset import CpuSet
@@ -130,12 +131,12 @@ class SchedulerCache:
         with self.lock:
             return tuple(each for each in self._states.values() if each.node is not None)
 
-    def eligible(self, name: str, pod_request: PodRequest) -> str | None:
+    def eligible(self, name: str, pod_request: PodRequest) -> Refusal | None:
         """Returns why the node can't take such a pod even when it is empty; None if it can."""
         with self.lock:
             state = self._states.get(name)
             if state is None:
-                return "the node is not known"
+                return Refusal(Reason.NODE_UNKNOWN, detail="the node is not known")
             return state.ineligibility(pod_request.needs, agents=self.agents)
 
     def lock_node(self, name: str, reason: str) -> None:
@@ -155,7 +156,7 @@ class SchedulerCache:
                 state.use_rules(rules)
                 self._mark_changed(state)
 
-    def without_agent(self) -> dict[str, MissingCause]:
+    def without_agent(self) -> dict[str, Reason]:
         """Why the scheduler gives no CPUs of a node, by the name of each such node, whatever pods
         it has. Omits nodes of other systems than Linux."""
         with self.lock:
@@ -164,7 +165,7 @@ class SchedulerCache:
                 for each in self.nodes()
                 if each.node is not None and each.node.labels.get(OS_LABEL, LINUX) == LINUX
             }
-            return {name: lack.cause for name, lack in found.items() if lack is not None}
+            return {name: lack.reason for name, lack in found.items() if lack is not None}
 
     @property
     def untried(self) -> int:

@@ -21,11 +21,12 @@ from typing import Final
 import msgspec
 
 from agent.allocate.node_allocator.allocator import StaleOfferError
-from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.apiobjects import PodGroup
 from agent.scheduler.state.cluster import ReserveError, SchedulerCache
-from agent.scheduler.state.pod_info import Infeasible, parts
+from agent.scheduler.state.pod_info import parts
 
 RESERVED_SECONDS: Final = 60.0
 MISSING_SECONDS: Final = 5.0
@@ -125,7 +126,7 @@ class GroupReservations:
         reserved = self._reservations.get(group.title)
         return reserved.node if reserved is not None and reserved.parts else None
 
-    def reserve(self, group: PodGroup, pod_request: PodRequest, node: str) -> Infeasible | None:
+    def reserve(self, group: PodGroup, pod_request: PodRequest, node: str) -> Refusal | None:
         """Reserves a part with that request for each member that does not have one, and for those
         that do not exist unless members of the namespace's groups did not come. Returns why that is
         not possible: the node may have changed since it was checked."""
@@ -134,12 +135,12 @@ class GroupReservations:
             members = self._members(reserved) if reserved else {}
             state = self._cluster.node(node)
             if state is None:
-                return Infeasible(f"node {node} does not exist", unresolvable=True)
+                return Refusal(Reason.NODE_UNKNOWN, detail=f"node {node} does not exist")
             number = self._size(group, len(members))
             allocator = state.allocator.without(())
         offers = allocator.offer_all(parts(group, pod_request, number))
-        if isinstance(offers, Refused):
-            return Infeasible(offers.text(), offers.unresolvable)
+        if isinstance(offers, Refusal):
+            return offers
         with self._cluster.lock:
             if self._find(group) is not reserved:
                 return None  # another request has reserved parts meanwhile
@@ -151,7 +152,7 @@ class GroupReservations:
             except (StaleOfferError, ReserveError) as error:
                 for part in unused:
                     self._cluster.release(part)
-                return Infeasible(str(error))
+                return Refusal(Reason.GROUP, detail=str(error))
             now = self._clock()
             until, missing_until = now + self._seconds, now + min(MISSING_SECONDS, self._seconds)
             self._reservations[group.title] = _GroupReservation(
@@ -160,7 +161,7 @@ class GroupReservations:
             self._due = min(self._due, missing_until)
         return None
 
-    def rejection(self, group: PodGroup, pod_request: PodRequest) -> Infeasible | None:
+    def rejection(self, group: PodGroup, pod_request: PodRequest) -> Refusal | None:
         """Returns why the pod can't join a group that has a node; None if it can, or if the group
         has no node. Reserves parts again if those of the missing members were released."""
         with self._cluster.lock:
@@ -169,20 +170,23 @@ class GroupReservations:
                 return None
             if reserved.group.size != group.size:
                 text = f"{group.title} has size {reserved.group.size}, not {group.size}"
-                return Infeasible(text, unresolvable=True)
+                return Refusal(Reason.GROUP, detail=text, lasting=True)
             members = self._members(reserved)
             if pod_request.uid in members:
                 return None
             if reserved.parts:
                 part = self._part(group, reserved, pod_request)
-                return Infeasible(part, unresolvable=True) if isinstance(part, str) else None
+                if isinstance(part, str):
+                    return Refusal(Reason.GROUP, detail=part, lasting=True)
+                return None
             if len(members) >= group.size:
-                return Infeasible(f"{group.title} has all {group.size} members", unresolvable=True)
+                text = f"{group.title} has all {group.size} members"
+                return Refusal(Reason.GROUP, detail=text, lasting=True)
         full = self.reserve(group, pod_request, reserved.node)
         if full is None:
             return None
-        text = f"{group.title} is on node {reserved.node}: {full.reason}"
-        return Infeasible(text, full.unresolvable)
+        text = f"{group.title} is on node {reserved.node}"
+        return Refusal(Reason.GROUP, detail=text, others=full.reasons)
 
     def prepare(self, group: PodGroup, pod_request: PodRequest, node: str) -> str | None:
         """Reserves the parts that `take` needs and that do not exist yet, on the group's node, or
@@ -192,9 +196,9 @@ class GroupReservations:
             reserved = self._find(group)
         if reserved is None:
             full = self.reserve(group, pod_request, node)
-            return f"{group.title}: {full.reason}" if full else None
+            return f"{group.title}: {full.text}" if full else None
         rejection = self.rejection(group, pod_request)
-        return rejection.reason if rejection else None
+        return rejection.text if rejection else None
 
     def take(self, group: PodGroup, pod_request: PodRequest, node: str) -> Granted | str:
         """Reserves a part for the pod itself; returns the reason if that fails. `prepare`, called
@@ -271,7 +275,7 @@ class GroupReservations:
             found = state.allocator.without((first.uid,)).offer(pod_request)
             if isinstance(found, Granted):
                 return first, found
-            reason = found.text()
+            reason = found.text
         return f"the part of {group.title} on node {reserved.node} is too small: {reason}"
 
 

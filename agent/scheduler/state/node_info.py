@@ -11,7 +11,6 @@ import msgspec
 from agent.allocate import node_score
 from agent.allocate.devices.need import listed_resources
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Missing, MissingCause
 from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.node_allocator.pod_request import Needs, Reads
 from agent.allocate.node_allocator.properties import (
@@ -23,6 +22,7 @@ from agent.allocate.node_allocator.properties import (
 from agent.allocate.nrt.node import ZoneReport
 from agent.allocate.placement.demand import NodeCapacity, node_capacity
 from agent.allocate.policies_in_force import PROFILES
+from agent.allocate.refusal import Reason, Refusal
 from agent.model import bounds
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import DeviceObject, DeviceType
@@ -121,7 +121,7 @@ class NodeInfo:
         self._pods = pods
         self._rules = rules or AllocatorRules()
         self._agents: dict[str, bool] = {}
-        self._ineligibilities: dict[int, str | None] = {}
+        self._ineligibilities: dict[int, Refusal | None] = {}
         self._state_numbers: dict[Reads, int] = {}
         self._properties_numbers: dict[Reads, tuple[NodeProperties, int | None]] = {}
         self._kubelet_cpus: Mapping[str, CpuSet] = {}
@@ -280,15 +280,14 @@ class NodeInfo:
             self._agents[uid] = ready
         return True
 
-    def ineligibility(self, needs: Needs, *, agents: bool) -> str | None:
+    def ineligibility(self, needs: Needs, *, agents: bool) -> Refusal | None:
         """Returns why no such pod can be placed here even when the node is empty; None if it can.
         `agents`: a node must have an agent to give CPUs or devices."""
         if self.lock_reason and (needs or self._allocator.properties.binds_all):
-            return self.lock_reason
+            return Refusal(Reason.LOCKED, detail=self.lock_reason)
         key = needs.value
         if key not in self._ineligibilities:
-            lack = self.lack(needs, agents=agents)
-            self._ineligibilities[key] = None if lack is None else lack.text
+            self._ineligibilities[key] = self.lack(needs, agents=agents)
         return self._ineligibilities[key]
 
     def state_number(self, states: NodeStates, read: Reads) -> int | None:
@@ -353,20 +352,20 @@ class NodeInfo:
         topology = self.topology
         return isinstance(topology, NodeTopology) and zones_matter(topology, self._rules.zones.type)
 
-    def lack(self, needs: Needs, *, agents: bool) -> Missing | None:
+    def lack(self, needs: Needs, *, agents: bool) -> Refusal | None:
         """What such a pod lacks here even when the node is empty, None if nothing."""
         if self.node is None:
-            return Missing("the node is not known", MissingCause.NODE_UNKNOWN)
+            return Refusal(Reason.NODE_UNKNOWN, detail="the node is not known")
         if Needs.CPUS in needs and not isinstance(self.topology, NodeTopology):
-            return _missing("NodeResourceTopology", self.topology, MissingCause.NO_REPORT)
+            return _missing("NodeResourceTopology", self.topology, Reason.NO_REPORT)
         if Needs.DEVICES in needs and not isinstance(self.devices, DeviceObject):
-            return _missing("Device", self.devices, MissingCause.NO_DEVICE_OBJECT)
+            return _missing("Device", self.devices, Reason.NO_DEVICE_OBJECT)
         if Needs.LISTED in needs and isinstance(self.devices, Unreadable):
-            return Missing(self.devices.text, MissingCause.NO_DEVICE_OBJECT)
+            return Refusal(Reason.NO_DEVICE_OBJECT, detail=self.devices.text)
         if agents and needs & (Needs.CPUS | Needs.DEVICES) and not self.agent_ready:
             if self._agents:
-                return Missing("its agent is not Ready", MissingCause.AGENT_NOT_READY)
-            return Missing("it has no agent", MissingCause.NO_AGENT)
+                return Refusal(Reason.AGENT_NOT_READY)
+            return Refusal(Reason.NO_AGENT)
         return None
 
 
@@ -409,6 +408,6 @@ def _refused_claims(topology: NodeTopology | Unreadable | None) -> dict[str, str
     return {each.uid: bounds.reason(each.reason) or "no reason" for each in found}
 
 
-def _missing(kind: str, found: Unreadable | object | None, cause: MissingCause) -> Missing:
+def _missing(kind: str, found: Unreadable | object | None, reason: Reason) -> Refusal:
     text = found.text if isinstance(found, Unreadable) else f"it has no {kind}"
-    return Missing(text, cause)
+    return Refusal(reason, detail=text)

@@ -1,7 +1,7 @@
 """A pod to schedule: its name, request and group, and the check whether a node has room for the pod
 or its group.
 
-The result of a check is `Feasible` or `Infeasible`, until the `ChangeLog` has the node again.
+The result of a check is `Feasible` or a `Refusal`, until the `ChangeLog` has the node again.
 `PodInfoCache` keeps the pods of recent scheduling cycles, so that a pod is read once for all verbs;
 `GroupMembers` knows which pods of a group exist.
 """
@@ -17,9 +17,10 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.node_allocator.pod_request import PodRequest, Reads, request_of
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.apiobjects import ApiPod, PodGroup, group_of
 from agent.model.cpu.policies import BindPolicy
 
@@ -200,12 +201,12 @@ class PodRequirements(msgspec.Struct, frozen=True):
         # The pod's own allocation on the node must not count as free for other pods of its class.
         resources = msgspec.structs.replace(self.pod_request.resources, uid="")
         found = allocator.offer(msgspec.structs.replace(self.pod_request, resources=resources))
-        if isinstance(found, Refused):
-            return Infeasible(found.text(), found.unresolvable, found.summary())
+        if isinstance(found, Refusal):
+            return found
         return Feasible(found.score, found.order)
 
 
-_GROUP: Final = "no room for the whole group"
+_NO_ROOM: Final = "no room for the whole group"
 _ANY: Final = PodGroup("", "", 0)
 
 
@@ -226,10 +227,8 @@ class GroupRequirements(msgspec.Struct, frozen=True):
 
     def check(self, allocator: NodeAllocator) -> Feasibility:
         found = allocator.offer_all(parts(_ANY, self.pod_request, self.pods))
-        if isinstance(found, Refused):
-            return Infeasible(
-                f"{_GROUP}: {found.text()}", found.unresolvable, f"{_GROUP}: {found.summary()}"
-            )
+        if isinstance(found, Refusal):
+            return Refusal(Reason.GROUP, detail=_NO_ROOM, others=found.reasons)
         return Feasible(
             sum(each.score for each in found) // len(found), max(each.order for each in found)
         )
@@ -315,17 +314,8 @@ class Feasible(msgspec.Struct, frozen=True, eq=False):
         return -self.score, self.order
 
 
-class Infeasible(msgspec.Struct, frozen=True, eq=False):
-    """A node without room. `reason` is a message for people, `summary` the same without amounts, or
-    empty. `unresolvable`: no eviction helps."""
-
-    reason: str
-    unresolvable: bool = False
-    summary: str = ""
-
-
-Feasibility = Feasible | Infeasible
-UNKNOWN_NODE: Final = Infeasible("the node is not known to the scheduler", unresolvable=True)
+Feasibility = Feasible | Refusal
+UNKNOWN_NODE: Final = Refusal(Reason.NODE_UNKNOWN, detail="the node is not known to the scheduler")
 
 
 MAX_NAMES: Final = 100_000
@@ -387,7 +377,7 @@ class CheckedNodes(Protocol):
 
     def node(self, name: str) -> CheckedNode | None: ...
 
-    def eligible(self, name: str, pod_request: PodRequest) -> str | None: ...
+    def eligible(self, name: str, pod_request: PodRequest) -> Refusal | None: ...
 
 
 class RequirementsCheck(msgspec.Struct, frozen=True):
@@ -433,7 +423,7 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
         if state is None:
             return UNKNOWN_NODE
         if (ineligibility := self.cluster.eligible(node, pod_request)) is not None:
-            return Infeasible(ineligibility, unresolvable=True)
+            return ineligibility
         allocator = state.allocator
         number = state.state_number(
             self.cluster.node_states, pod_request.reads(allocator.properties)

@@ -18,7 +18,7 @@ from agent.allocate.device_holders.holdings import (
 from agent.allocate.device_holders.names import keys, meaning
 from agent.allocate.devices.allocation import allocate
 from agent.allocate.devices.inventory import inventory, node_devices
-from agent.allocate.devices.need import DeviceRefusal
+from agent.allocate.refusal import Refusal
 from agent.model.devices import holding
 from agent.model.devices.device_allocation import DEVICE_ALLOCATE_HINT, sum_amounts
 from agent.model.devices.holding import DeviceHolding, Form, HoldingSource, ReportedDevices
@@ -383,7 +383,7 @@ def test_a_scheduler_allocates_no_device_that_pods_hold(
         used_now, used_functions = dict(used), dict(taken_functions)
         for step in range(40):
             allocation = allocate(node_devices(devices, used_now, used_functions), request_)
-            if isinstance(allocation, DeviceRefusal):
+            if isinstance(allocation, Refusal):
                 assert step or holdings_, "devices are available"
                 break
             for kind, chosen in allocation.devices.items():

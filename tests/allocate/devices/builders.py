@@ -9,8 +9,8 @@ import msgspec
 
 from agent.allocate.devices.allocation import Allocation, allocate
 from agent.allocate.devices.inventory import LinkTable, NodeDevices, inventory, node_devices
-from agent.allocate.devices.need import DeviceRefusal
 from agent.allocate.devices.partitions import Partitions
+from agent.allocate.refusal import Refusal
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import VirtualFunctions
 from agent.model.devices.device_object import Device, DeviceTopology, VfGroup, VirtualFunction
@@ -86,7 +86,7 @@ def allocation(
     annotations: Mapping[str, object] | None = None,
     numa: int | None = None,
     strategy: Strategy | None = None,
-) -> Allocation | DeviceRefusal:
+) -> Allocation | Refusal:
     """`annotations`: their contents."""
     texts = {key: msgspec.json.encode(value).decode() for key, value in (annotations or {}).items()}
     request = device_request(amounts, texts)
@@ -94,6 +94,6 @@ def allocation(
     return allocate(devices_of_node, request, numa=numa, strategy=strategy)
 
 
-def minors(found: Allocation | DeviceRefusal, kind: str = "gpu") -> list[int]:
+def minors(found: Allocation | Refusal, kind: str = "gpu") -> list[int]:
     assert isinstance(found, Allocation), found
     return [each.minor for each in found.devices[kind]]

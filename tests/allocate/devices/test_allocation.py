@@ -5,8 +5,8 @@ import pytest
 
 from agent.allocate.devices.allocation import Allocation, allocate, node_score
 from agent.allocate.devices.inventory import inventory, linked, node_devices
-from agent.allocate.devices.need import DeviceCause, DeviceRefusal
 from agent.allocate.devices.partitions import partitions
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_object import GPU_PARTITIONS
 from agent.model.pod.device_request import device_request
@@ -45,7 +45,7 @@ def test_a_request_is_converted_by_the_memory_of_each_card() -> None:
     assert isinstance(found, Allocation)
     (card,) = found.devices["gpu"]
     assert (card.minor, card.resources) == (1, {MEMORY: 600, RATIO: 30})
-    assert isinstance(allocation(both, {RATIO: 60}), DeviceRefusal)
+    assert isinstance(allocation(both, {RATIO: 60}), Refusal)
 
 
 def test_an_allocation_has_the_requested_and_the_derived_amounts() -> None:
@@ -95,7 +95,7 @@ def test_a_required_scope(
     hint = {"gpu": {"requiredTopologyScope": scope}}
     found = allocation(node(EIGHT, used), {CARDS: cards}, {HINT: hint})
     if expected is None:
-        assert found == DeviceRefusal("gpu", DeviceCause.SCOPE)
+        assert found == Refusal(Reason.DEVICE_SCOPE, "gpu")
     else:
         assert minors(found) == expected
 
@@ -120,8 +120,8 @@ def test_shares_of_several_cards_within_a_scope() -> None:
     found = allocation(node(EIGHT, {0: 80}), {SHARED: 2, MEMORY: BYTES}, {HINT: hint})
     assert minors(found) == [2, 3]
     two = node(EIGHT[:2], {0: 80})
-    assert allocation(two, {SHARED: 2, MEMORY: BYTES}, {HINT: hint}) == DeviceRefusal(
-        "gpu", DeviceCause.SCOPE
+    assert allocation(two, {SHARED: 2, MEMORY: BYTES}, {HINT: hint}) == Refusal(
+        Reason.DEVICE_SCOPE, "gpu"
     )
 
 
@@ -163,12 +163,10 @@ def test_unhealthy_devices_are_not_chosen_and_apply_for_all_skips_them() -> None
     hint = {"rdma": {"allocateStrategy": "ApplyForAll"}}
     assert minors(allocation(node(nics), {RDMA: 10}, {HINT: hint}), "rdma") == [0, 2, 3]
     unhealthy = [nic(0, healthy=False)]
-    assert allocation(node(unhealthy), {RDMA: 10}, {HINT: hint}) == DeviceRefusal(
-        "rdma", DeviceCause.INSUFFICIENT
+    assert allocation(node(unhealthy), {RDMA: 10}, {HINT: hint}) == Refusal(
+        Reason.DEVICE_INSUFFICIENT, "rdma"
     )
-    assert allocation(node(unhealthy), {RDMA: 10}) == DeviceRefusal(
-        "rdma", DeviceCause.INSUFFICIENT
-    )
+    assert allocation(node(unhealthy), {RDMA: 10}) == Refusal(Reason.DEVICE_INSUFFICIENT, "rdma")
 
 
 def test_selectors_and_numa_nodes_exclude_devices() -> None:
@@ -177,8 +175,8 @@ def test_selectors_and_numa_nodes_exclude_devices() -> None:
     node_ = node(labelled)
     assert minors(allocation(node_, {CARDS: 2}, {HINT: hint})) == [1, 3]
     assert minors(allocation(node_, {CARDS: 1}, {HINT: hint}, numa=0b1100)) == [3]
-    assert allocation(node_, {CARDS: 2}, {HINT: hint}, numa=0b1100) == DeviceRefusal(
-        "gpu", DeviceCause.INSUFFICIENT
+    assert allocation(node_, {CARDS: 2}, {HINT: hint}, numa=0b1100) == Refusal(
+        Reason.DEVICE_INSUFFICIENT, "gpu"
     )
 
 
@@ -195,9 +193,7 @@ def test_exclusion_by_switch_avoids_switches_in_use() -> None:
     hint = {"gpu": {"exclusivePolicy": "PCIeLevel"}}
     node_ = node(EIGHT, {0: 10, 2: 10})
     assert minors(allocation(node_, {CARDS: 1}, {HINT: hint})) == [4]
-    assert allocation(node_, {CARDS: 5}, {HINT: hint}) == DeviceRefusal(
-        "gpu", DeviceCause.INSUFFICIENT
-    )
+    assert allocation(node_, {CARDS: 5}, {HINT: hint}) == Refusal(Reason.DEVICE_INSUFFICIENT, "gpu")
 
 
 def test_virtual_functions_are_allocated_in_numeric_order() -> None:
@@ -206,7 +202,7 @@ def test_virtual_functions_are_allocated_in_numeric_order() -> None:
     buses = ["0000:40:00.10", "0000:40:00.2", "0000:40:00.a"]
     one = [nic(0, functions=buses)]
 
-    def taken(*held: str) -> Allocation | DeviceRefusal:
+    def taken(*held: str) -> Allocation | Refusal:
         node_ = node(one, taken={("rdma", 0): frozenset(held)})
         return allocation(node_, {RDMA: 1}, {HINT: hint})
 
@@ -214,22 +210,20 @@ def test_virtual_functions_are_allocated_in_numeric_order() -> None:
         found = taken(*held)
         assert isinstance(found, Allocation)
         assert [each.bus for each in found.devices["rdma"][0].functions] == [expected]
-    assert taken(*buses) == DeviceRefusal("rdma", DeviceCause.INSUFFICIENT)
-    assert allocation(node([nic(0)]), {RDMA: 1}, {HINT: hint}) == DeviceRefusal(
-        "rdma", DeviceCause.NO_VIRTUAL_FUNCTIONS
+    assert taken(*buses) == Refusal(Reason.DEVICE_INSUFFICIENT, "rdma")
+    assert allocation(node([nic(0)]), {RDMA: 1}, {HINT: hint}) == Refusal(
+        Reason.DEVICE_NO_VIRTUAL_FUNCTIONS, "rdma"
     )
 
 
 def test_a_type_that_the_node_does_not_have() -> None:
-    assert allocation(node([nic(0)]), {CARDS: 1}) == DeviceRefusal("gpu", DeviceCause.NO_DEVICES)
+    assert allocation(node([nic(0)]), {CARDS: 1}) == Refusal(Reason.DEVICE_NO_DEVICES, "gpu")
 
 
 def test_a_scope_is_refused_when_a_card_has_no_topology() -> None:
     node_ = node([gpu(0), gpu(1, None)])
     hint = {"gpu": {"requiredTopologyScope": "PCIe"}}
-    assert allocation(node_, {CARDS: 1}, {HINT: hint}) == DeviceRefusal(
-        "gpu", DeviceCause.NO_TOPOLOGY
-    )
+    assert allocation(node_, {CARDS: 1}, {HINT: hint}) == Refusal(Reason.DEVICE_NO_TOPOLOGY, "gpu")
     assert minors(allocation(node_, {CARDS: 2})) == [0, 1]
 
 
@@ -270,8 +264,8 @@ def test_the_same_switches_require_a_nic_under_each() -> None:
     found = allocation(node_, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE})
     assert minors(found, "rdma") == [0, 1]
     without = node([*EIGHT[:4], nics[0]])
-    assert allocation(without, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE}) == DeviceRefusal(
-        "rdma", DeviceCause.INSUFFICIENT
+    assert allocation(without, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE}) == Refusal(
+        Reason.DEVICE_INSUFFICIENT, "rdma"
     )
 
 
@@ -298,8 +292,8 @@ def test_one_numa_node_may_be_required_instead_of_one_switch() -> None:
     found = allocation(node_, {CARDS: 2, RDMA: 50}, {JOINT: joint})
     assert minors(found) == [4, 5]
     assert minors(found, "rdma") == [1]
-    assert isinstance(allocation(node_, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE}), DeviceRefusal)
-    assert isinstance(allocation(node_, {CARDS: 5, RDMA: 50}, {JOINT: joint}), DeviceRefusal)
+    assert isinstance(allocation(node_, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE}), Refusal)
+    assert isinstance(allocation(node_, {CARDS: 5, RDMA: 50}, {JOINT: joint}), Refusal)
 
 
 def test_gpus_near_a_leading_nic() -> None:
@@ -315,7 +309,7 @@ def test_a_card_with_few_used_bytes_is_not_allocated_whole() -> None:
     held = {("gpu", 0): {CORE: 0, RATIO: 0, MEMORY: 9}}
     node_ = node_devices(inventory([gpu(0), gpu(1)]), held)
     assert minors(allocation(node_, {CARDS: 1})) == [1]
-    assert allocation(node_, {CARDS: 2}) == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)
+    assert allocation(node_, {CARDS: 2}) == Refusal(Reason.DEVICE_INSUFFICIENT, "gpu")
     assert minors(allocation(node_, {RATIO: 99})) == [0]
 
 
@@ -323,5 +317,5 @@ def test_a_card_that_lists_half_of_its_resources_is_allocated_by_half_at_most() 
     """The amounts derived from the requested bytes must be available too."""
     half = msgspec.structs.replace(gpu(0), resources={CORE: 50, RATIO: 50, MEMORY: BYTES // 2})
     found = allocation(node([half]), {SHARED: 1, MEMORY: BYTES // 2})
-    assert found == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)
+    assert found == Refusal(Reason.DEVICE_INSUFFICIENT, "gpu")
     assert minors(allocation(node([half, gpu(1)]), {SHARED: 1, MEMORY: BYTES // 2})) == [1]

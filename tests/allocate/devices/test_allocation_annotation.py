@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.devices.allocation import Allocation, allocate, device_allocated
 from agent.allocate.devices.inventory import inventory, node_devices
-from agent.allocate.devices.need import DeviceCause, DeviceRefusal
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.devices.device_allocation import (
     DeviceAmounts,
     VirtualFunctions,
@@ -64,8 +64,8 @@ def test_successive_pods_never_get_the_same_device(percents: list[int]) -> None:
         assert request is not None
         free = node_devices(known, held, taken)
         found = allocate(free, request)
-        if isinstance(found, DeviceRefusal):
-            assert found.cause is DeviceCause.INSUFFICIENT
+        if isinstance(found, Refusal):
+            assert found.reason is Reason.DEVICE_INSUFFICIENT
             continue
         pod = {DEVICE_ALLOCATED: device_allocated(found)}
         allocated_functions = virtual_functions(pod)

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from agent.allocate.devices.allocation import SAME_CARDS, device_hints
-from agent.allocate.devices.need import DeviceCause, DeviceRefusal
 from agent.allocate.numa.hint import TopologyHint
 from agent.allocate.numa.koordinator_merge import merge
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.pod.device_request import device_request
 from tests.allocate.devices.builders import CARDS, RDMA, gpu, nic, node
@@ -14,7 +14,7 @@ NICS = [nic(each, each) for each in range(2)]
 
 def hints(
     used: dict[int, int], amounts: dict[str, int], numa_nodes: int = 2
-) -> dict[str, tuple[TopologyHint, ...]] | DeviceRefusal:
+) -> dict[str, tuple[TopologyHint, ...]] | Refusal:
     request = device_request(amounts, {})
     assert request is not None
     return device_hints(node([*FOUR, *NICS], used), request, range(numa_nodes))
@@ -52,7 +52,7 @@ def test_masks_may_include_numa_nodes_without_devices() -> None:
 
 
 def test_hints_of_a_node_with_too_few_cards_are_refused() -> None:
-    assert hints({0: 1}, {CARDS: 4}) == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)
+    assert hints({0: 1}, {CARDS: 4}) == Refusal(Reason.DEVICE_INSUFFICIENT, "gpu")
 
 
 def test_device_hints_merge_with_cpu_hints() -> None:

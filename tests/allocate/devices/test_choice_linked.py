@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.devices.inventory import linked
-from agent.allocate.devices.need import DeviceCause, DeviceRefusal
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import GpuObjective
 from tests.allocate.devices.builders import (
     CARDS,
@@ -60,7 +60,7 @@ def test_within_a_required_scope(scope: str, expected: list[int]) -> None:
     hint = {"gpu": {"requiredTopologyScope": scope}}
     assert minors(allocation(node_, {CARDS: 2}, {HINT: hint})) == expected
     found = allocation(node_, {CARDS: 5}, {HINT: hint})
-    assert found == DeviceRefusal("gpu", DeviceCause.SCOPE)
+    assert found == Refusal(Reason.DEVICE_SCOPE, "gpu")
 
 
 NICS = [nic(each, each // 2, f"p{each}") for each in range(4)]

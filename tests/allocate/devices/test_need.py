@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from agent.allocate.devices.allocation import Allocation, allocate, device_allocated, node_score
 from agent.allocate.devices.inventory import inventory, node_devices
-from agent.allocate.devices.need import DeviceCause, DeviceRefusal, listed_resources, typed
+from agent.allocate.devices.need import listed_resources, typed
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.devices.device_object import (
@@ -50,7 +51,7 @@ def requested(
     devices: list[Device],
     amounts: Mapping[str, int],
     annotations: Mapping[str, object] | None = None,
-) -> DeviceRequest | DeviceRefusal:
+) -> DeviceRequest | Refusal:
     """The request of a pod in a cluster with one node, which has these devices."""
     texts = {key: json.dumps(value) for key, value in (annotations or {}).items()}
     request = device_request(amounts, texts, listed_resources(devices))
@@ -98,26 +99,31 @@ def test_amounts_are_divided_by_those_of_a_whole_device(
 @pytest.mark.parametrize(
     ("devices", "amounts", "resource", "cause"),
     [
-        ([], {"koordinator.sh/xpu": 1}, "koordinator.sh/xpu", DeviceCause.NO_DEVICES),
-        (PERCENT, {"koordinator.sh/vpu": 1, XPU: 1}, "koordinator.sh/vpu", DeviceCause.NO_DEVICES),
-        (PERCENT, {XPU: 150}, XPU, DeviceCause.UNEVEN),
-        (PARTED, {CORE: 150}, CORE, DeviceCause.UNEVEN),
-        (PARTED, {CORE: 200, MEMORY: 1}, f"{CORE}, {MEMORY}", DeviceCause.UNEVEN),
-        (PARTED, {CORE: 150, MEMORY: 24 * GIB}, f"{CORE}, {MEMORY}", DeviceCause.UNEVEN),
-        (xpus({XPU: 0}), {XPU: 1}, XPU, DeviceCause.INSUFFICIENT),
+        ([], {"koordinator.sh/xpu": 1}, "koordinator.sh/xpu", Reason.DEVICE_NO_DEVICES),
+        (
+            PERCENT,
+            {"koordinator.sh/vpu": 1, XPU: 1},
+            "koordinator.sh/vpu",
+            Reason.DEVICE_NO_DEVICES,
+        ),
+        (PERCENT, {XPU: 150}, XPU, Reason.DEVICE_UNEVEN),
+        (PARTED, {CORE: 150}, CORE, Reason.DEVICE_UNEVEN),
+        (PARTED, {CORE: 200, MEMORY: 1}, f"{CORE}, {MEMORY}", Reason.DEVICE_UNEVEN),
+        (PARTED, {CORE: 150, MEMORY: 24 * GIB}, f"{CORE}, {MEMORY}", Reason.DEVICE_UNEVEN),
+        (xpus({XPU: 0}), {XPU: 1}, XPU, Reason.DEVICE_INSUFFICIENT),
         (
             [device("xpu", 0, {XPU: 1}), device("vpu", 0, {XPU: 1})],
             {XPU: 1},
             XPU,
-            DeviceCause.SEVERAL_TYPES,
+            Reason.DEVICE_SEVERAL_TYPES,
         ),
     ],
     ids=str,
 )
 def test_requests_that_a_node_cannot_satisfy_are_refused_with_the_resource(
-    devices: list[Device], amounts: dict[str, int], resource: str, cause: DeviceCause
+    devices: list[Device], amounts: dict[str, int], resource: str, cause: Reason
 ) -> None:
-    assert requested(devices, amounts) == DeviceRefusal(resource, cause)
+    assert requested(devices, amounts) == Refusal(cause, resource)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +214,8 @@ def test_hints_apply_to_every_type(
 
 def test_a_number_of_devices_is_the_same_in_all_resources() -> None:
     hint = {HINT: {"xpu": {"allocateStrategy": "RequestsAsCount"}}}
-    assert requested(PARTED, {CORE: 2, MEMORY: 3}, hint) == DeviceRefusal(
-        f"{CORE}, {MEMORY}", DeviceCause.UNEVEN
+    assert requested(PARTED, {CORE: 2, MEMORY: 3}, hint) == Refusal(
+        Reason.DEVICE_UNEVEN, f"{CORE}, {MEMORY}"
     )
 
 
@@ -218,7 +224,7 @@ def test_devices_without_a_topology_are_on_no_numa_node(numa: int | None, refuse
     request = requested(PERCENT, {XPU: 50})
     assert isinstance(request, DeviceRequest)
     found = allocate(node_devices(inventory(PERCENT), {}), request, numa=numa)
-    expected = DeviceRefusal("xpu", DeviceCause.NO_TOPOLOGY)
+    expected = Refusal(Reason.DEVICE_NO_TOPOLOGY, "xpu")
     assert (found == expected) if refused else isinstance(found, Allocation)
 
 
@@ -285,14 +291,14 @@ def outcome(case: Case) -> object:
     try:
         request = device_request(case.amounts, texts, listed_resources(case.devices))
     except RequestError as error:
-        return DeviceCause.UNEVEN if error.reason is RequestFault.UNIT else error.reason
+        return Reason.DEVICE_UNEVEN if error.reason is RequestFault.UNIT else error.reason
     assert request is not None
     found = typed(request, node_.inventory)
-    if isinstance(found, DeviceRefusal):
-        return found.cause
+    if isinstance(found, Refusal):
+        return found.reason
     chosen = allocate(node_, found, numa=case.numa, strategy=case.strategy)
-    if isinstance(chosen, DeviceRefusal):
-        return chosen.type, chosen.cause
+    if isinstance(chosen, Refusal):
+        return chosen.resource, chosen.reason
     strategy = case.strategy or Strategy.LEAST_ALLOCATED
     score = node_score(node_, found, chosen, strategy, numa=case.numa)
     return json.loads(device_allocated(chosen)), score

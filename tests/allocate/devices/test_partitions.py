@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.allocate.devices.need import DeviceCause, DeviceRefusal
 from agent.allocate.devices.partitions import Partitions, partitions
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import PARTITION_LABEL
 from agent.model.devices.device_object import GPU_PARTITIONS
 from agent.model.pod.annotations import AnnotationError
@@ -66,7 +66,7 @@ def test_restricted_uses_only_the_best_score(policy: str, expected: list[int] | 
     node_ = node(EIGHT, {2: 1, 4: 1}, partitions=reported(PAIRS))
     found = allocation(node_, {CARDS: 2}, {PARTITION: {"allocatePolicy": policy}})
     if expected is None:
-        assert found == DeviceRefusal("gpu", DeviceCause.PARTITION)
+        assert found == Refusal(Reason.DEVICE_PARTITION, "gpu")
     else:
         assert minors(found) == expected
 
@@ -83,20 +83,20 @@ def test_a_requested_bandwidth() -> None:
         4,
         5,
     ]
-    assert allocation(node_, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "1Ti"}}) == DeviceRefusal(
-        "gpu", DeviceCause.PARTITION
+    assert allocation(node_, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "1Ti"}}) == Refusal(
+        Reason.DEVICE_PARTITION, "gpu"
     )
 
 
 @pytest.mark.parametrize(
-    ("cards", "cause"), [(3, DeviceCause.PARTITION_SIZE), (2, DeviceCause.PARTITION)], ids=str
+    ("cards", "cause"), [(3, Reason.DEVICE_PARTITION_SIZE), (2, Reason.DEVICE_PARTITION)], ids=str
 )
 def test_honor_refuses_cards_outside_the_table_and_prefer_allows_them(
-    cards: int, cause: DeviceCause
+    cards: int, cause: Reason
 ) -> None:
     used = {0: 1, 2: 1, 4: 1}
     honoring = node(EIGHT, used, partitions=reported(PAIRS, HONOR))
-    assert allocation(honoring, {CARDS: cards}) == DeviceRefusal("gpu", cause)
+    assert allocation(honoring, {CARDS: cards}) == Refusal(cause, "gpu")
     preferring = node(EIGHT, used, partitions=reported(PAIRS))
     assert len(minors(allocation(preferring, {CARDS: cards}))) == cards
 
@@ -133,7 +133,7 @@ def test_models_with_a_known_table(model: str, vendor: str) -> None:
     assert minors(allocation(node(EIGHT, {1: 1}, partitions=known), {CARDS: 2})) == [2, 3]
     assert allocation(
         node(EIGHT, partitions=partitions({}, {}, {MODEL: model, **HONOR})), {CARDS: 3}
-    ) == DeviceRefusal("gpu", DeviceCause.PARTITION_SIZE)
+    ) == Refusal(Reason.DEVICE_PARTITION_SIZE, "gpu")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_other_models_have_no_table(labels: dict[str, str]) -> None:
     known = partitions({}, {}, labels)
     assert known.table is None
     found = allocation(node(EIGHT, partitions=known), {CARDS: 1}, {PARTITION: {}})
-    assert found == DeviceRefusal("gpu", DeviceCause.NO_PARTITION_TABLE)
+    assert found == Refusal(Reason.DEVICE_NO_PARTITION_TABLE, "gpu")
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from agent.allocate.kubelet.static_policy import AllocationRefused
 from agent.allocate.kubelet.whole_cores import WholeCores
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
-from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.pod_request import Reads, request_of
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import PROFILES, NodePolicies
+from agent.allocate.refusal import Refusal
 from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
@@ -45,7 +46,7 @@ def plain(name: str, cpus: int) -> Pod:
     return Pod(name, (Container(str(cpus)),))
 
 
-def answer(allocator: NodeAllocator, pod: Pod) -> Granted | Refused:
+def answer(allocator: NodeAllocator, pod: Pod) -> Granted | Refusal:
     return allocator.offer(request_of(api_pod(pod)))
 
 
@@ -55,8 +56,8 @@ def test_pods_are_placed_as_the_kubelet_admits_them(pod: Pod) -> None:
     if not pod.refused:
         assert isinstance(found, Granted), found
     else:
-        assert isinstance(found, Refused)
-        assert f"({pod.refused}, kubelet: full-pcpus-only" in found.text()
+        assert isinstance(found, Refusal)
+        assert f"({pod.refused}, kubelet: full-pcpus-only" in found.text
         assert found.unresolvable
 
 
@@ -75,9 +76,9 @@ def test_the_cpus_of_assigned_pods_are_not_available() -> None:
     allocator.record(holding_of(api_pod(plain("b", 4))))
     assert allocator.state(Reads.ZONES) != state
     found = answer(allocator, plain("c", 2))
-    assert isinstance(found, Refused)
+    assert isinstance(found, Refusal)
     assert not found.unresolvable
-    assert found.text() == (
+    assert found.text == (
         "cpu: not enough CPUs that suit the bind policy (container c0, kubelet: full-pcpus-only "
         "with 2 threads a core, requested 2, available 0)"
     )

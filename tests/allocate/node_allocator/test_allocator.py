@@ -5,9 +5,8 @@ import json
 import msgspec
 import pytest
 
-from agent.allocate.devices.need import DeviceCause, DeviceRefusal
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
-from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import (
     AssignedPod,
     DeviceOverlap,
@@ -17,7 +16,7 @@ from agent.allocate.node_allocator.assigned_pods import (
 from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.allocate.policies_in_force import PROFILES, NodePolicies
-from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
@@ -39,13 +38,13 @@ CARDS_ON_BOTH = [gpu(each, each // 2, f"p{each}") for each in range(4)]
 
 def granted(allocator: NodeAllocator, api_pod: ApiPod) -> Granted:
     found = allocator.offer(request_of(api_pod))
-    assert isinstance(found, Granted), found.text()
+    assert isinstance(found, Granted), found.text
     return found
 
 
-def refusal(allocator: NodeAllocator, api_pod: ApiPod) -> Refused:
+def refusal(allocator: NodeAllocator, api_pod: ApiPod) -> Refusal:
     found = allocator.offer(request_of(api_pod))
-    assert isinstance(found, Refused)
+    assert isinstance(found, Refusal)
     return found
 
 
@@ -88,7 +87,7 @@ def test_pods_that_an_older_koordinator_bound_to_pools_are_not_overcommitted() -
         1
     ]
     (reason,) = refusal(allocator, pod("more", {"cpu": 2}, "LS")).reasons
-    assert isinstance(reason, Rejection)
+    assert isinstance(reason, Refusal)
     assert (reason.resource, reason.requested, reason.available) == ("cpu", 2000, 1000)
     assert granted(allocator, pod("last", {"cpu": 1}, "LS"))
     allocator.release("old")
@@ -124,7 +123,7 @@ def test_the_kubelets_policy_does_not_apply_to_pods_without_koordinator_keys() -
     assert granted(NodeAllocator(make_properties(policies=kubelet)), unlabelled).annotations() == {}
     assert STATUS in granted(NodeAllocator(make_properties(policy=ONE)), unlabelled).annotations()
     bound = NodeAllocator(make_properties(policies=NodePolicies(bind_label=BindPolicy.FULL_PCPUS)))
-    assert refusal(bound, unlabelled).reasons == (Rejection(Reason.CPU_NOT_INTEGER, "cpu", 500),)
+    assert refusal(bound, unlabelled).reasons == (Refusal(Reason.CPU_NOT_INTEGER, "cpu", 500),)
 
 
 WHOLE_CORES = [
@@ -154,7 +153,7 @@ def test_full_pcpus_only_nodes_allocate_cores_to_guaranteed_lse_and_lsr_pods(
     lenient = NodeAllocator(make_properties(policies=policies))
     for api_pod in others:
         found = refusal(strict, api_pod)
-        assert found.text().startswith(
+        assert found.text.startswith(
             "the node allocates cores to Guaranteed, LSE and LSR pods only (pod: "
         )
         assert found.unresolvable
@@ -205,7 +204,7 @@ def test_amplified_cpu_is_counted_for_every_pod() -> None:
     allocator = NodeAllocator(make_properties(cpu_ratio=2.0, cpu_milli=32_000))
     bind(allocator, pod("a", {"cpu": 15}, "LSR"))
     assert isinstance(allocator.offer(request_of(pod("b", {"cpu": 2}))), Granted)
-    assert refusal(allocator, pod("b", {"cpu": 3})).text() == (
+    assert refusal(allocator, pod("b", {"cpu": 3})).text == (
         "cpu: not enough amplified CPU (requested 3, available 2)"
     )
 
@@ -217,7 +216,7 @@ def test_cpus_need_a_node_resource_topology() -> None:
         pod("a", {"cpu": 1}, notes={NUMA_SPEC: {"numaTopologyPolicy": "Restricted"}}),
     ):
         found = refusal(without_cpus, api_pod)
-        assert found.text() == "node n has no usable NodeResourceTopology"
+        assert found.text == "node n has no usable NodeResourceTopology"
         assert found.unresolvable
     found_without = granted(without_cpus, pod("a", {"cpu": 1}, "LS"))
     assert (found_without.annotations(), found_without.score) == ({}, 0)
@@ -225,7 +224,7 @@ def test_cpus_need_a_node_resource_topology() -> None:
 
 def test_devices_need_a_device_object() -> None:
     found = refusal(NodeAllocator(make_properties()), pod("a", {"cpu": 1, CARDS: 1}))
-    assert found.text() == "node n has no Device object"
+    assert found.text == "node n has no Device object"
     assert found.unresolvable
 
 
@@ -350,8 +349,8 @@ def test_devices_that_zones_count_too_are_not_counted_twice() -> None:
 def test_a_refusal_for_devices_has_the_reason_of_the_device_allocation() -> None:
     allocator = NodeAllocator(make_properties(policy=ONE, devices=CARDS_ON_BOTH))
     found = refusal(allocator, pod("a", {"cpu": 1, CARDS: 5}))
-    assert found.reasons == (DeviceRefusal("gpu", DeviceCause.INSUFFICIENT),)
-    assert found.text() == "gpu: not enough devices are free"
+    assert found.reasons == (Refusal(Reason.DEVICE_INSUFFICIENT, "gpu"),)
+    assert found.text == "gpu: not enough devices are free"
     assert not found.unresolvable
     assert refusal(allocator, pod("a", {RDMA: 1})).unresolvable
 
@@ -437,7 +436,7 @@ def test_shares_of_gpus_need_the_isolation_provider_of_the_pod() -> None:
     label = {"koordinator.sh/gpu-isolation-provider": "HAMi-core"}
     part = pod("a", {GPU: 50}, labels=label)
     found = refusal(NodeAllocator(node), part)
-    assert found.text() == "GPU isolation provider: requested HAMi-core, available none"
+    assert found.text == "GPU isolation provider: requested HAMi-core, available none"
     assert found.unresolvable
     allocator = NodeAllocator(msgspec.structs.replace(node, isolation="HAMi-core"))
     assert cards(granted(allocator, part)) == [0]
@@ -590,7 +589,7 @@ def test_amplified_cpu_is_charged_to_pods_that_the_kubelet_aligns() -> None:
     found = granted(allocator, pod("a", {"cpu": "1500m"}))
     assert found.annotations() == {}
     allocator.commit(found)
-    assert refusal(allocator, pod("b", {"cpu": 31})).text() == (
+    assert refusal(allocator, pod("b", {"cpu": 31})).text == (
         "cpu: not enough amplified CPU (requested 31, available 30500m)"
     )
 
@@ -676,7 +675,7 @@ def test_other_policies_refuse_cpus_and_cards_on_different_numa_nodes(policy: Nu
         )
     )
     found = refusal(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
-    assert "no NUMA nodes that the policy admits" in found.text()
+    assert "no NUMA nodes that the policy admits" in found.text
     assert not found.unresolvable
 
 
@@ -690,7 +689,7 @@ def test_a_pod_whose_cpu_limit_differs_gets_no_exclusive_cpus(
     found = refusal(allocator, pod("a", {"cpu": 2}, qos, limits=limits))
     limit = limits.get("cpu", "not set")
     text = f"container c: requests.cpu is 2, limits.cpu is {limit}: {qos} pods need equal amounts"
-    assert (found.text(), found.summary(), found.unresolvable) == (text, text, True)
+    assert (found.text, found.summary, found.unresolvable) == (text, text, True)
     assert granted(allocator, pod("a", {"cpu": 2}, qos, limits={"cpu": 2}))
 
 

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions, pod_allocation
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
-from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import AssignedPod, Overlap
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
+from agent.allocate.refusal import Refusal
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import ExclusivePolicy, NumaPolicy
 from agent.model.pod.annotations import RESOURCE_SPEC
@@ -89,7 +90,7 @@ def test_offers_change_nothing_and_commits_rebuild_from_annotations(node, steps)
         found = allocator.offer(requested)
         assert allocator.holdings == before
         assert allocator.offer(requested) == found
-        if isinstance(found, Refused):
+        if isinstance(found, Refusal):
             assert found.reasons
             continue
         committed = allocator.commit(found).allocation

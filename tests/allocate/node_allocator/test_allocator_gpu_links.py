@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties, node_properties
 from agent.allocate.policies_in_force import NodePolicies
+from agent.allocate.refusal import Refusal
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import GpuObjective, NumaPolicy
 from agent.model.devices import device_object, interconnect
@@ -78,8 +79,8 @@ def pod_request(cards: int, uid: str = "a", **more: object) -> PodRequest:
     return request_of(pod(uid, amounts, "LSR", more))
 
 
-def cards(found: Granted | Refused) -> tuple[int, ...]:
-    assert isinstance(found, Granted), found.text()
+def cards(found: Granted | Refusal) -> tuple[int, ...]:
+    assert isinstance(found, Granted), found.text
     assert found.device_allocation is not None
     return tuple(sorted(each.minor for each in found.device_allocation.devices["gpu"]))
 
@@ -146,9 +147,9 @@ def test_the_cards_of_a_group_are_the_best_for_the_whole_group(free: int) -> Non
     allocator = node(VOLTA_PAIRS, others(tuple(members(free))), table=False)
     found = allocator.offer_all([pod_request(2, uid) for uid in "ab"])
     if free.bit_count() < 4:
-        assert isinstance(found, Refused)
+        assert isinstance(found, Refusal)
         return
-    assert not isinstance(found, Refused), found.text()
+    assert not isinstance(found, Refusal), found.text
     one, two = map(cards, found)
     assert tuple(sorted({*one, *two})) == best_by_enumeration(SPEEDS, free, 4, DISTANCES)
 

@@ -7,12 +7,12 @@ import json
 import msgspec
 import pytest
 
-from agent.allocate.devices.need import DeviceCause, DeviceRefusal
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import DeviceOverlap, Imported, holding_of
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest, request_of
 from agent.allocate.node_allocator.properties import NodeProperties, node_properties
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.apiobjects import ApiPod
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.devices.device_object import Device, DeviceObject, DeviceTopology
@@ -35,7 +35,7 @@ def request_with_xpu(api_pod: ApiPod) -> PodRequest:
 
 def granted(allocator: NodeAllocator, api_pod: ApiPod) -> Granted:
     found = allocator.offer(request_with_xpu(api_pod))
-    assert isinstance(found, Granted), found.text()
+    assert isinstance(found, Granted), found.text
     return found
 
 
@@ -45,9 +45,9 @@ def bind(allocator: NodeAllocator, api_pod: ApiPod) -> ApiPod:
     return annotated(api_pod, found.annotations())
 
 
-def refusal(allocator: NodeAllocator, api_pod: ApiPod) -> Refused:
+def refusal(allocator: NodeAllocator, api_pod: ApiPod) -> Refusal:
     found = allocator.offer(request_with_xpu(api_pod))
-    assert isinstance(found, Refused)
+    assert isinstance(found, Refusal)
     return found
 
 
@@ -74,7 +74,7 @@ def test_the_allocation_is_written_and_read_back() -> None:
     )
     bind(restarted, pod("b", {XPU: 60}))
     full = refusal(restarted, pod("c", {XPU: 60}))
-    assert full.reasons == (DeviceRefusal("xpu", DeviceCause.INSUFFICIENT),)
+    assert full.reasons == (Refusal(Reason.DEVICE_INSUFFICIENT, "xpu"),)
     assert not full.unresolvable
     restarted.release("a")
     assert minors(granted(restarted, pod("c", {XPU: 60}))) == [0]
@@ -97,7 +97,7 @@ def test_a_koordinator_resource_that_no_device_has_is_refused_with_its_name(
     found = refusal(
         new_allocator(allocatable, devices=devices), pod("a", {"cpu": 1, KOORDINATOR_XPU: 50})
     )
-    assert found.text() == f"{KOORDINATOR_XPU}: the node has none"
+    assert found.text == f"{KOORDINATOR_XPU}: the node has none"
     assert found.unresolvable
 
 
@@ -108,7 +108,7 @@ def test_a_resource_that_the_device_object_does_not_list_is_assigned_by_the_kube
     """This requires that its device plugin reports the resource."""
     api_pod = pod("a", {"cpu": 1, XPU: 2})
     found = refusal(new_allocator(devices=devices), api_pod)
-    assert found.text() == f"{XPU}: the node has none"
+    assert found.text == f"{XPU}: the node has none"
     found = granted(new_allocator({XPU: 4}, devices=devices), api_pod)
     assert (found.device_allocation, found.annotations()) == (None, {})
     without_xpu = new_allocator({XPU: 4}, devices=devices).offer(request_of(api_pod))

@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.allocate.refusal import Refusal
 from agent.model.cpu.cpuset import union
 from tests.fixtures.fleet import CARDS, SINGLE, SMALL, Kind, Model, gpu_pod, gpu_share_pod, owner
 from tests.scheduler import clusters
@@ -36,7 +37,7 @@ def cards(granted: Granted) -> set[int]:
 def offers(allocator: NodeAllocator, kind: Kind, count: int) -> tuple[Granted, ...]:
     """The offers; checks that all of them can be committed."""
     found = allocator.offer_all(pod_requests(kind, count))
-    assert not isinstance(found, Refused), found.text()
+    assert not isinstance(found, Refusal), found.text
     before = dict(allocator.holdings)
     trial = allocator.without(())
     for each in found:
@@ -53,9 +54,9 @@ def test_pods_with_exclusive_cpus_share_none() -> None:
 
 def test_a_group_is_refused_when_one_pod_does_not_fit() -> None:
     found = allocator_of(SMALL).offer_all(pod_requests(owner(16, 8), 3))
-    assert isinstance(found, Refused)
-    assert found.text().startswith("cpu: not enough free CPUs (requested 16, available ")
-    assert found.summary() == "cpu: not enough free CPUs"
+    assert isinstance(found, Refusal)
+    assert found.text.startswith("cpu: not enough free CPUs (requested 16, available ")
+    assert found.summary == "cpu: not enough free CPUs"
 
 
 def test_the_cards_of_a_group_are_behind_one_switch() -> None:
@@ -83,9 +84,9 @@ def test_without_a_large_enough_switch_the_pods_get_any_free_cards(before: int) 
         taken(allocator, gpu_pod(1), f"before-{number}")
     found = allocator.offer_all(pod_requests(gpu_pod(1), 4))
     if before == 5:
-        assert isinstance(found, Refused)
+        assert isinstance(found, Refusal)
     else:
-        assert not isinstance(found, Refused)
+        assert not isinstance(found, Refusal)
         assert len(set.union(*map(cards, found))) == 4
 
 

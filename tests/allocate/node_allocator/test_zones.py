@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
-from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.policies_in_force import NodePolicies
+from agent.allocate.refusal import Refusal
 from agent.model.apiobjects import ApiPod
 from agent.model.cpu.policies import NumaPolicy, Strategy
 from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
@@ -57,11 +58,11 @@ def test_an_unlabelled_pod_must_fit_the_reported_zones() -> None:
     allocator = new_allocator()
     assert fits(allocator, unlabelled(8))
     found = allocator.offer(request_of(unlabelled(9)))
-    assert isinstance(found, Refused)
-    assert found.text() == ("container c requests 9 cpu: NUMA nodes 0, 1 have at most 8 left each")
+    assert isinstance(found, Refusal)
+    assert found.text == ("container c requests 9 cpu: NUMA nodes 0, 1 have at most 8 left each")
     assert found.unresolvable
     unlisted = allocator.offer(request_of(pod("a", {"cpu": 1, "example.com/x": 1})))
-    assert isinstance(unlisted, Refused)
+    assert isinstance(unlisted, Refusal)
     assert unlisted.unresolvable
 
 
@@ -111,13 +112,13 @@ def test_a_node_with_unknown_pods_is_refused_to_pods_that_use_zones() -> None:
     allocator = new_allocator()
     allocator.update_report(allocator.properties.zones, None)
     refused = allocator.offer(request_of(unlabelled(1)))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert refused.unresolvable
-    assert "other pods than the scheduler knows" in refused.text()
+    assert "other pods than the scheduler knows" in refused.text
     assert fits(allocator, pod("b", {"cpu": 1, "memory": 1}))
     unresolvable = allocator.offer(request_of(unlabelled(9)))
-    assert isinstance(unresolvable, Refused)
-    assert "container c requests 9 cpu" in unresolvable.text()
+    assert isinstance(unresolvable, Refusal)
+    assert "container c requests 9 cpu" in unresolvable.text
 
 
 def test_a_shortage_that_preemption_can_end_is_resolvable() -> None:
@@ -126,7 +127,7 @@ def test_a_shortage_that_preemption_can_end_is_resolvable() -> None:
     )
     for cpus, unresolvable in ((8, False), (9, True)):
         found = allocator.offer(request_of(unlabelled(cpus)))
-        assert isinstance(found, Refused)
+        assert isinstance(found, Refusal)
         assert found.unresolvable is unresolvable
 
 
@@ -268,17 +269,17 @@ def test_the_kubelets_restricted_policy_admits_only_the_fewest_numa_nodes_of_an_
     allocator = restricted(dict.fromkeys(range(4), 3000))
     assert fits(allocator, guaranteed(3, qos))
     found = allocator.offer(request_of(guaranteed(4, qos)))
-    assert isinstance(found, Refused)
-    assert found.text() == (
+    assert isinstance(found, Refusal)
+    assert found.text == (
         "pod requests 4 cpu: the kubelet's topology manager prefers 1 NUMA node: at most 3 left "
         "there"
     )
     assert not found.unresolvable
     assert fits(allocator, guaranteed(6, qos))
     found = allocator.offer(request_of(guaranteed(8, qos)))
-    assert isinstance(found, Refused)
-    assert "prefers 2 NUMA nodes: at most 6 left there" in found.text()
-    assert "prefers 2 NUMA nodes: not that much is left there" in found.summary()
+    assert isinstance(found, Refusal)
+    assert "prefers 2 NUMA nodes: at most 6 left there" in found.text
+    assert "prefers 2 NUMA nodes: not that much is left there" in found.summary
     assert fits(restricted({0: 1000, 1: 1000, 2: 4000, 3: 4000}), guaranteed(8, qos))
 
 
@@ -289,8 +290,8 @@ def test_resources_with_different_preferred_numbers_of_numa_nodes_are_unresolvab
     allocator = restricted(dict.fromkeys(range(4), 4000))
     assert fits(allocator, guaranteed(8, qos, **{NIC: 2}))
     found = allocator.offer(request_of(guaranteed(8, qos, **{NIC: 1})))
-    assert isinstance(found, Refused)
-    assert found.text() == (
+    assert isinstance(found, Refusal)
+    assert found.text == (
         f"pod requests 1 {NIC}: the kubelet's topology manager prefers 1 NUMA node for it, and "
         "more for the rest"
     )
@@ -314,8 +315,8 @@ def test_an_owner_fits_on_the_numa_node_of_its_init_container(cpus: int, admitte
     with_init = msgspec.structs.replace(owner, init_containers=(first,))
     found = allocator.offer(request_of(with_init))
     assert isinstance(found, Granted) is admitted
-    if isinstance(found, Refused):
-        assert "prefers 1 NUMA node: at most 2 left there" in found.text()
+    if isinstance(found, Refusal):
+        assert "prefers 1 NUMA node: at most 2 left there" in found.text
     assert fits(allocator, owner)
 
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.nrt.filter import PASSED, Misfit, MisfitCause, ZoneFit, filter, parts_of
+from agent.allocate.nrt.filter import PASSED, ZoneFit, filter, parts_of
 from agent.allocate.nrt.node import ZonedNode, zoned_node
+from agent.allocate.refusal import Reason, Refusal
 from agent.model.nrt.node_annotations import AGENT_SETTINGS
 from agent.model.pod.zone_request import PartKind, ZonedPod
 from tests.allocate.nrt.values import CPU, GPU, NIC, container, node, pod, sidecar, topology
@@ -22,8 +23,8 @@ def small(cpus: int = 1, memory: int = GIB, **more: int) -> Any:
     return container(cpu=cpus * CPU, memory=memory, **more)
 
 
-def misfit(found: ZoneFit | Misfit) -> Misfit:
-    assert isinstance(found, Misfit)
+def misfit(found: ZoneFit | Refusal) -> Refusal:
+    assert isinstance(found, Refusal)
     return found
 
 
@@ -48,7 +49,7 @@ def test_memory_is_compared_unless_the_kubelet_takes_it_from_any_numa_node(
     reported = zoned_node(topology(zones, policy, annotations=notes), zones[0])
     found = filter(reported, pod(container(cpu=CPU, **amounts)))
     assert isinstance(found, ZoneFit) == fits
-    assert isinstance(filter(reported, pod(small(9))), Misfit) == (policy == SINGLE)
+    assert isinstance(filter(reported, pod(small(9))), Refusal) == (policy == SINGLE)
 
 
 def test_a_pod_without_requests_passes_any_node() -> None:
@@ -77,31 +78,31 @@ def test_pod_scope_puts_all_containers_on_one_numa_node() -> None:
     node_ = node(TWO, scope="pod")
     assert filter(node_, pod(small(4), small(4))) == ZoneFit((1,))
     found = misfit(filter(node_, pod(small(4), small(4), small(1))))
-    assert (found.unaligned, found.kind) == ("cannot align pod", PartKind.POD)
-    assert filter(node_, pod(small(4), small(4), overhead={"cpu": 1})) == Misfit(
-        MisfitCause.NO_ZONE_HOLDS, PartKind.POD, "", "cpu", 8 * CPU + 1, 8 * CPU, (0, 1)
+    assert (found.kind, found.name) == (PartKind.POD, "")
+    assert filter(node_, pod(small(4), small(4), overhead={"cpu": 1})) == Refusal(
+        Reason.NO_ZONE_HOLDS, "cpu", 8 * CPU + 1, 8 * CPU, (0, 1), kind=PartKind.POD
     )
 
 
 def test_an_init_container_releases_its_resources() -> None:
     assert filter(node(TWO), pod(small(8), init=(small(8), small(8)))) == ZoneFit((1, 1, 1))
     found = misfit(filter(node(TWO), pod(small(1), init=(small(9),))))
-    assert found.unaligned == "cannot align init container"
+    assert found.kind == PartKind.INIT
 
 
 @pytest.mark.parametrize("scope", ["container", "pod"])
 def test_a_sidecar_keeps_its_resources_while_the_containers_run(scope: str) -> None:
     one = node({0: {"cpu": 4 * CPU, "memory": 8 * GIB}}, scope=scope)
     side = sidecar(cpu=3 * CPU, memory=GIB)
-    assert isinstance(filter(one, pod(small(3), init=(side,))), Misfit)
+    assert isinstance(filter(one, pod(small(3), init=(side,))), Refusal)
     assert filter(one, pod(small(1), init=(side,))) != PASSED
-    assert isinstance(filter(one, pod(small(1), init=(side, small(2)))), Misfit)
+    assert isinstance(filter(one, pod(small(1), init=(side, small(2)))), Refusal)
     assert isinstance(filter(one, pod(small(1), init=(small(2), side))), ZoneFit)
 
 
 def test_a_sidecar_that_fits_nowhere_is_named() -> None:
     found = misfit(filter(node(TWO), pod(small(), init=(sidecar("mesh", cpu=9 * CPU, memory=1),))))
-    assert (found.unaligned, found.name) == ("cannot align sidecar container", "mesh")
+    assert (found.kind, found.name) == (PartKind.SIDECAR, "mesh")
 
 
 def test_a_pod_that_is_not_guaranteed_needs_a_numa_node_with_the_resource_but_no_amount() -> None:
@@ -117,7 +118,7 @@ def test_the_kubelet_aligns_only_the_devices_of_a_pod_with_pod_level_resources(s
     """As in kubelet 1.36.3 without the feature gate PodLevelResourceManagers."""
     node_ = node({0: {**TWO[0], NIC: 1}, 1: TWO[1]}, scope=scope)
     whole = {"cpu": 99 * CPU, "memory": 99 * GIB}
-    assert isinstance(filter(node_, pod(container(**whole))), Misfit)
+    assert isinstance(filter(node_, pod(container(**whole))), Refusal)
     found = pod(container(**whole), requests=whole, limits=whole)
     assert filter(node_, found) == ZoneFit((0,))
     assert found.whole.taken == {}
@@ -142,22 +143,22 @@ def test_numa_ids_have_gaps_and_some_have_no_cpus() -> None:
 @pytest.mark.parametrize(
     ("requested", "cause", "resource", "unresolvable"),
     [
-        ({"example.com/licence": 1}, MisfitCause.NOT_ON_NODE, "example.com/licence", True),
-        ({"hugepages-1Gi": 1}, MisfitCause.NOT_ON_NODE, "hugepages-1Gi", True),
-        ({"memory": 1}, MisfitCause.NOT_IN_ZONES, "memory", True),
-        ({"cpu": 2 * CPU}, MisfitCause.NO_ZONE_HOLDS, "cpu", False),
-        ({"gpu": 2}, MisfitCause.NO_ZONE_HOLDS, GPU, False),
+        ({"example.com/licence": 1}, Reason.NOT_ON_NODE, "example.com/licence", True),
+        ({"hugepages-1Gi": 1}, Reason.NOT_ON_NODE, "hugepages-1Gi", True),
+        ({"memory": 1}, Reason.NOT_IN_ZONES, "memory", True),
+        ({"cpu": 2 * CPU}, Reason.NO_ZONE_HOLDS, "cpu", False),
+        ({"gpu": 2}, Reason.NO_ZONE_HOLDS, GPU, False),
     ],
 )
 def test_the_reason_names_the_resource(
-    requested: dict[str, int], cause: MisfitCause, resource: str, unresolvable: bool
+    requested: dict[str, int], cause: Reason, resource: str, unresolvable: bool
 ) -> None:
     node_ = node({0: {"cpu": CPU, GPU: 1}, 1: {"cpu": CPU}})
     guaranteed = pod(container(**{"nic": 1, **requested}), kube_class="guaranteed")
     found = misfit(filter(node_, guaranteed))
-    assert (found.cause, found.resource, found.unresolvable) == (cause, resource, unresolvable)
-    assert resource in found.text()
-    assert "container main" in found.text()
+    assert (found.reason, found.resource, found.unresolvable) == (cause, resource, unresolvable)
+    assert resource in found.text
+    assert "container main" in found.text
 
 
 def test_resources_that_no_numa_node_reports_may_be_anywhere() -> None:
@@ -176,8 +177,8 @@ def test_the_reason_names_the_numa_nodes_with_the_other_resources() -> None:
 def test_under_restricted_all_numa_nodes_together_must_suffice() -> None:
     node_ = node(TWO, "restricted")
     found = misfit(filter(node_, pod(small(6), small(7))))
-    assert (found.cause, found.requested, found.available) == (
-        MisfitCause.ZONES_TOGETHER,
+    assert (found.reason, found.requested, found.available) == (
+        Reason.ZONES_TOGETHER,
         13 * CPU,
         12 * CPU,
     )
@@ -189,39 +190,45 @@ def test_under_restricted_all_numa_nodes_together_must_suffice() -> None:
     ("found", "text", "summary"),
     [
         (
-            Misfit(
-                MisfitCause.NO_ZONE_HOLDS, PartKind.CONTAINER, "main", "cpu", 2500, 1000, (0, 2)
+            Refusal(
+                Reason.NO_ZONE_HOLDS,
+                "cpu",
+                2500,
+                1000,
+                (0, 2),
+                kind=PartKind.CONTAINER,
+                name="main",
             ),
             "container main requests 2500m cpu: NUMA nodes 0, 2 have at most 1 left each",
             "container main requests 2500m cpu: no NUMA node has that much left",
         ),
         (
-            Misfit(MisfitCause.NO_ZONE_HOLDS, PartKind.POD, "", GPU, 1, None, (1,)),
+            Refusal(Reason.NO_ZONE_HOLDS, GPU, 1, None, (1,), kind=PartKind.POD),
             f"pod requests 1 {GPU}: NUMA node 1 has none",
             f"pod requests 1 {GPU}: no NUMA node has that much left",
         ),
         (
-            Misfit(MisfitCause.ZONES_TOGETHER, PartKind.POD, "", GPU, 5, 4, (0, 1)),
+            Refusal(Reason.ZONES_TOGETHER, GPU, 5, 4, (0, 1), kind=PartKind.POD),
             f"pod requests 5 {GPU}: all NUMA nodes together have 4 left",
             f"pod requests 5 {GPU}: all NUMA nodes together do not have that much left",
         ),
         (
-            Misfit(MisfitCause.NOT_ON_NODE, PartKind.INIT, "copy", GPU, 5),
+            Refusal(Reason.NOT_ON_NODE, GPU, 5, kind=PartKind.INIT, name="copy"),
             f"init container copy requests 5 {GPU}: the node has none",
             f"init container copy requests 5 {GPU}: the node has none",
         ),
         (
-            Misfit(MisfitCause.NOT_IN_ZONES, PartKind.POD, "", "memory", 5),
+            Refusal(Reason.NOT_IN_ZONES, "memory", 5, kind=PartKind.POD),
             "pod requests 5 memory: the NodeResourceTopology reports none in any zone",
             "pod requests 5 memory: the NodeResourceTopology reports none in any zone",
         ),
     ],
 )
 def test_the_reason_with_and_without_the_available_amount(
-    found: Misfit, text: str, summary: str
+    found: Refusal, text: str, summary: str
 ) -> None:
-    assert found.text() == text
-    assert found.summary() == summary
+    assert found.text == text
+    assert found.summary == summary
 
 
 amounts = st.integers(0, 6)
@@ -249,7 +256,7 @@ def test_the_containers_of_a_fitting_pod_fit_together(
 ) -> None:
     before = node(node_, scope=scope)
     found = filter(before, requested)
-    if isinstance(found, Misfit):
+    if isinstance(found, Refusal):
         return
     taken: Counter[tuple[str, int]] = Counter()
     for part, zone in zip(parts_of(before, requested), found.zones, strict=True):

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from agent.allocate import layout as layouts
 from agent.allocate.kubelet.static_policy import AllocationRefused, StaticOptions
-from agent.allocate.nrt.filter import Misfit, filter
+from agent.allocate.nrt.filter import filter
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.numa.hint import Merged, TopologyHint, ids, subsets
+from agent.allocate.refusal import Refusal
 from agent.model.apiobjects import ApiContainer, ApiPod
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
@@ -190,7 +191,7 @@ def test_a_pod_passes_if_the_kubelet_admits_it(
 ) -> None:
     kubelet, node, pod, scope = case
     found = filter(node, zoned_pod(pod))
-    assert kubelet.admits(pod, scope) is not isinstance(found, Misfit), found
+    assert kubelet.admits(pod, scope) is not isinstance(found, Refusal), found
 
 
 @given(cases(NumaPolicy.SINGLE_NUMA_NODE))
@@ -199,7 +200,7 @@ def test_a_kubelet_with_single_numa_node_admits_the_pods_that_pass(
 ) -> None:
     """It also admits containers with parts of a CPU that do not pass: they share the CPUs."""
     kubelet, node, pod, scope = case
-    passes = not isinstance(filter(node, zoned_pod(pod)), Misfit)
+    passes = not isinstance(filter(node, zoned_pod(pod)), Refusal)
     event("passes" if passes else "does not pass")
     assert not passes or kubelet.admits(pod, scope)
 
@@ -222,9 +223,9 @@ def test_under_single_numa_node_a_container_fits_on_the_numa_node_of_an_init_con
         kubelet = Kubelet(policy, state, {0: 0, 1: 0}, {0: 0, 1: 0}, single)
         assert kubelet.admits(pod, "container") is admitted
         found = filter(node, zoned_pod(pod))
-        assert isinstance(found, Misfit) is not admitted
-        if isinstance(found, Misfit):
-            assert found.text() == (
+        assert isinstance(found, Refusal) is not admitted
+        if isinstance(found, Refusal):
+            assert found.text == (
                 "container main requests 7 cpu: the kubelet's topology manager prefers 1 NUMA "
                 "node: at most 6 left there"
             )
@@ -244,5 +245,5 @@ def test_a_reusable_part_of_a_core_may_bind_the_pod_to_its_numa_node() -> None:
     topology = NodeTopology("n", zones, "restricted", "container", annotations=STATIC)
     containers = [container(name, memory=1, cpu=cpu) for name, cpu in (("a", 2000), ("b", 6000))]
     pod = api_pod(*containers, init=(container("i", memory=1, cpu=CPU),))
-    assert not isinstance(filter(zoned_node(topology, ()), zoned_pod(pod)), Misfit)
+    assert not isinstance(filter(zoned_node(topology, ()), zoned_pod(pod)), Refusal)
     assert not kubelet.admits(pod, "container")

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.nrt.filter import Misfit, ZoneFit, filter
+from agent.allocate.nrt.filter import ZoneFit, filter
 from agent.allocate.nrt.node import FAR, MAX_NUMA_NODES, zoned_node
+from agent.allocate.refusal import Refusal
 from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
 from tests.allocate.nrt.values import CPU, GPU, container, node, pod, topology
@@ -42,7 +43,11 @@ def test_an_empty_node_has_all_allocatable_resources() -> None:
     object_ = NodeTopology(
         "node-a", (Zone(0, {"cpu": Amounts(8 * CPU, 6 * CPU, CPU)}),), "single-numa-node"
     )
-    for cpus, now, when_empty in ((1, ZoneFit, ZoneFit), (6, Misfit, ZoneFit), (7, Misfit, Misfit)):
+    for cpus, now, when_empty in (
+        (1, ZoneFit, ZoneFit),
+        (6, Refusal, ZoneFit),
+        (7, Refusal, Refusal),
+    ):
         pod_a = pod(container(cpu=cpus * CPU), kube_class="guaranteed")
         assert isinstance(filter(zoned_node(object_, ()), pod_a), now)
         assert isinstance(filter(zoned_node(object_, (), empty=True), pod_a), when_empty)

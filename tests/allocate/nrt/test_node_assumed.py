@@ -3,8 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.nrt.filter import Misfit, ZoneFit, filter
+from agent.allocate.nrt.filter import ZoneFit, filter
 from agent.allocate.nrt.node import Assumed, without
+from agent.allocate.refusal import Refusal
 from agent.model.pod.zone_request import ZonedPod
 from tests.allocate.nrt.values import CPU, GPU, container, node, pod
 
@@ -29,14 +30,14 @@ def test_a_pod_on_an_unknown_numa_node_is_subtracted_from_each() -> None:
         "memory": {0: 7, 1: 7},
         GPU: {1: 0},
     }
-    assert isinstance(filter(after, requesting(2)), Misfit)
+    assert isinstance(filter(after, requesting(2)), Refusal)
 
 
 def test_a_pod_is_subtracted_once_from_the_sum() -> None:
     after = without(node(TWO, "restricted"), [Assumed(anywhere=requesting(3).whole.taken)])
     assert after.together["cpu"] == 5 * CPU
     assert isinstance(filter(after, requesting(5)), ZoneFit)
-    assert isinstance(filter(after, requesting(6)), Misfit)
+    assert isinstance(filter(after, requesting(6)), Refusal)
 
 
 def test_amounts_are_never_negative_and_unreported_resources_stay_unreported() -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.allocate.refusal import Reason, Refusal
 from agent.host.daemon import Periodic
 from agent.scheduler.process import RETRY_SECONDS
-from agent.scheduler.state.pod_info import ChangedNodes, Feasibility, Feasible, Infeasible
+from agent.scheduler.state.pod_info import ChangedNodes, Feasibility, Feasible
 from agent.scheduler.state.pods_api import unscheduled_pods
 from agent.scheduler.unschedulable.queue import QueuedPod, UnschedulableQueue
 from agent.scheduler.unschedulable.retry import ROOM_FOUND, Retry
@@ -39,7 +40,11 @@ class Room:
         self.free = False
 
     def run(self, node: str) -> Feasibility:
-        return Feasible(1) if self.free and node == NODE else Infeasible("full")
+        return (
+            Feasible(1)
+            if self.free and node == NODE
+            else Refusal(Reason.NOT_ENOUGH_CPUS, detail="full")
+        )
 
     def changed_since(self, serial: int) -> ChangedNodes:
         return ChangedNodes(self.serial, frozenset([NODE] if serial < self.serial else []))

@@ -29,6 +29,7 @@ from agent.scheduler.state.watches import Watches
 from tests.deploy.manifests import objects as manifests
 from tests.integration.apiserver.server import ApiServer
 from tests.scheduler import objects
+from tests.scheduler.clusters import ineligibility
 from tests.waiting import eventually
 
 PATIENCE_SECONDS = 60.0
@@ -187,7 +188,7 @@ def test_a_kind_that_is_installed_later_is_watched(apiserver: ApiServer, node_na
     gpu = objects.pod_request({"cpu": "1", "nvidia.com/gpu": "1"})
     try:
         with watching(apiserver) as (cluster, it):
-            assert cluster.eligible(node_name, gpu) == "it has no Device"
+            assert ineligibility(cluster, node_name, gpu) == "it has no Device"
             apiserver.apply(definition)
             eventually("served", lambda: served(apiserver, DEVICES), PATIENCE_SECONDS)
             apiserver.create(DEVICES, objects.devices(node_name))
@@ -200,7 +201,7 @@ def test_a_kind_that_is_installed_later_is_watched(apiserver: ApiServer, node_na
             apiserver.admin.delete(path)
             eventually(
                 "the watch reports the removal",
-                lambda: cluster.eligible(node_name, gpu) == "it has no Device",
+                lambda: ineligibility(cluster, node_name, gpu) == "it has no Device",
                 PATIENCE_SECONDS,
             )
     finally:

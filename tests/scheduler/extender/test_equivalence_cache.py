@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.allocate.refusal import Reason, Refusal
 from agent.scheduler.extender import equivalence_cache
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.state.pod_info import (
@@ -16,7 +17,6 @@ from agent.scheduler.state.pod_info import (
     ChangeLog,
     Feasibility,
     Feasible,
-    Infeasible,
 )
 
 
@@ -62,7 +62,9 @@ class Nodes:
         if node not in self.free:
             return UNKNOWN_NODE
         left = self.free[node] - cpus
-        return Feasible(left) if left >= 0 else Infeasible(f"{-left} CPUs too few")
+        return (
+            Feasible(left) if left >= 0 else Refusal(Reason.GROUP, detail=f"{-left} CPUs too few")
+        )
 
 
 class CpuCheck(msgspec.Struct, frozen=True):
@@ -82,7 +84,7 @@ class CpuCheck(msgspec.Struct, frozen=True):
 
 def values_of(results: list[Feasibility]) -> list[object]:
     """Scores and reasons: results themselves are compared by identity."""
-    return [each.score if isinstance(each, Feasible) else each.reason for each in results]
+    return [each.score if isinstance(each, Feasible) else each.text for each in results]
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.node_allocator.properties import AllocatorRules
+from agent.allocate.refusal import Refusal
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.apiobjects import GROUP_ANNOTATION
 from agent.model.cpu.policies import PlacementPolicy
@@ -303,7 +304,7 @@ def test_another_pod_is_filtered_while_a_group_is_tried_on_a_node(
 
     def slow(
         allocator: NodeAllocator, pod_requests: Sequence[PodRequest]
-    ) -> tuple[Granted, ...] | Refused:
+    ) -> tuple[Granted, ...] | Refusal:
         pod = scene.pod(owner(2, 4), "other")
         other = threading.Thread(target=lambda: answered.append(scene.fits(pod, ["b"])))
         other.start()

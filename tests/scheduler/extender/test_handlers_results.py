@@ -6,6 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.allocate.refusal import Reason, Refusal
 from agent.scheduler.extender.handlers import (
     best_node,
     filter_result,
@@ -13,10 +14,10 @@ from agent.scheduler.extender.handlers import (
     only_node,
     priorities,
 )
-from agent.scheduler.state.pod_info import UNKNOWN_NODE, Feasibility, Feasible, Infeasible
+from agent.scheduler.state.pod_info import UNKNOWN_NODE, Feasibility, Feasible
 
-FULL = Infeasible("no room")
-BROKEN = Infeasible("no agent", unresolvable=True)
+FULL = Refusal(Reason.GROUP, detail="no room")
+BROKEN = Refusal(Reason.NO_AGENT)
 NODES = ["c", "a", "b", "d"]
 
 
@@ -24,7 +25,7 @@ def test_feasible_nodes_are_returned_and_the_others_have_reasons() -> None:
     result = filter_result(NODES, [Feasible(3), FULL, BROKEN, Feasible(9)], best_only=False)
     assert result.node_names == ["c", "d"]
     assert result.failed_nodes == {"a": "no room"}
-    assert result.failed_and_unresolvable_nodes == {"b": "no agent"}
+    assert result.failed_and_unresolvable_nodes == {"b": "it has no agent"}
 
 
 def test_if_all_nodes_fit_their_names_are_returned_unchanged() -> None:
@@ -46,16 +47,17 @@ def test_the_reasons_are_returned_if_no_node_is_feasible() -> None:
 
 
 def test_few_reasons_have_amounts_and_many_do_not() -> None:
-    few = [Infeasible(f"CPUs (requested 9, available {free})", summary="CPUs") for free in range(5)]
+    few = [Refusal(Reason.NOT_ENOUGH_CPUS, "cpu", 9000, 1000 * free) for free in range(5)]
     nodes = [f"n{place}" for place in range(7)]
     result = filter_result(nodes[:5], few, best_only=False)
     assert result.failed_nodes == {
-        f"n{free}": f"CPUs (requested 9, available {free})" for free in range(5)
+        f"n{free}": f"cpu: not enough free CPUs (requested 9, available {free})"
+        for free in range(5)
     }
-    more = [*few, Infeasible("CPUs (requested 9, available 5)", summary="CPUs"), BROKEN]
+    more = [*few, Refusal(Reason.NOT_ENOUGH_CPUS, "cpu", 9000, 5000), BROKEN]
     result = filter_result(nodes, more, best_only=False)
-    assert result.failed_nodes == dict.fromkeys(nodes[:6], "CPUs")
-    assert result.failed_and_unresolvable_nodes == {"n6": "no agent"}
+    assert result.failed_nodes == dict.fromkeys(nodes[:6], "cpu: not enough free CPUs")
+    assert result.failed_and_unresolvable_nodes == {"n6": "it has no agent"}
 
 
 def test_score_precedes_order_and_order_precedes_the_name() -> None:

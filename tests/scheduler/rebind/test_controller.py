@@ -15,6 +15,7 @@ from agent.scheduler.rebind.planning import RebindRules
 from agent.scheduler.state.cluster import SchedulerCache
 from tests.kube.fake_api_server import Server
 from tests.scheduler import objects
+from tests.scheduler.clusters import ineligibility
 from tests.scheduler.rebind.world import World
 
 OLD = {"a": "0,4", "b": "1,5", "c": "2-3", "d": "6"}
@@ -34,9 +35,9 @@ def fragmented(world: World) -> None:
         world.owner(name, cpus, count=2 if name == "c" else 0)
 
 
-def ineligible(cluster: SchedulerCache) -> str | None:
+def ineligible(cluster: SchedulerCache) -> str:
     """Why a pod that needs an exclusive CPU is not eligible for the node."""
-    return cluster.eligible("n1", objects.pod_request({"cpu": "1"}, "LSR"))
+    return ineligibility(cluster, "n1", objects.pod_request({"cpu": "1"}, "LSR"))
 
 
 def test_a_fragmented_node_is_defragmented(world: World) -> None:
@@ -105,7 +106,7 @@ def test_the_node_is_locked_until_the_end(world: World) -> None:
     assert world.cluster.eligible("n1", objects.pod_request({"cpu": "1"})) is None
     world.finish()
     assert locked == ["RebindResource r moves pods of the node"] * 5
-    assert ineligible(world.cluster) is None
+    assert ineligible(world.cluster) == ""
 
 
 def test_a_new_process_locks_the_node_before_its_first_step(world: World) -> None:
@@ -211,7 +212,7 @@ def test_a_rebind_that_moves_no_pod_succeeds(world: World) -> None:
     status = world.finish()
     assert (status["phase"], status["reason"]) == ("Succeed", "no pods could be placed better")
     assert "plan" not in status
-    assert ineligible(world.cluster) is None
+    assert ineligible(world.cluster) == ""
 
 
 FIXED: dict[str, tuple[dict[str, Any], RebindRules, str]] = {
@@ -315,4 +316,4 @@ def test_a_deleted_rebind_unlocks_the_node(world: World) -> None:
     world.requests.changed([Change(ChangeKind.DELETED, ObjectKey("", "r"), request)])
     world.rebinds.clear()
     world.controller.step()
-    assert ineligible(world.cluster) is None
+    assert ineligible(world.cluster) == ""

@@ -22,7 +22,7 @@ from tests.allocate.node_allocator.builders import pod
 from tests.kept import kept_bytes
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
-from tests.scheduler.clusters import allocated_pods
+from tests.scheduler.clusters import allocated_pods, ineligibility
 
 ADDED, DELETED = ChangeKind.ADDED, ChangeKind.DELETED
 PLAIN = objects.pod_request({"cpu": "1"})
@@ -300,13 +300,13 @@ def test_no_pod_is_eligible_for_a_missing_node(
     cluster: SchedulerCache, pod_request: PodRequest
 ) -> None:
     report_pod(cluster, "a", "n3")
-    assert cluster.eligible("n3", pod_request) == "the node is not known"
-    assert cluster.eligible("n4", pod_request) == "the node is not known"
+    assert ineligibility(cluster, "n3", pod_request) == "the node is not known"
+    assert ineligibility(cluster, "n4", pod_request) == "the node is not known"
 
 
 def test_without_a_topology_only_pods_with_cpus_are_ineligible(cluster: SchedulerCache) -> None:
     cluster.topologies_changed([objects.topology_change(objects.topology("n1"), DELETED)])
-    assert cluster.eligible("n1", LSR) == "it has no NodeResourceTopology"
+    assert ineligibility(cluster, "n1", LSR) == "it has no NodeResourceTopology"
     assert cluster.eligible("n1", PLAIN) is None
     assert cluster.eligible("n1", GPU) is None
 
@@ -315,7 +315,7 @@ def test_without_a_device_object_only_pods_with_devices_are_ineligible(
     cluster: SchedulerCache,
 ) -> None:
     cluster.devices_changed([objects.devices_change(objects.devices("n1"), DELETED)])
-    assert cluster.eligible("n1", GPU) == "it has no Device"
+    assert ineligibility(cluster, "n1", GPU) == "it has no Device"
     assert cluster.eligible("n1", PLAIN) is None
     assert cluster.eligible("n1", LSR) is None
 
@@ -324,8 +324,7 @@ def test_an_invalid_object_counts_as_missing(cluster: SchedulerCache) -> None:
     body = objects.topology("n1")
     body["zones"][0]["resources"][0]["capacity"] = "x"
     cluster.topologies_changed([objects.topology_change(body)])
-    reason = cluster.eligible("n1", LSR)
-    assert reason is not None
+    reason = ineligibility(cluster, "n1", LSR)
     assert "NodeResourceTopology n1: zones[0].resources['cpu'].capacity" in reason
     assert cluster.eligible("n1", PLAIN) is None
 
@@ -349,12 +348,12 @@ def test_pods_that_need_an_agent_wait_until_it_is_ready(
     cluster: SchedulerCache, pod_request: PodRequest
 ) -> None:
     cluster.pods_changed([objects.pod_change(objects.agent("n1", ready=False))])
-    assert cluster.eligible("n1", pod_request) == "its agent is not Ready"
+    assert ineligibility(cluster, "n1", pod_request) == "its agent is not Ready"
     assert cluster.eligible("n1", PLAIN) is None
     cluster.pods_changed([objects.pod_change(objects.agent("n1"))])
     assert cluster.eligible("n1", pod_request) is None
     cluster.pods_changed([objects.pod_change(objects.agent("n1"), DELETED)])
-    assert cluster.eligible("n1", pod_request) == "it has no agent"
+    assert ineligibility(cluster, "n1", pod_request) == "it has no agent"
 
 
 def test_one_ready_agent_of_two_is_enough(cluster: SchedulerCache) -> None:
@@ -535,6 +534,5 @@ def test_a_node_with_an_unreadable_device_object_has_no_listed_devices(
     pod_request = request_of(from_object(body), {XPU})
     assert cluster.eligible("n1", pod_request) is None
     cluster.devices_changed([unreadable_devices("n1")])
-    reason = cluster.eligible("n1", pod_request)
-    assert reason is not None
+    reason = ineligibility(cluster, "n1", pod_request)
     assert "Device n1: spec.devices[0].resources['example.com/xpu']" in reason

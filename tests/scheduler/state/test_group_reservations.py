@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.allocate.refusal import Refusal
 from agent.kube.objects import ChangeKind
 from agent.model.apiobjects import GROUP_ANNOTATION, PodGroup
 from agent.scheduler.state.cluster import SchedulerCache
@@ -52,7 +53,7 @@ def create_pending(cluster: SchedulerCache, group: PodGroup, *names: str) -> Non
 def rejection_reason(groups: GroupReservations, group: PodGroup, name: str, cpus: int = 8) -> str:
     found = groups.rejection(group, pod_request(name, cpus))
     assert found is not None
-    return found.reason
+    return found.text
 
 
 def take(
@@ -278,7 +279,7 @@ def test_no_part_is_reserved_on_a_node_that_changes_while_the_offers_are_compute
 
     def late(
         allocator: NodeAllocator, pod_requests: Sequence[PodRequest]
-    ) -> tuple[Granted, ...] | Refused:
+    ) -> tuple[Granted, ...] | Refusal:
         offers = offer_all(allocator, pod_requests)
         assert isinstance(offers, tuple)
         last = offers[-1].to(pod_request("other"))

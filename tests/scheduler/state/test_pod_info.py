@@ -4,6 +4,7 @@ import pytest
 
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import Needs
+from agent.allocate.refusal import Refusal
 from agent.model.apiobjects import PodGroup
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
@@ -11,7 +12,6 @@ from agent.scheduler.state.pod_info import (
     UNKNOWN_NODE,
     Feasible,
     GroupRequirements,
-    Infeasible,
     PodInfoCache,
     PodRequirements,
     RequirementsCheck,
@@ -37,7 +37,7 @@ def test_the_pods_own_allocation_is_not_free_for_pods_of_its_class(
     assert isinstance(found, Granted)
     cluster.reserve("a", found)
     assert isinstance(
-        RequirementsCheck(cluster, PodRequirements(pod_request)).run("a", {}), Infeasible
+        RequirementsCheck(cluster, PodRequirements(pod_request)).run("a", {}), Refusal
     )
 
 
@@ -45,7 +45,7 @@ def test_a_group_needs_room_for_all(cluster: SchedulerCache) -> None:
     pod_request = clusters.pod_request(owner(12, 8))
     two, three = (GroupRequirements(pod_request, size) for size in (2, 3))
     assert isinstance(RequirementsCheck(cluster, two).run("a", {}), Feasible)
-    assert isinstance(RequirementsCheck(cluster, three).run("a", {}), Infeasible)
+    assert isinstance(RequirementsCheck(cluster, three).run("a", {}), Refusal)
 
 
 def test_the_groups_own_reservation_is_not_free_for_pods_of_its_class(
@@ -54,7 +54,7 @@ def test_the_groups_own_reservation_is_not_free_for_pods_of_its_class(
     pod_request, group = clusters.pod_request(owner(12, 8)), PodGroup("default", "g", 2)
     assert GroupReservations(cluster).reserve(group, pod_request, "a") is None
     assert isinstance(
-        RequirementsCheck(cluster, GroupRequirements(pod_request, 2)).run("a", {}), Infeasible
+        RequirementsCheck(cluster, GroupRequirements(pod_request, 2)).run("a", {}), Refusal
     )
 
 
@@ -65,8 +65,8 @@ def test_a_deleted_node_is_unknown_and_one_without_an_agent_has_a_reason(
     check = RequirementsCheck(cluster, PodRequirements(clusters.pod_request(owner(2, 2))))
     assert check.run("nowhere", {}) is UNKNOWN_NODE
     found = check.run("b", {})
-    assert isinstance(found, Infeasible)
-    assert (found.reason, found.unresolvable) == ("it has no agent", True)
+    assert isinstance(found, Refusal)
+    assert (found.text, found.unresolvable) == ("it has no agent", True)
     clusters.remove_node(cluster, "a")
     assert check.run("a", {}) is UNKNOWN_NODE
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.refusal import Refusal
 from agent.kube.auth import FileAccess
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
@@ -240,7 +241,7 @@ def test_only_the_report_of_a_static_kubelet_is_used(
     assert api.patches == []
 
 
-def offer_of(cluster: SchedulerCache, count: int) -> Granted | Refused:
+def offer_of(cluster: SchedulerCache, count: int) -> Granted | Refusal:
     """The node's offer to an LSE pod to which the kubelet would assign this number of CPUs."""
     state = cluster.node("n1")
     assert state is not None
@@ -258,7 +259,7 @@ def test_the_cpus_of_report_and_annotation_count_until_they_are_equal(
     report_pod(cluster, body)
     assert isinstance(offer_of(cluster, 4), Granted)
     report(cluster, lse="4-5")
-    assert isinstance(offer_of(cluster, 4), Refused), "2-3 and 4-5 are allocated"
+    assert isinstance(offer_of(cluster, 4), Refusal), "2-3 and 4-5 are allocated"
     assert isinstance(offer_of(cluster, 2), Granted)
     body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps({"cpuset": "4-5"})
     report_pod(cluster, body)
@@ -273,7 +274,7 @@ def test_the_cpus_of_report_and_annotation_count_until_they_are_equal(
     assert str(cpus.kept) == "0", "the pod's CPUs are counted once, as the pod's"
     report_pod(cluster, body, ChangeKind.DELETED)
     assert isinstance(offer_of(cluster, 4), Granted)
-    assert isinstance(offer_of(cluster, 6), Refused), "the report still has its CPUs"
+    assert isinstance(offer_of(cluster, 6), Refusal), "the report still has its CPUs"
     report(cluster)
     assert isinstance(offer_of(cluster, 6), Granted)
 
@@ -287,7 +288,7 @@ def test_reported_cpus_stay_allocated_after_the_reservation_ends(cluster: Schedu
     report(cluster, **{offer.uid: str(offer.offer.allocation.cpus)})
     assert isinstance(offer_of(cluster, 4), Granted), "its CPUs are counted once"
     assert cluster.release(offer.uid)
-    assert isinstance(offer_of(cluster, 6), Refused)
+    assert isinstance(offer_of(cluster, 6), Refusal)
 
 
 @pytest.mark.parametrize(
@@ -332,9 +333,9 @@ def test_a_pod_to_which_a_static_kubelet_assigns_no_cpus_is_rejected(
     if not reason:
         assert isinstance(offer, Granted)
         return
-    assert isinstance(offer, Refused)
+    assert isinstance(offer, Refusal)
     assert offer.unresolvable
-    assert offer.text() == f"the kubelet's static CPU policy assigns it no CPUs: {reason}"
+    assert offer.text == f"the kubelet's static CPU policy assigns it no CPUs: {reason}"
     cluster.topologies_changed([objects.topology_change(topology(policy="none"))])
     assert isinstance(state.allocator.offer(pod_request), Granted)
 
@@ -353,8 +354,8 @@ def test_a_container_with_shared_cpus_may_request_parts_of_cpus(cluster: Schedul
     state = cluster.node("n1")
     assert state is not None
     offer = state.allocator.offer(objects.request_of(objects.from_object(body)))
-    assert isinstance(offer, Refused)
-    assert "container main requests 1500m CPU" in offer.text()
+    assert isinstance(offer, Refusal)
+    assert "container main requests 1500m CPU" in offer.text
     for place, cpu in enumerate(("2", "0")):
         for amounts in body["spec"]["containers"][place]["resources"].values():
             amounts["cpu"] = cpu

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.properties import AllocatorRules
+from agent.allocate.refusal import Refusal
 from agent.kube.objects import ChangeKind
 from agent.model.cpu.policies import Strategy
 from agent.model.settings.plugin_args import ZoneScoring
@@ -51,11 +52,11 @@ def report_pod(
 def fits(cluster: SchedulerCache, pod_request: Any = THREE) -> bool | str:
     """True, or the reason of the rejection."""
     if (ineligibility := cluster.eligible("n1", pod_request)) is not None:
-        return ineligibility
+        return ineligibility.text
     state = cluster.node("n1")
     assert state is not None
     found = state.allocator.offer(pod_request)
-    return found.text() if isinstance(found, Refused) else True
+    return found.text if isinstance(found, Refusal) else True
 
 
 def test_the_report_of_a_node_is_used(cluster: SchedulerCache) -> None:

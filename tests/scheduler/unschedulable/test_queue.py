@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.scheduler.state.pod_info import ChangedNodes, Feasibility, Feasible, Infeasible
+from agent.allocate.refusal import Reason, Refusal
+from agent.scheduler.state.pod_info import ChangedNodes, Feasibility, Feasible
 from agent.scheduler.unschedulable.queue import (
     FORGET_SECONDS,
     MAX_NAMES,
@@ -50,7 +51,9 @@ class Nodes:
     def results(self, check: object, nodes: Sequence[str]) -> list[Feasibility]:
         assert isinstance(check, Check)
         return [
-            Feasible(1) if check.equivalence_class in self.fitting[each] else Infeasible("full")
+            Feasible(1)
+            if check.equivalence_class in self.fitting[each]
+            else Refusal(Reason.NOT_ENOUGH_CPUS, detail="full")
             for each in nodes
         ]
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.nrt.filter import Misfit, MisfitCause, filter
+from agent.allocate.nrt.filter import filter
 from agent.allocate.nrt.node import zoned_node
+from agent.allocate.refusal import Reason, Refusal
 from agent.model import apiobjects
 from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
 from agent.model.nrt.pod_holdings import holdings, reserved
@@ -36,7 +37,7 @@ def kubelet(containerd: Containerd, program_on_tmpfs: None) -> Iterator[Kubelet]
         yield it
 
 
-def filter_cause(kubelet: Kubelet, containers: list[dict[str, Any]]) -> MisfitCause | None:
+def filter_cause(kubelet: Kubelet, containers: list[dict[str, Any]]) -> Reason | None:
     """The cause why the filter rejects the pod, with the report of an agent; None if it passes."""
     allocatable = kubelet.client.allocatable()
     allocated = holdings(kubelet.client.pods(), kubelet.topology, allocatable).pods.values()
@@ -46,7 +47,7 @@ def filter_cause(kubelet: Kubelet, containers: list[dict[str, Any]]) -> MisfitCa
         {"metadata": {"uid": "p", "name": "p"}, "spec": {"containers": containers}}
     )
     found = filter(zoned_node(topology, ()), zoned_pod(pod))
-    return found.cause if isinstance(found, Misfit) else None
+    return found.reason if isinstance(found, Refusal) else None
 
 
 def admitted(kubelet: Kubelet, name: str, containers: list[dict[str, Any]]) -> bool:
@@ -77,6 +78,6 @@ def test_the_filter_and_a_kubelet_with_the_policy_restricted_agree(kubelet: Kube
     for name in ("a", "b"):
         kubelet.end(name)
     four = [container("main", "4")]
-    assert filter_cause(kubelet, four) is MisfitCause.NO_PREFERRED_HOLDS
+    assert filter_cause(kubelet, four) is Reason.NO_PREFERRED_HOLDS
     assert not admitted(kubelet, "four", four)
     kubelet.end("four")
