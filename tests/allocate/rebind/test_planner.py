@@ -129,8 +129,8 @@ def test_memory_is_split_by_the_cpus_of_a_numa_node() -> None:
     found = plan(node(SIXTEEN, pod))
     assert isinstance(found, RebindPlan)
     (move,) = found.moves
-    assert move.target.cpus == CpuSet.parse("0-9")
-    assert move.target.memory == {0: {"memory": 8}, 1: {"memory": 2}}
+    assert move.target.cpus == CpuSet.parse("0-3,8-13")
+    assert move.target.memory == {0: {"memory": 4}, 1: {"memory": 6}}
 
 
 def test_a_plan_has_its_measures_before_and_after() -> None:
