@@ -323,16 +323,11 @@ class Admission:
         (`decided_devices`)."""
         if visible is None:
             return UNCHANGED
-        from agent.hooks.visibility import (  # not on a node without devices
-            DeniedError,
-            visible_devices,
-        )
+        from agent.hooks.visibility import visible_devices  # not on a node without devices
 
         node = snapshot.devices if snapshot is not None else None
-        try:
-            return visible_devices(creation, carried, visible, node, self._settable, self.outcomes)
-        except DeniedError as error:
-            return self._refused(creation, str(error))
+        changes = visible_devices(creation, carried, visible, node, self._settable, self.outcomes)
+        return self._refused(creation, changes) if isinstance(changes, str) else changes
 
     def _fallback(
         self,

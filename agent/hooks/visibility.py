@@ -52,28 +52,19 @@ _MAX_NAMES: Final = 1024
 """More GPUs than a node has. The names are bounded because each is compared with each GPU."""
 
 
-class DeniedError(Exception):
-    """The container must not be created; the text is the reason."""
+class RefusedError(ValueError):
+    """The container can't have the devices of its allocation or of its request; the text is the
+    explanation."""
+
+    def __init__(self, text: str, reason: str = FailureReason.NOT_HONORED) -> None:
+        """`reason`: one of FailureReason. DEVICE_TAKEN, for a request that names another pod's
+        device, fails under every policy."""
+        super().__init__(text)
+        self.reason = reason
 
 
-class UnhonouredError(ValueError):
-    """The container can't have the devices allocated to it; the text is the explanation, `reason`
-    one of FailureReason."""
-
-    reason = FailureReason.NOT_HONORED
-
-
-class _LateError(UnhonouredError):
-    reason = FailureReason.TIMEOUT
-
-
-class _FrontendError(UnhonouredError):
-    reason = FailureReason.UNSUPPORTED
-
-
-class TakenError(ValueError):
-    """A request names a device of another pod: it fails under every policy. The text names the
-    device."""
+def _taken(text: str) -> RefusedError:
+    return RefusedError(text, FailureReason.DEVICE_TAKEN)
 
 
 def visible_devices(
@@ -83,24 +74,25 @@ def visible_devices(
     node: NodeVisibility | None,
     settable: DeviceFields,
     outcomes: Outcomes,
-) -> Changes:
-    """The changes of the request for the devices that its container sees. A container that can't
-    have the devices allocated to it fails, or keeps those of its request, by policy; it never gets
-    another pod's device. `visible` is Wait if the agent did not decide in time. Raises
-    DeniedError."""
-    title = creation.pod_title
+) -> Changes | str:
+    """The changes of the request for the devices that its container sees, or why the container must
+    not be created. A container that can't have the devices allocated to it fails, or keeps those of
+    its request, by policy; it never gets another pod's device. `visible` is Wait if the agent did
+    not decide in time."""
     try:
         try:
             return _decided(creation, carried, visible, node, settable, outcomes)
-        except UnhonouredError as error:
-            why = f"{title}: {error}"
+        except RefusedError as error:
+            if error.reason == FailureReason.DEVICE_TAKEN:
+                raise
+            why = f"{creation.pod_title}: {error}"
             if outcomes.fails(CREATE, DEVICES, error.reason, why, creation.fields):
-                raise DeniedError(why) from None
+                return why
             return _as_requested(creation, carried, node, settable)
-    except TakenError as error:
-        why = f"{title}: {error}"
-        outcomes.refused(CREATE, DEVICES, FailureReason.DEVICE_TAKEN, why, creation.fields)
-        raise DeniedError(why) from None
+    except RefusedError as error:
+        why = f"{creation.pod_title}: {error}"
+        outcomes.refused(CREATE, DEVICES, error.reason, why, creation.fields)
+        return why
 
 
 def _decided(
@@ -113,7 +105,8 @@ def _decided(
 ) -> Changes:
     if isinstance(visible, Wait):
         timeout = creation.waiting.timeout_seconds
-        raise _LateError(f"no devices after {timeout:g} s: {visible.reason}")
+        why = f"no devices after {timeout:g} s: {visible.reason}"
+        raise RefusedError(why, FailureReason.TIMEOUT)
     if node is None:
         return UNCHANGED
     found = carried()
@@ -123,7 +116,8 @@ def _decided(
     pod = creation.request.pod
     changes = device_changes(pod.uid, found, visible, node, namespace=pod.namespace)
     if names := not_settable(changes, settable):
-        raise _FrontendError(f"this frontend can't change {', '.join(names)}")
+        why = f"this frontend can't change {', '.join(names)}"
+        raise RefusedError(why, FailureReason.UNSUPPORTED)
     return changes
 
 
@@ -134,7 +128,7 @@ def _as_requested(
     settable: DeviceFields,
 ) -> Changes:
     """The changes for a container without a decision, as far as the frontend can make them. Raises
-    TakenError."""
+    RefusedError."""
     if node is None:
         return UNCHANGED
     pod = creation.request.pod
@@ -153,9 +147,9 @@ def device_changes(
     namespace: str = "",
 ) -> Changes:
     """The changes of the request after which the container sees the devices in `visible`.
-    `namespace`: the pod's. Raises UnhonouredError, TakenError."""
+    `namespace`: the pod's. Raises RefusedError."""
     if visible.refused:
-        raise UnhonouredError(visible.refused)
+        raise RefusedError(visible.refused)
     if visible.gpus is None:
         own = unallocated(uid, carried, node, namespace=namespace)
     else:
@@ -182,7 +176,7 @@ def device_changes(
 def _refuse_annotations_of_pod(
     uid: str, carried: Carried, gpus: Sequence[VisibleGpu], node: NodeVisibility
 ) -> None:
-    """Raises TakenError or UnhonouredError if an annotation of the pod names a GPU that the
+    """Raises RefusedError if an annotation of the pod names a GPU that the
     container must not see: a runtime may read these annotations, and no frontend can change
     them."""
     names = list(carried.names_of_pod())
@@ -190,7 +184,7 @@ def _refuse_annotations_of_pod(
     for name in names:
         if not any(carriers.refers(name, gpu.uuid, gpu.index) for gpu in gpus):
             short = name[:_SHOWN_CHARACTERS]
-            raise UnhonouredError(f"an annotation of its pod names another GPU: {short}")
+            raise RefusedError(f"an annotation of its pod names another GPU: {short}")
 
 
 def unallocated(
@@ -202,10 +196,10 @@ def unallocated(
     namespace: str = "",
 ) -> Changes:
     """The changes for a container that keeps the devices of its request. `allocated`: its pod has
-    an allocation, which the container can't have. `namespace`: the pod's. Raises TakenError if the
-    request names another pod's device. Beside such a device only a container that serves the node's
-    devices or is privileged may name `all`, and, if it has no allocation, one of a namespace for
-    monitoring, unless the node's policy denies or leaves it. A container whose request names no
+    an allocation, which the container can't have. `namespace`: the pod's. Raises RefusedError if
+    the request names another pod's device. Beside such a device only a container that serves the
+    node's devices or is privileged may name `all`, and, if it has no allocation, one of a namespace
+    for monitoring, unless the node's policy denies or leaves it. A container whose request names no
     device must not get those that its image names, unless it serves the node's devices or is
     privileged."""
     exempt = not allocated and (
@@ -217,7 +211,7 @@ def unallocated(
     )
     names = list(dict.fromkeys(carried.names()))
     if len(names) > _MAX_NAMES:
-        raise TakenError(f"its request names {len(names)} GPUs")
+        raise _taken(f"its request names {len(names)} GPUs")
     _refuse_names_of_others(uid, names, node, allocated=allocated)
     _refuse_nodes_of_others(uid, carried, node)
     if exempt:
@@ -226,7 +220,7 @@ def unallocated(
         _refuse_all(uid, [*names, *carried.names_of_pod()], node)
     denied = node.unasked == "deny" and _ALL in map(str.lower, names)
     if denied and any(map(carriers.names_all, carried.names_of_pod())):
-        raise TakenError("an annotation of its pod names all GPUs")
+        raise _taken("an annotation of its pod names all GPUs")
     names_devices = bool(names or carried.environment) or any(
         carriers.is_card_node(each.host_path) for each in carried.nodes
     )
@@ -236,9 +230,9 @@ def unallocated(
 def _refuse_names_of_others(
     uid: str, names: Iterable[str], node: NodeVisibility, *, allocated: bool
 ) -> None:
-    """Raises TakenError for the name of another pod's device. While another pod has a GPU, also for
-    a name that may mean any GPU: a name that is not understood, or a number while the number of a
-    GPU of another pod is not known. `allocated`: the pod has an allocation, so that it must not
+    """Raises RefusedError for the name of another pod's device. While another pod has a GPU, also
+    for a name that may mean any GPU: a name that is not understood, or a number while the number of
+    a GPU of another pod is not known. `allocated`: the pod has an allocation, so that it must not
     name `all`."""
     others = list(_others(node, uid))
     gpus = [each for each in others if each.is_gpu]
@@ -252,20 +246,20 @@ def _refuse_names_of_others(
         if allocated and name.lower() == _ALL:
             taken = gpus
         if taken:
-            raise TakenError(f"{title} is {taken[0].uuid}, another pod's")
+            raise _taken(f"{title} is {taken[0].uuid}, another pod's")
         if gpus and not carriers.is_understood(name):
-            raise TakenError(f"{title} may be {gpus[0].uuid}, another pod's: write its UUID")
+            raise _taken(f"{title} may be {gpus[0].uuid}, another pod's: write its UUID")
         if unnumbered and carriers.is_number(name):
-            raise TakenError(
+            raise _taken(
                 f"{title} may be {unnumbered[0].uuid}, another pod's, whose number is not known"
             )
 
 
 def _refuse_all(uid: str, names: Iterable[str], node: NodeVisibility) -> None:
-    """Raises TakenError for the name `all` while another pod has a GPU."""
+    """Raises RefusedError for the name `all` while another pod has a GPU."""
     taken = next((each.uuid for each in _others(node, uid) if each.is_gpu), None)
     if taken is not None and _ALL in map(str.lower, names):
-        raise TakenError(
+        raise _taken(
             f"all GPUs of its request include {taken}, another pod's: only pods of the namespaces "
             "of --gpu-monitor-namespaces may name all"
         )
@@ -294,7 +288,7 @@ def _related(device: NodeDevice, held: Iterable[NodeDevice]) -> list[NodeDevice]
 def _refuse_nodes_of_others(
     uid: str, carried: Carried, node: NodeVisibility, removed: Collection[CarriedNode] = ()
 ) -> None:
-    """Raises TakenError if the request has the device node of another pod's device, or a folder
+    """Raises RefusedError if the request has the device node of another pod's device, or a folder
     with it, from which a runtime takes every node. `removed` nodes don't count. Also for the CDI
     name of a ResourceClaim on such a card, and, while another pod has a GPU, for a CDI name that
     may mean any card. The node of a card gives no access to its MIG instances, which have their own
@@ -303,14 +297,14 @@ def _refuse_nodes_of_others(
     paths |= {path: name for name, path in carried.claimed()}
     for device in _others(node, uid) if paths else ():
         if device.is_gpu and (name := paths.get("")) is not None:
-            raise TakenError(
+            raise _taken(
                 f"{name[:_SHOWN_CHARACTERS]} of its request may be {device.uuid}, another pod's"
             )
         parts = (each for each in node.held if device.uuid in (each.uuid, each.card))
         for path in chain.from_iterable(each.nodes for each in parts):
             for place in _with_folders(path):
                 if (name := paths.get(place)) is not None:
-                    raise TakenError(f"{name} of its request is {device.uuid}, another pod's")
+                    raise _taken(f"{name} of its request is {device.uuid}, another pod's")
 
 
 def _with_folders(path: str) -> Iterator[str]:
@@ -331,7 +325,7 @@ def _environment(carried: Carried, visible: Visibility) -> tuple[tuple[str, str]
 def rewritten(carried: Carried, gpus: Sequence[VisibleGpu], cdi_kind: str = "") -> Changes:
     """The changes after which the request names these GPUs and no others. A request without names
     gets CDI names of the kind `cdi_kind`; if that is empty, the environment names the GPUs. Raises
-    UnhonouredError."""
+    RefusedError."""
     if any(not gpu.is_mig for gpu in gpus):
         _refuse_requests_of_instances(carried, gpus)
     cdi_devices = _in_list(carried.cdi_devices, gpus)
@@ -364,23 +358,23 @@ def rewritten(carried: Carried, gpus: Sequence[VisibleGpu], cdi_kind: str = "") 
 
 
 def _refuse_requests_of_instances(carried: Carried, gpus: Sequence[VisibleGpu]) -> None:
-    """Raises UnhonouredError if the request names a MIG instance that is not among the GPUs."""
+    """Raises RefusedError if the request names a MIG instance that is not among the GPUs."""
     for name in carried.names():
         if carriers.is_mig_name(name) and not any(
             carriers.refers(name, gpu.uuid, gpu.index) for gpu in gpus
         ):
-            raise UnhonouredError(f"it requests MIG instance {name}, but was allocated a card")
+            raise RefusedError(f"it requests MIG instance {name}, but was allocated a card")
     own_paths = {node.path for gpu in gpus for node in gpu.nodes}
     for node in carried.nodes:
         if carriers.is_instance_node(node.host_path) and node.host_path not in own_paths:
-            raise UnhonouredError(
+            raise RefusedError(
                 f"it requests a MIG instance's {node.host_path}, but was allocated a card"
             )
 
 
 def _in_list(names: Sequence[str], gpus: Sequence[VisibleGpu]) -> list[str]:
     """The list of CDI names with the GPUs in place of its first GPU, and without its other GPUs.
-    Raises UnhonouredError."""
+    Raises RefusedError."""
     kinds = {name: visibility.kind_and_name(name)[0] for name in names if carriers.names_gpu(name)}
     first = next((name for name, kind in kinds.items() if kind), None)
     kind = kinds[first] if first is not None else ""
@@ -398,7 +392,7 @@ def _in_annotations(
     annotations: Iterable[tuple[str, str]], gpus: Sequence[VisibleGpu]
 ) -> Iterator[tuple[str, str | None]]:
     """The annotations with the GPUs in place of those that they name; None for an annotation that
-    names no device then. Raises UnhonouredError."""
+    names no device then. Raises RefusedError."""
     for key, value in annotations:
         names = visibility.split(value)
         if any(map(carriers.names_gpu, names)):
@@ -409,12 +403,12 @@ def _in_annotations(
 
 def _names_like(present: Iterable[str], gpus: Iterable[VisibleGpu]) -> Iterator[str]:
     """The GPUs' names in the form of those that the request has: a CDI specification may have one
-    form only. Raises UnhonouredError."""
+    form only. Raises RefusedError."""
     names = [name.rpartition("=")[2] for name in present]
     for gpu in gpus:
         name = carriers.name_like(names, gpu)
         if name is None:
-            raise UnhonouredError(
+            raise RefusedError(
                 f"it names GPUs by number, but the number of {gpu.uuid} is not known"
             )
         yield name
@@ -422,7 +416,7 @@ def _names_like(present: Iterable[str], gpus: Iterable[VisibleGpu]) -> Iterator[
 
 def _mounts(mounts: Sequence[str], gpus: Sequence[VisibleGpu]) -> list[str]:
     """The paths at which /dev/null is mounted to name the GPUs; none for a request without such
-    mounts. Raises UnhonouredError."""
+    mounts. Raises RefusedError."""
     present = [name for each in mounts if (name := carriers.mounted_name(each)) is not None]
     if not present:
         return []
@@ -437,7 +431,7 @@ def _variable(
 ) -> str:
     """The value of NVIDIA_VISIBLE_DEVICES. It is always set, because the image may set another
     value. `by_mounts`, `by_cdi`: whether mounts or CDI names already name the GPUs. Raises
-    UnhonouredError."""
+    RefusedError."""
     present = carried.environment[-1] if carried.environment else None
     if by_mounts:
         return MOUNT_ROOT
@@ -459,13 +453,13 @@ def _nodes(
     nodes: Sequence[CarriedNode], gpus: Sequence[VisibleGpu]
 ) -> tuple[tuple[CarriedNode, ...], tuple[CarriedNode, ...]]:
     """The removed and the added nodes; none for a request without nodes of cards. Raises
-    UnhonouredError."""
+    RefusedError."""
     present = [each for each in nodes if carriers.is_card_node(each.host_path)]
     if not present:
         return (), ()
     for gpu in gpus:
         if not gpu.nodes:
-            raise UnhonouredError(
+            raise RefusedError(
                 f"it requests device nodes, but the nodes of {gpu.uuid} are not known"
             )
     return carriers.replaced_nodes(present, [node for gpu in gpus for node in gpu.nodes], nodes)

@@ -18,7 +18,7 @@ from agent.hooks.requests import (
     not_settable,
     with_device_changes,
 )
-from agent.hooks.visibility import TakenError, UnhonouredError
+from agent.hooks.visibility import RefusedError
 from agent.model.devices.visibility import (
     MOUNT_ROOT,
     DeviceNode,
@@ -32,7 +32,8 @@ from agent.model.notifications import PodAnnounced
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Snapshot, Wanted
-from agent.model.verdict import Wait
+from agent.model.verdict import FailureReason, Wait
+from tests.hooks.refusals import refused
 
 ENV = "NVIDIA_VISIBLE_DEVICES"
 KIND = "k8s.device-plugin.nvidia.com/gpu"
@@ -279,7 +280,7 @@ def test_the_device_nodes_are_those_of_the_allocated_gpus(
 def test_allocations_that_cannot_be_honoured(
     carried: Carried, chosen: VisibleGpu, why: str
 ) -> None:
-    with pytest.raises(UnhonouredError, match=why):
+    with refused(FailureReason.NOT_HONORED, why):
         visibility.rewritten(carried, [chosen])
 
 
@@ -334,7 +335,7 @@ def test_a_rewrite_names_only_the_chosen_gpus_and_is_idempotent(
 ) -> None:
     try:
         changed = visibility.rewritten(carried, chosen)
-    except UnhonouredError:
+    except RefusedError:
         return
     rewritten = apply(carried, changed)
     own = {name for gpu in chosen for name in (gpu.uuid, gpu.index, f"gpu{gpu.index}")}
@@ -426,9 +427,9 @@ HELD = NodeVisibility(
     ],
 )
 def test_no_pod_gets_a_device_of_another_pod(carried: Carried) -> None:
-    with pytest.raises(TakenError, match="another pod's"):
+    with refused(FailureReason.DEVICE_TAKEN, "another pod's"):
         visibility.device_changes("other", carried, Visibility(), HELD)
-    with pytest.raises(TakenError):
+    with refused(FailureReason.DEVICE_TAKEN):
         visibility.unallocated("other", carried, HELD, allocated=True)
     assert visibility.device_changes("owner", carried, Visibility(), HELD) == UNCHANGED
 
@@ -453,7 +454,7 @@ def test_a_plugins_choice_is_kept(carried: Carried) -> None:
 
 def test_a_pod_with_allocated_cards_may_not_request_all() -> None:
     for name in ("all", "All"):
-        with pytest.raises(TakenError, match=f"{name} of its request"):
+        with refused(FailureReason.DEVICE_TAKEN, f"{name} of its request"):
             visibility.unallocated("other", Carried((name,)), HELD, allocated=True)
     for without_request in (
         Carried(),
@@ -471,7 +472,7 @@ def test_all_cards_are_not_refused_for_devices_of_other_kinds() -> None:
 def test_too_long_a_list_is_refused_at_once() -> None:
     """Otherwise it would block the proxy, which has one thread for all requests."""
     endless = Carried((",".join(map(str, range(10, 30_000))),))
-    with pytest.raises(TakenError, match="its request names 29990 GPUs"):
+    with refused(FailureReason.DEVICE_TAKEN, "its request names 29990 GPUs"):
         visibility.device_changes("other", endless, Visibility(), HELD)
     same = Carried((",".join(["1"] * 30_000),))
     assert visibility.device_changes("other", same, Visibility(), HELD) == UNCHANGED
@@ -480,13 +481,13 @@ def test_too_long_a_list_is_refused_at_once() -> None:
 
 def test_a_resource_claim_gives_no_device_of_another_pod() -> None:
     claim = Carried(("GPU-b",), cdi_devices=("k8s.gpu.nvidia.com/claim=5f7e-gpu-4",))
-    with pytest.raises(TakenError, match="gpu-4 of its request is GPU-a, another pod's"):
+    with refused(FailureReason.DEVICE_TAKEN, "gpu-4 of its request is GPU-a, another pod's"):
         visibility.device_changes("other", claim, Visibility((B,)), HELD)
 
 
 def test_a_decision_about_gpus_does_not_allow_another_pods_rdma_device() -> None:
     carried = Carried(("GPU-b",), nodes=(node_of("/dev/infiniband/uverbs0"),))
-    with pytest.raises(TakenError, match="uverbs0"):
+    with refused(FailureReason.DEVICE_TAKEN, "uverbs0"):
         visibility.device_changes("other", carried, Visibility((B,)), HELD)
     own = Visibility((B,), nodes={"rdma": (RDMA,)})
     assert visibility.device_changes("other", carried, own, HELD).removed_nodes == carried.nodes
@@ -547,7 +548,9 @@ def test_the_setting_for_pods_without_an_allocation(
 )
 def test_all_gpus_beside_another_pods_are_for_namespaces_that_monitor(carried: Carried) -> None:
     held = NodeVisibility((NodeDevice("GPU-a", holders=("owner",)),), "hide", monitors=("metrics",))
-    with pytest.raises(TakenError, match=r"include GPU-a, another pod's: .*gpu-monitor-namespaces"):
+    with refused(
+        FailureReason.DEVICE_TAKEN, r"include GPU-a, another pod's: .*gpu-monitor-namespaces"
+    ):
         visibility.device_changes("p", carried, Visibility(), held, namespace="tenant")
     free = visibility.device_changes("p", carried, Visibility(), NodeVisibility(unasked="hide"))
     for uid, namespace in (("p", "metrics"), ("owner", "tenant")):
@@ -565,7 +568,7 @@ def test_a_device_plugin_may_name_all_gpus_beside_another_pods() -> None:
 
 
 def test_the_agents_refusal_is_reported() -> None:
-    with pytest.raises(UnhonouredError, match="GPU-z is not on this node"):
+    with refused(FailureReason.NOT_HONORED, "GPU-z is not on this node"):
         visibility.device_changes(
             "p", Carried(), Visibility(refused="GPU-z is not on this node"), NODE
         )

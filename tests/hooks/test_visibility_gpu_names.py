@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent.hooks import carriers, cri, visibility
 from agent.hooks.carriers import Carried
-from agent.hooks.visibility import TakenError, device_changes, unallocated
+from agent.hooks.visibility import RefusedError, device_changes, unallocated
 from agent.koordinator import messages as koordinator_messages
 from agent.model.devices.visibility import (
     MOUNT_ROOT,
@@ -22,11 +22,13 @@ from agent.model.devices.visibility import (
     VisibleGpu,
     kind_and_name,
 )
+from agent.model.verdict import FailureReason
 from agent.nri import messages
 from agent.proto import cri_pb2, koordinator_hooks_pb2, nri_pb2
 from tests.conftest import DATA
 from tests.hooks import gpuruntime
 from tests.hooks.gpuruntime import CARDS, node
+from tests.hooks.refusals import refused
 
 FOLDER = DATA / "gpunames"
 ENV = "NVIDIA_VISIBLE_DEVICES"
@@ -77,7 +79,7 @@ def test_no_spelling_of_a_gpu_selects_another_pods(name: str, selects: str, held
     """Except `all`, which a pod without an allocation may name."""
     if held in (devices(selects) or ()) and selects != "all":
         for carried in (Carried((name,)), Carried(mounts=(f"{MOUNT_ROOT}/{name}",))):
-            with pytest.raises(TakenError, match="another pod's"):
+            with refused(FailureReason.DEVICE_TAKEN, "another pod's"):
                 device_changes("other", carried, Visibility(), node(held))
 
 
@@ -92,7 +94,7 @@ def test_a_name_that_is_not_understood_is_refused_while_another_pod_has_a_gpu(na
         Carried(annotations=(("nvidia.cdi.k8s.io/p", name),)),
         Carried(mounts=(f"{MOUNT_ROOT}{name}",)),
     ):
-        with pytest.raises(TakenError, match=f"may be {card}, another pod's: write its UUID"):
+        with refused(FailureReason.DEVICE_TAKEN, f"may be {card}, another pod's: write its UUID"):
             device_changes("other", carried, Visibility(), node(card))
         unallocated_card = device_changes("other", carried, Visibility(), node())
         assert unallocated_card == device_changes("owner", carried, Visibility(), node(card))
@@ -100,9 +102,9 @@ def test_a_name_that_is_not_understood_is_refused_while_another_pod_has_a_gpu(na
 
 
 def test_a_name_that_is_not_understood_is_short_in_the_refusal() -> None:
-    with pytest.raises(TakenError) as refused:
+    with pytest.raises(RefusedError) as error:
         unallocated("other", Carried(("x" * 100_000,)), node(CARDS[0].uuid))
-    assert len(str(refused.value)) < 200
+    assert len(str(error.value)) < 200
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_another_kind_of_nvidias_is_refused_while_another_pod_has_a_gpu(kind: st
         Carried(mounts=(f"{MOUNT_ROOT}/cdi/{path}",)),
     ):
         for visible in (Visibility(), own):
-            with pytest.raises(TakenError, match="another pod's"):
+            with refused(FailureReason.DEVICE_TAKEN, "another pod's"):
                 device_changes("other", carried, visible, node(CARDS[1].uuid))
         device_changes("other", carried, Visibility(), node())
 
@@ -142,7 +144,7 @@ def test_an_instance_that_is_not_known_belongs_to_its_card() -> None:
     """The list of instances may be older than the driver's, and drivers before 470 name them by
     their card."""
     for name in (f"MIG-{CARDS[0].uuid}/1/0", "0:0", "mig0:0", "0:0::1"):
-        with pytest.raises(TakenError, match=f"is {CARDS[0].uuid}, another pod's"):
+        with refused(FailureReason.DEVICE_TAKEN, f"is {CARDS[0].uuid}, another pod's"):
             unallocated("other", Carried((name,)), node(CARDS[0].uuid))
         unallocated("other", Carried((name,)), node(CARDS[1].uuid))
     known = NodeVisibility(
@@ -160,7 +162,7 @@ def test_a_number_is_refused_while_those_of_held_cards_are_not_known() -> None:
     """The driver numbers the cards; perhaps it has not answered yet."""
     unnumbered = NodeVisibility((NodeDevice("GPU-a", holders=("owner",)), NodeDevice("GPU-b")))
     for number in ("0", "gpu1", "0:0", "1::2"):
-        with pytest.raises(TakenError, match="GPU-a, another pod's, whose number is not known"):
+        with refused(FailureReason.DEVICE_TAKEN, "GPU-a, another pod's, whose number is not known"):
             unallocated("other", Carried((number,)), unnumbered)
     unallocated("other", Carried(("GPU-b",)), unnumbered)
 
@@ -245,18 +247,18 @@ def test_annotations_of_a_pod_give_it_no_card_of_another_pod(
     for name in (held, "0", "all", "+0"):
         kinds = ("nvidia.com/gpu=", "runtime.nvidia.com/gpu=", "")
         for found in (read(key, f"{kind}{name}") for kind in kinds):
-            with pytest.raises(TakenError):
+            with refused(FailureReason.DEVICE_TAKEN):
                 device_changes("other", found, own, node(held))
             if name != "all":
-                with pytest.raises(TakenError):
+                with refused(FailureReason.DEVICE_TAKEN):
                     device_changes("other", found, Visibility(), node(held))
     every = NodeVisibility(node(held).held, "deny")
-    with pytest.raises(TakenError, match="names all GPUs"):
+    with refused(FailureReason.DEVICE_TAKEN, "names all GPUs"):
         device_changes("other", read(key, "nvidia.com/gpu=all"), Visibility(), every)
     own_card = read(key, f"nvidia.com/gpu={free}")
     assert device_changes("other", own_card, own, node(held)).environment == ((ENV, free),)
     assert device_changes("other", own_card, Visibility(), node(held)).environment == ()
-    with pytest.raises(visibility.UnhonouredError, match="annotation of its pod names another GPU"):
+    with refused(FailureReason.NOT_HONORED, "annotation of its pod names another GPU"):
         device_changes("other", own_card, Visibility(()), node(held))
 
 
@@ -306,7 +308,7 @@ def test_no_name_gives_a_pod_the_card_of_another_pod(
             continue
         try:
             unallocated("other", carried, node(held), allocated=True)
-        except TakenError:
+        except RefusedError:
             continue
         assert held not in (gpuruntime.visible(carried.environment, carried.mounts) or ())
 
@@ -321,7 +323,7 @@ def test_an_allocated_pod_gets_its_own_cards_under_any_name(
     for carried in (Carried((environment,)), Carried((environment,), mounts=(path,))):
         try:
             changes = visibility.rewritten(carried, (gpu,))
-        except visibility.UnhonouredError:
+        except visibility.RefusedError:
             continue
         values = [value for _, value in changes.environment] or [*carried.environment]
         mounts = [each for each in carried.mounts if each not in changes.removed_mounts]

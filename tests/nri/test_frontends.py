@@ -12,7 +12,7 @@ from agent.hooks import cpuset, cri, visibility
 from agent.hooks.cpuset import Override
 from agent.hooks.cri import carried
 from agent.hooks.requests import CreateContainer, UpdateContainer
-from agent.hooks.visibility import UnhonouredError
+from agent.hooks.visibility import RefusedError
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.visibility import MOUNT_ROOT, VISIBLE_DEVICES, DeviceNode, VisibleGpu
 from agent.model.notifications import RequestedResources
@@ -133,8 +133,8 @@ def test_frontends_give_a_container_the_same_devices(
     cards = (CARD,) if has_card else ()
     try:
         by_relay = visibility.rewritten(carried(raw), cards)
-    except UnhonouredError as error:
-        with pytest.raises(UnhonouredError, match=re.escape(str(error))):
+    except RefusedError as error:
+        with pytest.raises(RefusedError, match=re.escape(str(error))):
             visibility.rewritten(messages.carried(container, nri_pb2.PodSandbox()), cards)
         return
     by_plugin = visibility.rewritten(messages.carried(container, nri_pb2.PodSandbox()), cards)

@@ -29,7 +29,7 @@ from agent.discover import cpus, fpga, hardware, network, numa, pci
 from agent.discover.sysfs import DiscoveryError
 from agent.hooks import carriers, cri
 from agent.hooks.requests import UNCHANGED, Changes
-from agent.hooks.visibility import TakenError, UnhonouredError, device_changes
+from agent.hooks.visibility import RefusedError, device_changes
 from agent.host import kernel_events
 from agent.host.processes import Process, UnreadableError, allowed_cpus, pids
 from agent.http import requests
@@ -135,7 +135,7 @@ def _shown(carried: carriers.Carried) -> object:
     for shown in (visibility.Visibility((_CARD,)), visibility.Visibility(None)):
         try:
             found.append(device_changes("u", carried, shown, _NODE))
-        except (TakenError, UnhonouredError) as error:
+        except RefusedError as error:
             found.append(str(error))
     return found
 
