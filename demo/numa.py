@@ -13,14 +13,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from typing import BinaryIO
 
-from demo.terminal import END_SIGNALS, Keyboard, exit_code_of
+from agent.cli.screen import Screen, TerminalGoneError
+from demo.terminal import END_SIGNALS, exit_code_of
 from tests.vm import guest
 
 _MEMORY_GB = 1
 _FRAME_SECONDS = 0.1
+_STANDARD_INPUT = 0
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -47,7 +50,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _shown(share: pathlib.Path, arguments: Sequence[str]) -> int:
-    print("starting the emulated machine; it takes about a minute ...", flush=True)
     size = shutil.get_terminal_size() if sys.stdout.isatty() else (0, 0)
     script = pathlib.Path(__file__).with_name("guest.sh")
     words = [script, share, guest.REPOSITORY, sys.executable, *size, *arguments]
@@ -55,9 +57,8 @@ def _shown(share: pathlib.Path, arguments: Sequence[str]) -> int:
     (share / "screen").touch()
     with (
         (share / "console.txt").open("wb") as console,
-        (share / "screen").open("rb") as screen,
+        (share / "screen").open("rb") as drawn,
         (share / "keys").open("wb", buffering=0) as keys,
-        Keyboard(sys.stdin, sys.stdout) as keyboard,
     ):
         emulator = subprocess.Popen(
             command,
@@ -69,30 +70,42 @@ def _shown(share: pathlib.Path, arguments: Sequence[str]) -> int:
             start_new_session=True,
         )
         try:
-            _follow(emulator, screen, keys, keyboard)
+            interrupted = _follow(emulator, drawn, keys)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(emulator.pid, signal.SIGKILL)
             emulator.wait()
-            sys.stdout.write("\x1b[?25h\x1b[?1049l" if sys.stdout.isatty() else "")
-    if (share / "screen").stat().st_size:
+    if interrupted or (share / "screen").stat().st_size:
         return 0
     print((share / "console.txt").read_text(errors="replace")[-3000:], file=sys.stderr)
     return 1
 
 
-def _follow(
-    emulator: subprocess.Popen[bytes], screen: BinaryIO, keys: BinaryIO, keyboard: Keyboard
-) -> None:
-    """Shows the guest's screen and gives it the keys until it has ended."""
-    while True:
-        ended = emulator.poll() is not None
-        if piece := screen.read():
-            sys.stdout.buffer.write(piece)
-            sys.stdout.buffer.flush()
-        if ended or keyboard.output_is_closed():
-            return
-        keys.write(keyboard.key(_FRAME_SECONDS).encode())
+def _follow(emulator: subprocess.Popen[bytes], drawn: BinaryIO, keys: BinaryIO) -> bool:
+    """Shows the guest's screen and gives it the keys until it has ended. Returns whether a signal
+    or the end of the terminal came first."""
+    text = "starting the emulated machine; it takes about a minute ..."
+    if not sys.stdout.isatty():
+        print(text, flush=True)
+        while emulator.poll() is None:
+            _copy(drawn)
+            time.sleep(_FRAME_SECONDS)
+        _copy(drawn)
+        return False
+    try:
+        with Screen(_STANDARD_INPUT, sys.stdout.fileno(), sys.stdout.encoding) as screen:
+            screen.show([text])
+            while emulator.poll() is None and not screen.ended:
+                screen.write(drawn.read())
+                keys.write(screen.read(_FRAME_SECONDS))
+            return bool(screen.ended)
+    except TerminalGoneError:
+        return True
+
+
+def _copy(drawn: BinaryIO) -> None:
+    sys.stdout.buffer.write(drawn.read())
+    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

@@ -17,13 +17,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from agent.cli.screen import Screen
+from agent.cli.screen import Screen, TerminalGoneError
 from agent.model import audit
 from agent.model.audit import AuditEvent, Record
 from agent.model.cpu.topology import Topology
 from agent.model.snapshot import Snapshot
 from agent.view import format, history, node
-from demo.terminal import Keyboard, has_keys
 
 KEYS: Final = {
     "1": "LSE",
@@ -47,6 +46,9 @@ _SHOWN: Final = frozenset(
 )
 _VIEW: Final = "t"
 _FRAME_SECONDS: Final = 0.2
+_STANDARD_INPUT: Final = 0
+_ERASE: Final = "\x1b[K"
+"""Before each row: it may be as long as the terminal is wide."""
 _EVENT_LINES: Final = 8
 _SMALL_LINES: Final = 30
 """A terminal with fewer lines shows only the machine, the pods and the events."""
@@ -195,10 +197,13 @@ def show(tour: Tour, topology: Topology, seconds: float | None) -> None:
     output can't be written, or is closed."""
     end = math.inf if seconds is None else time.monotonic() + seconds
     try:
-        tour.automatic = seconds is not None or not has_keys(sys.stdin, sys.stdout)
+        tour.automatic = seconds is not None or not (sys.stdin.isatty() and sys.stdout.isatty())
         tour.begin()
-        while _shown_until(tour, topology, end) == _VIEW:
-            subprocess.run(tour.top_command(), check=False)
+        if sys.stdout.isatty():
+            while _shown_until(tour, topology, end) == _VIEW:
+                subprocess.run(tour.top_command(), check=False)
+        else:
+            _print_until(tour, topology, end)
     finally:
         tour.close()
 
@@ -206,17 +211,33 @@ def show(tour: Tour, topology: Topology, seconds: float | None) -> None:
 def _shown_until(tour: Tour, topology: Topology, end: float) -> str:
     """Shows the tour until its end, or until `q` or the key of `topolet top`. Returns the key, ""
     at the end."""
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    with Keyboard(sys.stdin, sys.stdout) as keyboard, Screen(sys.stdout) as screen:
-        while time.monotonic() < end:
-            tour.advance()
-            size = shutil.get_terminal_size((100, 50))
-            text = render(tour, topology, size.columns, size.lines, colour=colour)
-            screen.show(format.encodable(text), size.lines)
-            key = keyboard.key(_FRAME_SECONDS)
-            if keyboard.output_is_closed():
-                raise BrokenPipeError(errno.EPIPE, "the output is closed")
-            if key == "q" or (key == _VIEW and tour.top_command()):
-                return key
-            tour.press(key)
+    colour = not os.environ.get("NO_COLOR")
+    try:
+        with Screen(_STANDARD_INPUT, sys.stdout.fileno(), sys.stdout.encoding) as screen:
+            while time.monotonic() < end and not screen.ended:
+                tour.advance()
+                columns, lines = screen.size
+                text = render(tour, topology, columns, lines, colour=colour)
+                rows = format.encodable(text).splitlines()[:lines]
+                rows += [""] * (lines - len(rows))
+                screen.show([f"{_ERASE}{row}" for row in rows])
+                for key in screen.keys(_FRAME_SECONDS):
+                    if key == "q" or (key == _VIEW and tour.top_command()):
+                        return key
+                    tour.press(key)
+    except TerminalGoneError as error:
+        raise BrokenPipeError(errno.EPIPE, str(error)) from None
     return ""
+
+
+def _print_until(tour: Tour, topology: Topology, end: float) -> None:
+    """Prints each picture that differs from the one before."""
+    printed = ""
+    while time.monotonic() < end:
+        tour.advance()
+        size = shutil.get_terminal_size((100, 50))
+        text = render(tour, topology, size.columns, size.lines, colour=False)
+        if text != printed:
+            print(format.encodable(text), flush=True)
+            printed = text
+        time.sleep(_FRAME_SECONDS)

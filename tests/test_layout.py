@@ -28,6 +28,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "cli/test_explain.py": ("scheduler.explain.saved",),
     "cli/test_main.py": ("__main__", "cli.commands"),
     "cli/test_secrets.py": ("cli.agent", "cli.topology"),
+    "cli/test_top.py": ("cli.screen",),
     "cri/test_hostile_runtime.py": ("cri.client", "cri.events"),
     "cluster/test_release.py": ("cli.check_release",),
     "deploy/test_chart.py": ("model.settings.chart",),

@@ -428,7 +428,6 @@ def run_on_node(
     arguments: argparse.Namespace,
     kind: type[Options],
     *flags: str,
-    terminal: bool = False,
 ) -> int:
     """Runs the subcommand in the agent's pod on `arguments.node`, with the options of `kind` that
     the caller gave. Returns its exit code; writes the reason and returns 2 if it can't run."""
@@ -436,4 +435,4 @@ def run_on_node(
         agent = find_agent(arguments)
     except RemoteError as error:
         return options.fail(error, 2)
-    return run(agent, command_line(command, arguments, kind, *flags), terminal=terminal)
+    return run(agent, command_line(command, arguments, kind, *flags))

@@ -1,7 +1,5 @@
-"""The terminal of a command that draws on the whole screen.
-
-`Screen` shows one text after the other. `KeyTerminal` also reads keys. The terminal gets its former
-modes back however the command ends."""
+"""The terminal of a command that draws on the whole screen and reads keys. The terminal gets its
+former modes back however the command ends."""
 
 from __future__ import annotations
 
@@ -14,16 +12,13 @@ import termios
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 from agent.view import terminal
-from agent.view.terminal import Ability, Frame
 
-_ALTERNATE, _MAIN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-"""The screen without a cursor, and the way back."""
-_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
-_ENTER: Final = f"{_ALTERNATE}\x1b[?7l"
-_LEAVE: Final = f"\x1b[0m\x1b[?7h{_MAIN}"
+_ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"
+"""The alternate screen, without a cursor, with long rows cut."""
+_LEAVE: Final = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
 _ERASE: Final = "\x1b[0m\x1b[2J"
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
 """Around a frame: terminals that know these modes show it at once (synchronized output)."""
@@ -43,50 +38,16 @@ class TerminalGoneError(Exception):
 
 
 class Screen:
-    """On a terminal, each text replaces the one before, on the alternate screen. On another stream,
-    texts follow each other, without repetitions."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._terminal = stream.isatty()
-        self._shown = ""
-
-    def __enter__(self) -> Screen:
-        if self._terminal:
-            self._stream.write(_ALTERNATE)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._terminal:
-            self._stream.write(_MAIN)
-        self._stream.flush()
-
-    def show(self, text: str, lines: int) -> None:
-        """Shows the text, on a terminal at most `lines` of it."""
-        if text == self._shown:
-            return
-        self._shown = text
-        if self._terminal:
-            rows = text.rstrip("\n").split("\n")[: max(lines - 1, 1)]
-            body = "".join(f"{row}{_CLEAR_LINE}\r\n" for row in rows)
-            self._stream.write(f"{_HOME}{body}{_CLEAR_BELOW}")
-        else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
-
-
-class KeyTerminal:
     """A context in which the terminal shows the alternate screen and does not echo keys. Signals
     that end or stop the process are handled in `keys`, so only the main thread may call `keys`.
 
     `ended`: the number of the signal that ended the context, SIGHUP for a terminal that hung up; 0
     if there was none."""
 
-    def __init__(self, input_: int, output: int, ability: Ability, encoding: str) -> None:
+    def __init__(self, input_: int, output: int, encoding: str) -> None:
         """`input_`, `output`: descriptors. An input that is not a terminal is not read."""
         self._input = input_
         self._output = output
-        self._ability = ability
         self._encoding = encoding
         self._modes: list[Any] | None = None
         self._handlers: dict[int, Handler] = {}
@@ -94,12 +55,12 @@ class KeyTerminal:
         self._wake_writer = -1
         self._former_wakeup_fd = -1
         self._stop_requested = self._resumed = False
-        self._shown: Frame = []
+        self._shown: list[str] = []
         self._size = (0, 0)
         self._rest = b""
         self.ended = 0
 
-    def __enter__(self) -> KeyTerminal:
+    def __enter__(self) -> Screen:
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._former_wakeup_fd = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         for number in (*_ENDING, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):
@@ -125,16 +86,16 @@ class KeyTerminal:
             columns, rows = 0, 0
         return columns or 80, rows or 24
 
-    def show(self, frame: Frame) -> None:
-        """Writes the rows that differ from the last frame. Raises TerminalGoneError."""
-        columns, _ = size = self.size
+    def show(self, rows: list[str]) -> None:
+        """Writes the rows that differ from the last ones. Raises TerminalGoneError."""
+        size = self.size
         text = ""
         if size != self._size:
             self._size, self._shown, text = size, [], _ERASE
-        text += terminal.changed(self._shown, frame, columns, self._ability.colours)
-        self._shown = frame
+        text += terminal.changed(self._shown, rows)
+        self._shown = rows
         if text:
-            self._write(f"{_BEGIN}{text}{_END}")
+            self.write(f"{_BEGIN}{text}{_END}".encode(self._encoding, "replace"))
 
     def wake(self) -> None:
         """From any thread: ends a wait for keys."""
@@ -144,17 +105,16 @@ class KeyTerminal:
     def keys(self, seconds: float) -> list[str]:
         """Waits for keys, at most this time. Returns early after the first key, a `wake`, a change
         of the size, or a signal that ends the process."""
-        if not self._wait(seconds):
-            return []
-        found: list[str] = []
-        if self._reads():
-            received = self._read()
-            found, self._rest = terminal.keys(self._rest + received)
-            if self._rest:
-                found += self._rest_of_key()
-        if "redraw" in found:
+        names, self._rest = terminal.keys(self._rest + self.read(seconds))
+        if self._rest:
+            names += self._rest_of_key()
+        if "redraw" in names:
             self._size = (0, 0)
-        return [each for each in found if each != "redraw"]
+        return [name for name in names if name != "redraw"]
+
+    def read(self, seconds: float) -> bytes:
+        """The bytes of the keys, which `keys` waits for like this."""
+        return self._read() if self._wait(seconds) and self._reads() else b""
 
     def _wait(self, seconds: float) -> bool:
         """Whether keys can be read."""
@@ -234,18 +194,18 @@ class KeyTerminal:
                 termios.tcsetattr(self._input, termios.TCSADRAIN, wanted)
         self._size = (0, 0)
         with contextlib.suppress(TerminalGoneError):
-            self._write(_ENTER)
+            self.write(_ENTER.encode())
 
     def _leave(self) -> None:
         with contextlib.suppress(TerminalGoneError):
-            self._write(_LEAVE)
+            self.write(_LEAVE.encode())
         if self._modes is not None:
             with contextlib.suppress(termios.error, OSError):
                 termios.tcsetattr(self._input, termios.TCSADRAIN, self._modes)
             self._modes = None
 
-    def _write(self, text: str) -> None:
-        data = text.encode(self._encoding, "replace")
+    def write(self, data: bytes) -> None:
+        """Writes what another program has drawn. Raises TerminalGoneError."""
         while data:
             try:
                 data = data[os.write(self._output, data) :]

@@ -26,7 +26,7 @@ import msgspec
 
 from agent.cgroup.hierarchy import CgroupError
 from agent.cli import devices, options, remote
-from agent.cli.screen import KeyTerminal, TerminalGoneError
+from agent.cli.screen import Screen, TerminalGoneError
 from agent.cri.client import Cri
 from agent.discover.gpuwatcher import GpuSession, SessionError
 from agent.discover.sysfs import DiscoveryError
@@ -167,13 +167,14 @@ def _live(
     try:
         with (
             Faults(fail),
-            KeyTerminal(_STANDARD_INPUT, sys.stdout.fileno(), ability, encoding) as screen,
+            Screen(_STANDARD_INPUT, sys.stdout.fileno(), encoding) as screen,
             _Background(reader, screen.wake, every) as background,
         ):
             due = time.monotonic() + min(every, _ONCE_SECONDS)
             while not (screen.ended or state.ended or failed.is_set()):
                 columns, rows = screen.size
-                screen.show(frame(observed, background.opened, state, columns, rows, ability))
+                drawn = frame(observed, background.opened, state, columns, rows, ability)
+                screen.show(terminal.rows(drawn, columns, ability.colours))
                 entries = lists.keys(observed, state)
                 for key in screen.keys(max(due - time.monotonic(), 0.0)):
                     state = pressed(key, state, entries, max(rows // 2, 1))

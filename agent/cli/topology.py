@@ -7,20 +7,15 @@ With NODE the command runs in the agent's pod on that node, by kubectl and with 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import math
 import os
 import shutil
 import sys
-import time
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from agent.cli import devices, options, remote
-from agent.cli.screen import Screen
 from agent.discover import cpus, hardware
 from agent.discover.sysfs import DiscoveryError
 from agent.model.cpu.hardware import Hardware, MemoryTraits
@@ -37,8 +32,6 @@ USAGE = "topolet topology [OPTIONS] [NODE]"
 SETTINGS = DevicesSettings
 
 _NARROWEST = 40
-_WATCH_SECONDS = 0.25
-_DEVICES_SECONDS = 5.0
 
 SCHEMA_VERSION = 1
 """Of the JSON output."""
@@ -52,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also show which pods own which CPUs, and all other pods, as the agent decided",
     )
-    parser.add_argument("--watch", action="store_true", help="like --owners, updated until Ctrl-C")
     remote.add_arguments(parser)
     options.add_arguments(parser, SETTINGS)
 
@@ -60,10 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the machine; returns 1 where it can't be read, 2 for wrong usage."""
     if arguments.node:
-        given = ("owners", "watch")
-        flags = [f"--{each}" for each in given if getattr(arguments, each)]
+        flags = ["--owners"] if arguments.owners else []
         words = (*flags, f"--output={arguments.output}")
-        return remote.run_on_node("topology", arguments, SETTINGS, *words, terminal=arguments.watch)
+        return remote.run_on_node("topology", arguments, SETTINGS, *words)
     root: str = arguments.root
     try:
         settings = options.load(arguments, SETTINGS)
@@ -71,9 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
         return options.fail(error, 2)
     if not os.path.isdir(root):
         print(f"topolet topology: --root {root}: no such folder", file=sys.stderr)
-        return 2
-    if arguments.output == "json" and arguments.watch:
-        print("topolet topology: --output json has no --watch", file=sys.stderr)
         return 2
     try:
         topology = cpus.read(root)
@@ -84,12 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
                 values["decisions"] = _decisions(devices.read_snapshot(settings.state_dir))
             json.dump(values, sys.stdout, indent=1)
             print()
-        elif arguments.watch:
-            _watch(root, topology, settings)
         else:
             known = hardware.read(root, topology)
             if arguments.owners:
-                picture = owned(topology, settings.state_dir, known)
+                picture = _owned(topology, settings.state_dir, known)
             else:
                 picture = machine.draw(topology, _width(), hardware=known, colour=_coloured())
             lines = _device_lines(root, topology, settings)
@@ -115,12 +101,7 @@ def _device_lines(root: str, topology: Topology, settings: DevicesSettings) -> l
     return ["", "Devices", *devices_view.as_tree(found, _width())] if found else []
 
 
-def owned(
-    topology: Topology,
-    state_dir: str,
-    known: Hardware | None = None,
-    height: int | None = None,
-) -> str:
+def _owned(topology: Topology, state_dir: str, known: Hardware) -> str:
     """The picture with owners and pods; if no agent has written a snapshot, the picture of the
     machine with that reason."""
     width, colour = _width(), _coloured()
@@ -129,7 +110,7 @@ def owned(
     except SnapshotError as error:
         picture = machine.draw(topology, width, hardware=known, colour=colour)
         return f"{picture}\nNo decisions to show: {format.printable(str(error))}\n"
-    return node.draw(topology, snapshot, width, hardware=known, colour=colour, height=height)
+    return node.draw(topology, snapshot, width, hardware=known, colour=colour)
 
 
 def body(topology: Topology, known: Hardware) -> dict[str, Any]:
@@ -218,30 +199,6 @@ def _node(node: NumaNode, memory: MemoryTraits | None) -> dict[str, Any]:
             for pool in node.hugepages
         ],
     }
-
-
-def _watch(root: str, topology: Topology, settings: DevicesSettings) -> None:
-    """Until Ctrl-C. Reads the devices less often than the snapshot, because drivers take long to
-    answer."""
-    read_at, device_lines = -math.inf, list[str]()
-    with contextlib.suppress(KeyboardInterrupt), Screen(sys.stdout) as screen:
-        while True:
-            if time.monotonic() - read_at >= _DEVICES_SECONDS:
-                device_lines = _device_lines(root, topology, settings)
-                read_at = time.monotonic()
-            lines = shutil.get_terminal_size((100, 24)).lines
-            picture = watched(topology, settings.state_dir, device_lines, lines)
-            screen.show(format.encodable(picture, coloured=True), lines)
-            time.sleep(_WATCH_SECONDS)
-
-
-def watched(topology: Topology, state_dir: str, device_lines: Sequence[str], height: int) -> str:
-    """The picture with owners and pods, and below it the lines of the devices. If these need more
-    than a third of `height`, the picture is followed by the command that lists them instead."""
-    if len(device_lines) > height // 3:
-        device_lines = ["", "No room for the devices: see topolet devices"]
-    picture = owned(topology, state_dir, height=height - len(device_lines))
-    return picture + "".join(f"{line}\n" for line in device_lines)
 
 
 def _width() -> int:

@@ -229,18 +229,20 @@ def encoded(line: Line, colours: int) -> str:
 _ERASE: Final = "\x1b[K"
 
 
-def changed(before: Sequence[Line], after: Frame, columns: int, colours: int) -> str:
-    """The output that turns one frame into the next on a terminal of this width: the rows that
-    differ, or all rows if `before` is empty. Each row is first written over the old one, then the
-    rest of the old one is erased, so that the screen does not flicker."""
-    parts = []
-    for row, line in enumerate(after):
-        if row < len(before) and before[row] == line:
-            continue
-        # Erasing behind a full row would take its last character: the cursor stays on it.
-        rest = _ERASE if width(line) < columns else ""
-        parts.append(f"\x1b[{row + 1};1H{encoded(line, colours)}{rest}")
-    return "".join(parts)
+def rows(frame: Frame, columns: int, colours: int) -> list[str]:
+    """The lines with escape codes. What is left of a shorter row on the screen is erased, but not
+    behind a full row: the cursor stays on its last character, which would go."""
+    return [encoded(line, colours) + (_ERASE if width(line) < columns else "") for line in frame]
+
+
+def changed(before: Sequence[str], after: Sequence[str]) -> str:
+    """The output that turns the rows `before` on a terminal into `after`: those that differ, or all
+    if `before` is empty. Each is written over the old one, so that the screen does not flicker."""
+    return "".join(
+        f"\x1b[{number + 1};1H{row}"
+        for number, row in enumerate(after)
+        if number >= len(before) or before[number] != row
+    )
 
 
 _SEQUENCES: Final = {

@@ -12,8 +12,6 @@ from typing import IO, Any
 
 import pytest
 
-from agent.cli.topology import watched
-from agent.discover import cpus
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.pools import Pool
 from agent.model.pod.qos import QoS
@@ -131,12 +129,6 @@ def test_root_that_does_not_exist(tmp_path: Path, output: str) -> None:
     assert done.stderr == f"topolet topology: --root {tmp_path}/none: no such folder\n"
 
 
-def test_watch_with_json_is_refused() -> None:
-    done = run("--output", "json", "--watch")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--output json has no --watch" in done.stderr
-
-
 def test_json_with_owners(tmp_path: Path) -> None:
     snapshot = Snapshot(
         generation=1,
@@ -224,13 +216,3 @@ def written_to(file: IO[bytes], root: Path, output: str) -> subprocess.Completed
         text=True,
         check=False,
     )
-
-
-def test_devices_leave_most_of_a_screen_to_the_machine(tmp_path: Path) -> None:
-    topology = cpus.read(write(str(tmp_path), machine()))
-    lines = ["", "Devices", "  gpu"]
-    shown = watched(topology, str(tmp_path / "none"), lines, 24)
-    assert shown.endswith("\n\nDevices\n  gpu\n")
-    assert "[0] [1]" in shown
-    many = watched(topology, str(tmp_path / "none"), lines * 3, 24)
-    assert many.endswith("\n\nNo room for the devices: see topolet devices\n")

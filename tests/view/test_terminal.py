@@ -89,9 +89,10 @@ def test_a_line_ends_in_the_default_style() -> None:
 def test_only_rows_that_differ_are_written() -> None:
     before = [(Piece("a"),), (Piece("b"),), (Piece("full"),)]
     after = [(Piece("a"),), (Piece("c"),), (Piece("more"),)]
-    assert terminal.changed(before, before, 4, 0) == ""
-    assert terminal.changed(before, after, 4, 0) == "\x1b[2;1Hc\x1b[K\x1b[3;1Hmore"
-    assert terminal.changed([], before, 4, 0).count("H") == 3
+    old, new = (terminal.rows(frame, 4, 0) for frame in (before, after))
+    assert terminal.changed(old, old) == ""
+    assert terminal.changed(old, new) == "\x1b[2;1Hc\x1b[K\x1b[3;1Hmore"
+    assert terminal.changed([], old).count("H") == 3
 
 
 @given(st.lists(st.lists(pieces, min_size=4, max_size=4), min_size=1, max_size=4))
@@ -99,12 +100,14 @@ def test_an_emulator_shows_the_last_frame(frames: list[list[list[Piece]]]) -> No
     """Also in the last column, and after any earlier frame."""
     screen = pyte.Screen(10, 4)
     stream = pyte.Stream(screen)
-    shown: list[terminal.Line] = []
+    shown: list[str] = []
+    frame: list[terminal.Line] = []
     for lines in frames:
         frame = [terminal.cut(line, 10) for line in lines]
-        stream.feed(terminal.changed(shown, frame, 10, 256))
-        shown = frame
-    assert [line.rstrip() for line in screen.display] == [terminal.text(each) for each in shown]
+        rows = terminal.rows(frame, 10, 256)
+        stream.feed(terminal.changed(shown, rows))
+        shown = rows
+    assert [line.rstrip() for line in screen.display] == [terminal.text(line) for line in frame]
 
 
 @pytest.mark.parametrize(
