@@ -59,13 +59,6 @@ class RefusalCause(enum.StrEnum):
     CPU_POLICY = "cpu-policy"
 
 
-class ClaimProblem(msgspec.Struct, frozen=True):
-    """`text` may quote what the pod's author wrote."""
-
-    cause: RefusalCause
-    text: str
-
-
 class ClaimRefusal(msgspec.Struct, frozen=True):
     """A claim that was not honoured as written. `key`: the annotation's key, empty if the claim
     does not come from an annotation. `claimed`: the CPUs that the claim names, "" if it can't be
@@ -78,6 +71,13 @@ class ClaimRefusal(msgspec.Struct, frozen=True):
     reason: str
     claimed: str = ""
     held: str = ""
+
+
+def claim_refusal(
+    pod: Pod, cause: RefusalCause, text: str, key: str = RESOURCE_STATUS
+) -> ClaimRefusal:
+    """`text` may quote what the pod's author wrote, and is shortened."""
+    return ClaimRefusal(pod.uid, pod.title, key, cause, shortened(text))
 
 
 def admit_claims(
@@ -103,7 +103,7 @@ def admit_claims(
     # Running pods whose claims were refused: they use a pool, which no claim may empty.
     sharing: set[str] = set()
 
-    def admit() -> tuple[ClaimAdmission, dict[str, ClaimProblem]]:
+    def admit() -> tuple[ClaimAdmission, dict[str, ClaimRefusal]]:
         admission = ClaimAdmission(topology, assigned, rules, of_dra)
         for pod in pods:
             if pod.uid in claimants:
@@ -122,7 +122,7 @@ def admit_claims(
                 admission.joins_pool(claim.pod, runs=bool(running_on.get(claim.pod.uid)))
         return admission, reasons
 
-    first_reasons: dict[str, ClaimProblem] = {}
+    first_reasons: dict[str, ClaimRefusal] = {}
     while True:
         admission, reasons = admit()
         falling_back = {
@@ -155,7 +155,7 @@ def admit_claims(
             requested = all_requested[pod.uid]
             if requested <= known and not requested & assigned.named:
                 why = admission.conflict(pod, requested) or why
-            read.refuse(pod, why)
+            read.refuse(why)
     return admission, read.refusals
 
 
@@ -166,11 +166,9 @@ class _Claims(msgspec.Struct):
     named: dict[str, CpuSet] = {}
     refusals: dict[str, ClaimRefusal] = {}
 
-    def refuse(self, pod: Pod, reason: ClaimProblem, key: str = RESOURCE_STATUS) -> None:
-        named = str(self.named.get(pod.uid, EMPTY)) if key == RESOURCE_STATUS else ""
-        self.refusals[pod.uid] = ClaimRefusal(
-            pod.uid, pod.title, key, reason.cause, shortened(reason.text), named
-        )
+    def refuse(self, refusal: ClaimRefusal) -> None:
+        claimed = self.named.get(refusal.uid, EMPTY) if refusal.key == RESOURCE_STATUS else ""
+        self.refusals[refusal.uid] = msgspec.structs.replace(refusal, claimed=str(claimed))
 
 
 def _read_claims(
@@ -191,22 +189,22 @@ def _read_claims(
         try:
             status = resource_status(pod.annotations)
             requested = found.named[pod.uid] = status.cpus()
-            if not requested and (reason := _unknown_nodes(status, topology)):
-                found.refuse(pod, reason)
+            if not requested and (reason := _unknown_nodes(pod, status, topology)):
+                found.refuse(reason)
             if owned and (missing := requested - known):
-                found.refuse(pod, ClaimProblem(cause.ABSENT, f"CPUs {missing} do not exist"))
+                found.refuse(claim_refusal(pod, cause.ABSENT, f"CPUs {missing} do not exist"))
                 requested = owned
         except AnnotationError as error:
-            found.refuse(pod, ClaimProblem(cause.INVALID, error.reason), error.key)
+            found.refuse(claim_refusal(pod, cause.INVALID, error.reason, error.key))
             requested = owned
         if (owner := kubelet_owners.get(pod.uid)) is not None:
             named = found.named.get(pod.uid)
             if named and named != owner.claimed:
-                found.refuse(pod, _assigned(owner.claimed))
+                found.refuse(_assigned(pod, owner.claimed))
             continue
         if taken := requested & assigned.named:
             text = f"CPUs {taken} are assigned by the kubelet"
-            found.refuse(pod, ClaimProblem(cause.KUBELET, text))
+            found.refuse(claim_refusal(pod, cause.KUBELET, text))
             requested = requested - taken or owned
         if (
             assigned.static
@@ -215,19 +213,19 @@ def _read_claims(
             and owned == running_on.get(pod.uid)
             and _had_kubelet_cpus(pod)
         ):
-            found.refuse(pod, _assigned(owned))
+            found.refuse(_assigned(pod, owned))
             requested = owned
         if requested:
             found.claims.append((pod, requested))
             try:
                 shared_containers(pod.annotations)
             except AnnotationError as error:
-                found.refuse(pod, ClaimProblem(cause.INVALID, error.reason), error.key)
+                found.refuse(claim_refusal(pod, cause.INVALID, error.reason, error.key))
     return found
 
 
-def _assigned(cpus: CpuSet) -> ClaimProblem:
-    return ClaimProblem(RefusalCause.KUBELET, f"the kubelet assigned it CPUs {cpus}")
+def _assigned(pod: Pod, cpus: CpuSet) -> ClaimRefusal:
+    return claim_refusal(pod, RefusalCause.KUBELET, f"the kubelet assigned it CPUs {cpus}")
 
 
 def _had_kubelet_cpus(pod: Pod) -> bool:
@@ -238,11 +236,11 @@ def _had_kubelet_cpus(pod: Pod) -> bool:
     return kubelet_may_own(pod) and any(whole_cpus(each.shares) for each in pod.containers)
 
 
-def _unknown_nodes(status: ResourceStatus, topology: Topology) -> ClaimProblem | None:
+def _unknown_nodes(pod: Pod, status: ResourceStatus, topology: Topology) -> ClaimRefusal | None:
     known = {cpu.node for cpu in topology.cpus} | {node.id for node in topology.numa_nodes}
     named = [node for node in status.shared_numa_nodes() if node not in known]
     text = f"NUMA nodes {', '.join(map(str, named))} do not exist"
-    return ClaimProblem(RefusalCause.ABSENT, text) if named else None
+    return claim_refusal(pod, RefusalCause.ABSENT, text) if named else None
 
 
 class _CpuClaim(msgspec.Struct, frozen=True):
@@ -362,48 +360,48 @@ class ClaimAdmission:
             if qos in kind.excluded:
                 self.pools[name] -= cpus
 
-    def claim(self, claim: _CpuClaim) -> ClaimProblem | None:
+    def claim(self, claim: _CpuClaim) -> ClaimRefusal | None:
         """Admits the claim with its online CPUs, or returns the reason of its refusal."""
         pod, requested, cause = claim.pod, claim.requested, RefusalCause
         if missing := requested - self._online - self._offline:
-            return ClaimProblem(cause.ABSENT, f"CPUs {missing} do not exist")
+            return claim_refusal(pod, cause.ABSENT, f"CPUs {missing} do not exist")
         if taken := requested & self._kubelets:
-            return ClaimProblem(cause.KUBELET, f"CPUs {taken} are assigned by the kubelet")
+            return claim_refusal(pod, cause.KUBELET, f"CPUs {taken} are assigned by the kubelet")
         if reason := self.conflict(pod, requested):
             return reason
         if not claim.keeps and (taken := requested & self._of_dra):
             text = f"CPUs {taken} are allocated by a ResourceClaim"
-            return ClaimProblem(cause.RESOURCE_CLAIM, text)
+            return claim_refusal(pod, cause.RESOURCE_CLAIM, text)
         if pod.unequal and pod.qos in CPU_OWNERS and not claim.stays:
             text = f"{pod.unequal}: {pod.qos} pods need equal amounts"
-            return ClaimProblem(cause.UNEQUAL, text)
+            return claim_refusal(pod, cause.UNEQUAL, text)
         if requested & self._online and requested & self._online <= self._never_alone:
             text = f"CPUs {requested & self._online} are reserved by the kubelet"
-            return ClaimProblem(cause.RESERVED, text)
+            return claim_refusal(pod, cause.RESERVED, text)
         if not claim.keeps_reserved:
             for cpus, why in self._reserved:
                 if taken := requested & cpus:
-                    return ClaimProblem(cause.RESERVED, f"CPUs {taken} {why}")
+                    return claim_refusal(pod, cause.RESERVED, f"CPUs {taken} {why}")
         offline = requested - self._online
         requested &= self._online
         if not requested:
-            return ClaimProblem(cause.OFFLINE, f"CPUs {offline} are offline")
+            return claim_refusal(pod, cause.OFFLINE, f"CPUs {offline} are offline")
         # An owner keeps its CPUs, unless a static kubelet assigned the rest of a pool.
         kept_from = self._running if self._static else {}
         if user := self._emptied_for(pod, requested, kept_from if claim.keeps else self._users):
             text = f"CPUs {requested} are all that pod {user} and others share"
-            return ClaimProblem(cause.POOL_EMPTIED, text)
+            return claim_refusal(pod, cause.POOL_EMPTIED, text)
         self._take(requested, pod.qos)
         self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(requested), str(offline)))
         return None
 
-    def conflict(self, pod: Pod, requested: CpuSet) -> ClaimProblem | None:
+    def conflict(self, pod: Pod, requested: CpuSet) -> ClaimRefusal | None:
         """Names another pod that owns some of the CPUs, if there is one. Of several owners it
         names the one with the lowest uid, so that the order of claims does not change the text."""
         for owner in sorted(self.owners, key=lambda owner: owner.uid):
             if owner.uid != pod.uid and (taken := requested & owner.claimed):
                 text = f"CPUs {taken} belong to pod {owner.title}"
-                return ClaimProblem(RefusalCause.OWNED, text)
+                return claim_refusal(pod, RefusalCause.OWNED, text)
         return None
 
     def keep_offline(self, pod: Pod, owned: CpuSet) -> None:

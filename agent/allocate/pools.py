@@ -30,7 +30,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate.cpu_claims import ClaimRefusal, RefusalCause, admit_claims
+from agent.allocate.cpu_claims import ClaimRefusal, RefusalCause, admit_claims, claim_refusal
 from agent.allocate.node_local.claim import Alignment, LocalInput, LocalOutcome, Move, Share
 from agent.allocate.reserved_cpus import (
     DEFAULT_RULES,
@@ -150,8 +150,7 @@ class _Refusals:
     def add(self, pod: Pod, cause: RefusalCause, reason: str, key: str) -> None:
         """`key`: the annotation's key, "" if the refusal is not about an annotation."""
         if pod.uid not in self._by_uid:
-            refusal = ClaimRefusal(pod.uid, pod.title, key, cause, shortened(reason))
-            self._by_uid[pod.uid] = refusal
+            self._by_uid[pod.uid] = claim_refusal(pod, cause, reason, key)
 
     def reason(self, pod: Pod) -> str:
         """Why the pod's claim was refused; empty if it was not."""
