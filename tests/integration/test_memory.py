@@ -19,7 +19,7 @@ from tests.integration.harness import TestNode
 from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
-AGENT_MB, AGENT_ABOVE_BARE_MB, PROXY_MB = 40.3, 31.6, 18.3
+AGENT_MB, AGENT_ABOVE_BARE_MB, PROXY_MB = 40.6, 32, 18.3
 HEAVY = {"asyncio", "grpc", "kubernetes", "pydantic", "pynvml"}
 
 
