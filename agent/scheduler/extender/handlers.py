@@ -56,27 +56,30 @@ def filter_result(
     decides."""
     if best_only and (best := best_node(nodes, results)) is not None:
         return ExtenderFilterResult((best,))
-    if all(isinstance(each, Feasible) for each in set(results)):
+    # Nodes share results, and an identity is hashed faster than a value.
+    distinct = {id(result): result for result in results}
+    refusals = {key: each for key, each in distinct.items() if isinstance(each, Refusal)}
+    if not refusals:
         return ExtenderFilterResult(nodes)
     feasible: list[str] = []
     failed: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
-    reasons = _reasons({each for each in set(results) if isinstance(each, Refusal)})
+    # kube-scheduler counts the nodes of each reason and truncates long messages.
+    many = len({refusal.text for refusal in refusals.values()}) > MAX_DETAILED_REASONS
+    answers = {
+        key: (
+            unresolvable if refusal.unresolvable else failed,
+            refusal.summary if many else refusal.text,
+        )
+        for key, refusal in refusals.items()
+    }
     for node, result in zip(nodes, results, strict=True):
-        if isinstance(result, Feasible):
-            feasible.append(node)
-        elif result.unresolvable:
-            unresolvable[node] = reasons[result]
+        if answer := answers.get(id(result)):
+            group, reason = answer
+            group[node] = reason
         else:
-            failed[node] = reasons[result]
+            feasible.append(node)
     return ExtenderFilterResult(feasible, failed, unresolvable)
-
-
-def _reasons(refusals: set[Refusal]) -> dict[Refusal, str]:
-    """kube-scheduler counts the nodes of each reason and truncates long messages: if there are many
-    reasons, their amounts are omitted."""
-    many = len({refusal.text for refusal in refusals}) > MAX_DETAILED_REASONS
-    return {refusal: refusal.summary if many else refusal.text for refusal in refusals}
 
 
 def only_node(nodes: Sequence[str], node: str, reason: str) -> ExtenderFilterResult:
