@@ -74,7 +74,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "node.sampler:PodReader._memory_bytes",
         "nri.conflicts:_holders",
         "nri.conflicts:_sockets",
-        "telemetry.exposition:process_metrics",
+        "telemetry.schedulermetrics:_metrics",
     ),
     "the service manager or the runtime that starts the process sets the variable": (
         "host.daemon:ServiceManager.__init__",
