@@ -42,9 +42,15 @@ from agent.allocate.devices.inventory import LinkTable, NodeDevices, inventory, 
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import Strategy
 from agent.model.devices import device_object
-from agent.model.devices.device_object import Device, DeviceTopology
-from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
-from agent.model.pod.device_request import device_request
+from agent.model.devices.device_object import (
+    GPU_CORE,
+    GPU_MEMORY,
+    GPU_MEMORY_RATIO,
+    RDMA,
+    Device,
+    DeviceTopology,
+)
+from agent.model.devices.device_request import device_request
 
 UNIT = "us"
 BASE = "Koordinator"

@@ -29,15 +29,15 @@ from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import node_properties, topology_options
 from agent.allocate.policies_in_force import NUMA_LABEL
-from agent.model import apiobjects
-from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import EMPTY
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.cpu.topology import Topology
 from agent.model.nrt import resource_topology
 from agent.model.nrt.node_annotations import NodeConfiguration, koordinator_annotations
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Version, Zone
+from agent.model.pod import apiobjects
 from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.qos import QOS_LABEL, QoS
 from conformance import machines
 

@@ -28,10 +28,10 @@ from peers.go_peer import SCHEDULER_PLUGINS, GoPeer, run_peer
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.refusal import Refusal
-from agent.model import apiobjects
-from agent.model.apiobjects import ApiPod
 from agent.model.nrt import resource_topology
 from agent.model.nrt.resource_topology import NodeTopology
+from agent.model.pod import apiobjects
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.zone_request import zoned_pod
 
 CASE = "filter_zones"

@@ -19,9 +19,8 @@ from agent.model.devices.device_allocation import (
     Exclusion,
     JointScope,
 )
-from agent.model.devices.device_object import DeviceType
-from agent.model.nrt.node_status import GPU_CORE
-from agent.model.pod.device_request import FULL, DeviceRequest, RequestFault
+from agent.model.devices.device_object import GPU_CORE, DeviceType
+from agent.model.devices.device_request import FULL, DeviceRequest, RequestFault
 from conformance.files import Difference
 
 UNEVEN_SHARES: Final = Difference(

@@ -33,10 +33,14 @@ from agent.model.devices.device_allocation import (
     sum_functions,
     virtual_functions,
 )
-from agent.model.devices.device_object import GPU_PARTITIONS, Device
-from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_SHARED
-from agent.model.pod.annotations import DEVICE_ALLOCATED
-from agent.model.pod.device_request import (
+from agent.model.devices.device_object import (
+    GPU_CORE,
+    GPU_MEMORY_RATIO,
+    GPU_PARTITIONS,
+    GPU_SHARED,
+    Device,
+)
+from agent.model.devices.device_request import (
     FULL,
     NPU_CORE,
     DeviceRequest,
@@ -45,6 +49,7 @@ from agent.model.pod.device_request import (
     TypeRequest,
     type_requests,
 )
+from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.pod.resource_request import InitRequests, pod_total
 from agent.model.quantities import Quantity, milli, whole
 from conformance.device_differences import (

@@ -17,7 +17,6 @@ from agent.kubelet.configuration import ConfigurationError, of_object
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.cpu.policies import reported_numa_policy
 from agent.model.cpu.topology import Topology
-from agent.model.nrt import report
 from agent.model.nrt.node_annotations import (
     CPU_MANAGER_POLICY,
     POD_CPU_ALLOCS,
@@ -35,6 +34,7 @@ from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod.annotations import RESOURCE_STATUS, resource_status
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QOS_LABEL, QoS
+from agent.node import node_resource_topology as report
 from agent.node.node_configuration import from_annotations, rules, with_kubelet
 from agent.node.report import ReportInput, report_values
 from conformance import machines

@@ -11,9 +11,9 @@ from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.nrt.score import count_score, score, spread, without
 from agent.allocate.refusal import Reason, Refusal
-from agent.model import apiobjects
 from agent.model.cpu.policies import NumaPolicy, Strategy, TopologyManagerScope
 from agent.model.nrt import resource_topology
+from agent.model.pod import apiobjects
 from agent.model.pod.zone_request import PartKind, ZonedPod, zoned_pod
 from conformance.files import CaseVerdict, Difference, Judge
 

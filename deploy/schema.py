@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.model.settings import chart, options
+from agent.cli import chart_values as chart
+from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import Options
 from agent.model.settings.scheduler import SchedulerSettings

@@ -31,7 +31,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "cli/test_top.py": ("cli.screen",),
     "cri/test_hostile_runtime.py": ("cri.client", "cri.events"),
     "cluster/test_release.py": ("cli.check_release",),
-    "deploy/test_chart.py": ("model.settings.chart",),
+    "deploy/test_chart.py": ("cli.chart_values",),
     "discover/test_cpus.py": ("discover.numa", "model.cpu.topology"),
     "discover/test_device_objects.py": ("discover.fpga", "discover.network", "discover.pci"),
     "discover/test_gpuwatcher.py": ("discover.gpuchild",),
@@ -59,7 +59,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "kube/test_listwatch.py": ("kube.objects",),
     "kube/test_store.py": ("kube.documents",),
     "kubelet/test_podresources.py": ("model.pod.pod_resources",),
-    "model/devices/test_gpu_devices.py": ("model.devices.gpus",),
+    "node/test_gpu_devices.py": ("model.devices.gpus",),
     "model/pod/test_qos.py": ("model.pod.pods",),
     "model/settings/test_options.py": (
         "model.settings.agent",

@@ -30,6 +30,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from agent.allocate.batch import BatchResources, batch_limits, batch_resources, cpu_request_milli
 from agent.allocate.cpu_claims import ClaimRefusal, RefusalCause, admit_claims, claim_refusal
 from agent.allocate.node_local.claim import Alignment, LocalInput, LocalOutcome, Move, Share
 from agent.allocate.reserved_cpus import (
@@ -45,7 +46,6 @@ from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.pools import Pool, Pools, pool_cpus
 from agent.model.cpu.topology import Topology
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError
-from agent.model.pod.batch import BatchResources, batch_limits, batch_resources, cpu_request_milli
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import DEFAULT_POOL, QoS, pool_of_class
 from agent.model.snapshot import (

@@ -18,9 +18,9 @@ from collections.abc import Container, Iterable, Mapping
 
 import msgspec
 
-from agent.model.apiobjects import ApiNode, ApiPod, unequal_cpu
+from agent.allocate.batch import batch_excess, batch_resources
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError
-from agent.model.pod.batch import batch_excess, batch_resources
+from agent.model.pod.apiobjects import ApiNode, ApiPod, unequal_cpu
 from agent.model.pod.pods import ANNOTATIONS, LABELS, Pod, PodMetadata, pod_metadata
 
 

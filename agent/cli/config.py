@@ -8,10 +8,10 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from agent.cli import chart_values as chart
 from agent.cli import options
 from agent.kube import documents
 from agent.kube.documents import DocumentError
-from agent.model.settings import chart
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import Options, SettingsError, parse, unknown
 from agent.model.settings.scheduler import SchedulerSettings

@@ -27,12 +27,12 @@ from agent.host.files import reason
 from agent.model import snapshot as snapshots
 from agent.model.cpu.topology import Topology
 from agent.model.devices.gpus import GpuReport
-from agent.model.devices.listing import nvidia_cards
 from agent.model.devices.pci import Function
 from agent.model.settings.agent import DevicesSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import Snapshot, SnapshotError
 from agent.node import own_processes
+from agent.node.device_listing import nvidia_cards
 from agent.view import devices, format
 from agent.view.devices import DeviceSources
 

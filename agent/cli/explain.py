@@ -23,9 +23,9 @@ from agent.kube.errors import StoreError
 from agent.kube.objects import Object, ObjectKey
 from agent.kube.transport import ResponseLimits
 from agent.model import explanation
-from agent.model.apiobjects import from_object
 from agent.model.explanation import Explanation, Explanations
 from agent.model.objects import ObjectError
+from agent.model.pod.apiobjects import from_object
 from agent.model.settings.options import SettingsError
 from agent.model.settings.scheduler import ExplainSettings
 from agent.view import explanation as explanation_view

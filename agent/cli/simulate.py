@@ -32,9 +32,9 @@ from agent.kube import documents
 from agent.kube.documents import DocumentError
 from agent.kube.errors import StoreError
 from agent.kube.objects import Object
-from agent.model.apiobjects import ApiPod, from_object
 from agent.model.cpu.policies import PlacementPolicy
 from agent.model.objects import ObjectError
+from agent.model.pod.apiobjects import ApiPod, from_object
 from agent.model.settings.options import SettingsError
 from agent.model.settings.scheduler import ExplainSettings
 from agent.view import format

@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from agent.allocate.batch import batch_limits, batch_resources
 from agent.allocate.shares import (
     claims,
     kubelet_may_own,
@@ -34,7 +35,6 @@ from agent.model.devices.visibility import Mount
 from agent.model.notice import MOUNTED_AT
 from agent.model.notifications import RequestedResources
 from agent.model.pod.annotations import AnnotationError
-from agent.model.pod.batch import batch_limits, batch_resources
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import (

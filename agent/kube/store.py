@@ -27,7 +27,8 @@ from agent.kube.objects import Changed, Mirror, Object, ObjectKey, Read, Watched
 from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.devices import device_object
-from agent.model.nrt.node_status import DOMAIN, LABEL_PREFIX
+from agent.model.devices.device_object import DOMAIN
+from agent.model.nrt.node_status import LABEL_PREFIX
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

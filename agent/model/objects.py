@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
@@ -141,3 +142,8 @@ class LabelSelector(msgspec.Struct, frozen=True, rename="camel"):
         return all(
             labels.get(key) == value for key, value in (self.match_labels or {}).items()
         ) and all(each.matches(labels) for each in self.match_expressions or ())
+
+
+def label_value(text: str) -> str:
+    """The text with the characters that a label value may not have replaced, shortened to 63."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-")

@@ -18,8 +18,8 @@ from agent.allocate.pools import Decision
 from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
 from agent.host.log_once import about, of_title
 from agent.kube.events import Regarding
-from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Pod
 from agent.model.snapshot import Owner
 from agent.node import node_events

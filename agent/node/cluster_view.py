@@ -27,18 +27,19 @@ from agent.kube.objects import Change, ChangeKind, Objects
 from agent.kube.transport import ResponseLimits, Transport
 from agent.kubelet import configuration
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
-from agent.model import apiobjects, bounds
-from agent.model.apiobjects import CONFIG_HASH, CONFIG_MIRROR, ApiNode, ApiPod
+from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.devices import device_object
 from agent.model.devices.device_files import NO_FILES, DeviceFiles
-from agent.model.devices.listing import Published, published
-from agent.model.nrt.report import Report
 from agent.model.objects import ObjectError
+from agent.model.pod import apiobjects
+from agent.model.pod.apiobjects import CONFIG_HASH, CONFIG_MIRROR, ApiNode, ApiPod
 from agent.model.pod.pods import PodMetadata, pod_metadata
 from agent.model.settings.agent import AgentSettings
 from agent.node import rebinds
 from agent.node.audit import Append
+from agent.node.device_listing import Published, published
+from agent.node.node_resource_topology import Report
 from agent.node.outbox import Outbox, ReportPace, deliver
 from agent.node.rebinds import NodeRebinds
 from agent.node.sources import SourceName, Sources

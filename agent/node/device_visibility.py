@@ -24,11 +24,11 @@ from agent.allocate.visibility.pod_devices import (
     pod_visibility,
 )
 from agent.host.files import host_path
-from agent.model.apiobjects import ApiPod
 from agent.model.cpu.topology import Topology
 from agent.model.devices.device_files import DeviceFiles
 from agent.model.devices.holding import DeviceHolding, Form, HoldingSource, ReportedDevices
 from agent.model.devices.visibility import KUBELET_DIR, NodeVisibility, Unasked, split
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.node.cluster_view import ClusterCache, ClusterState

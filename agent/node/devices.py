@@ -22,9 +22,8 @@ from agent.allocate.device_holders.names import Keys, keys
 from agent.discover.sysfs import SysfsReader
 from agent.discover.sysfs_devices import SysfsDevices
 from agent.host.files import Tree
-from agent.model.apiobjects import ApiNode
 from agent.model.cpu.topology import Topology
-from agent.model.devices import gpu_actions, gpu_devices, holding, interconnect, listing
+from agent.model.devices import holding, interconnect
 from agent.model.devices.device_allocation import (
     AllocatedDevices,
     DeviceAmounts,
@@ -35,25 +34,28 @@ from agent.model.devices.device_allocation import (
 )
 from agent.model.devices.device_files import NO_FILES, DeviceFiles, capabilities, device_files
 from agent.model.devices.device_object import Device, DeviceType
-from agent.model.devices.gpu_actions import GpuActionError, GpuActions
-from agent.model.devices.gpu_health import GpuHealth
 from agent.model.devices.gpus import Gpu, GpuReading, GpuReport
 from agent.model.devices.holding import DeviceHolding, Form, ReportedDevices
-from agent.model.devices.listing import (
+from agent.model.devices.visibility import DeviceNode
+from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.apiobjects import ApiNode
+from agent.model.pod.pods import Pod
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.options import SettingsError
+from agent.node import device_listing as listing
+from agent.node import gpu_actions, gpu_devices
+from agent.node.device_listing import (
     DiscoveredDevices,
     Published,
     device_list,
     nvidia_cards,
     places,
 )
-from agent.model.devices.visibility import DeviceNode
-from agent.model.nrt.report import DeviceReport
-from agent.model.pod.annotations import AnnotationError
-from agent.model.pod.pods import Pod
-from agent.model.settings.agent import AgentSettings
-from agent.model.settings.options import SettingsError
+from agent.node.gpu_actions import GpuActionError, GpuActions
+from agent.node.gpu_health import GpuHealth
 from agent.node.gpus import GpuView
 from agent.node.kubelet_view import DeviceCheckpointView
+from agent.node.node_resource_topology import DeviceReport
 from agent.node.sources import SourceName, Sources
 
 if TYPE_CHECKING:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from agent.discover.sysfs import SysfsReader, number
 from agent.host.files import Tree
-from agent.model.devices import gpu_devices, gpu_health
-from agent.model.devices.gpu_actions import GpuActions
-from agent.model.devices.gpu_health import GpuHealth
-from agent.model.devices.gpus import CLOSED, GpuInventory, GpuPair, GpuReading, GpuReport
-from agent.model.devices.listing import Published
-from agent.model.nrt.node_status import GpuInfo
+from agent.model.devices.gpus import CLOSED, GpuInfo, GpuInventory, GpuPair, GpuReading, GpuReport
+from agent.node import gpu_devices, gpu_health
+from agent.node.device_listing import Published
+from agent.node.gpu_actions import GpuActions
+from agent.node.gpu_health import GpuHealth
 
 if TYPE_CHECKING:
     from agent.discover.gpuwatcher import GpuWatcher

@@ -32,11 +32,11 @@ from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import Portion
 from agent.model.devices.holding import DeviceNodes, ReportedDevices
 from agent.model.nrt.node_annotations import NodeConfiguration
-from agent.model.nrt.pod_holdings import by_uid, device_portions, holdings, reserved, with_running
-from agent.model.nrt.report import Allocated
 from agent.model.pod.pod_resources import Allocatable, PodName, PodResources
 from agent.model.pod.pods import Pod
 from agent.node.kubelet_configuration import CpuManagerStatus, KubeletConfigurationView
+from agent.node.node_resource_topology import Allocated
+from agent.node.pod_holdings import by_uid, device_portions, holdings, reserved, with_running
 from agent.node.sources import SourceName, Sources
 
 log = logging.getLogger(__name__)

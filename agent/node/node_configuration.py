@@ -16,7 +16,6 @@ from agent.allocate import layout as layouts
 from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
 from agent.allocate.reserved_cpus import DedicatedCpus, PoolRules, cpus_for, reserved_cpus
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
-from agent.model.apiobjects import ApiNode
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.nrt.node_annotations import (
@@ -31,6 +30,7 @@ from agent.model.nrt.node_annotations import (
     system_qos,
 )
 from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.apiobjects import ApiNode
 from agent.model.pod.qos import QoS, pool_of_class
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError

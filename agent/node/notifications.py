@@ -17,7 +17,6 @@ from agent.hooks.requests import announced
 from agent.host import locks
 from agent.host.files import reason
 from agent.host.locks import FrontendSession
-from agent.model.apiobjects import ApiPod
 from agent.model.notifications import (
     ContainerAnnounced,
     Notification,
@@ -26,6 +25,7 @@ from agent.model.notifications import (
     SessionEnded,
     decode,
 )
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Pod
 
 LARGEST_BYTES = 1 << 18

@@ -28,8 +28,8 @@ from agent.kube.schedule import Backoff
 from agent.kube.transport import FIELD_MANAGER
 from agent.model.devices import device_object
 from agent.model.nrt import node_status, resource_topology
-from agent.model.nrt.report import MANAGED_BY, Report
 from agent.model.nrt.resource_topology import Version
+from agent.node.node_resource_topology import MANAGED_BY, Report
 from agent.telemetry.metrics import AgentMetrics
 
 log = logging.getLogger(__name__)

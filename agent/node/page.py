@@ -19,11 +19,11 @@ from agent.host.files import Tree
 from agent.model import audit
 from agent.model.bounds import reason
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.times import cpu_times
 from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import Device
 from agent.model.devices.gpus import GpuReading, GpuReport
 from agent.model.devices.pci import Fpgas, Function, Rdma
+from agent.node.cpu_times import cpu_times
 from agent.node.reconcile import LastPass
 from agent.telemetry import audit as trail
 from agent.view import devices as devices_view

@@ -12,20 +12,20 @@ from agent.allocate.reserved_cpus import KubeletCpus, cpus_outside_scheduling
 from agent.allocate.visibility.pod_devices import UNDECIDED, DeviceVisibility
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model import bounds
-from agent.model.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.devices.gpu_users import GpuUse, users
 from agent.model.devices.gpus import GpuReading
-from agent.model.nrt import fingerprint, report
+from agent.model.nrt import fingerprint
 from agent.model.nrt.node_annotations import NodeConfiguration, PodCpuAlloc, RefusedClaim
-from agent.model.nrt.report import Allocated, DeviceReport, Report, ReportValues, Reserved
 from agent.model.nrt.resource_topology import OwnerReference
 from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status
+from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import label_faults
 from agent.model.snapshot import PodWanted
 from agent.node import node_events
+from agent.node import node_resource_topology as report
 from agent.node.audit import Append, PassAudit
 from agent.node.change_log import ChangeRecorder, PodEvents
 from agent.node.cluster_view import ClusterState
@@ -33,6 +33,13 @@ from agent.node.devices import DeviceState
 from agent.node.kubelet_view import PodResourcesState
 from agent.node.node_configuration import rules
 from agent.node.node_events import DeviceFaults, NodeNotes
+from agent.node.node_resource_topology import (
+    Allocated,
+    DeviceReport,
+    Report,
+    ReportValues,
+    Reserved,
+)
 from agent.node.other_writers import OtherWriters
 from agent.node.sources import Sources
 from agent.node.violations import RefusedLimit, Shortfall, find_unallocated, unmet

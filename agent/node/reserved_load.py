@@ -10,7 +10,7 @@ from agent.allocate.reserved_cpus import reserved_are_full
 from agent.cgroup.hierarchy import Controllers
 from agent.host.files import Tree
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.times import cpu_times
+from agent.node.cpu_times import cpu_times
 
 LEAST_SECONDS: Final = 5.0
 """The least time between two measurements. Without events a pass, and so a measurement, takes place

@@ -21,11 +21,11 @@ from agent.host.files import Stamp, Tree
 from agent.host.listener import receives_datagrams
 from agent.model import audit
 from agent.model import snapshot as snapshots
-from agent.model.cpu.times import cpu_times
 from agent.model.cpu.topology import Topology
 from agent.model.notifications import SOCKET
 from agent.model.pod.pods import Pod
 from agent.model.snapshot import Snapshot, SnapshotError
+from agent.node.cpu_times import cpu_times
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 from agent.telemetry import audit as trail

@@ -24,8 +24,8 @@ from agent.allocate.placement.residual import residual
 from agent.allocate.rebind.planner import NoPlan, plan
 from agent.allocate.rebind.planner_input import placed_node
 from agent.allocate.refusal import Refusal
-from agent.model.apiobjects import ApiPod
 from agent.model.fragmentation import ClusterFragmentation, NodeFragmentation, RebindGain
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.rebind_resource import StatusMeasures
 from agent.scheduler.node_table import DECIMALS, PodDemand, fragmentation_of
 from agent.scheduler.rebind.planning import (

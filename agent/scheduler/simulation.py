@@ -29,10 +29,16 @@ from agent.allocate.node_allocator.properties import AllocatorRules, node_proper
 from agent.allocate.placement.demand import FULL, Demand, PodKind
 from agent.allocate.placement.published import Fragmentation
 from agent.allocate.placement.residual import placement
-from agent.model.apiobjects import from_object
 from agent.model.cpu.policies import PlacementPolicy
-from agent.model.devices.device_object import Device, DeviceObject, DeviceType
-from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_MODEL
+from agent.model.devices.device_object import (
+    GPU_CORE,
+    GPU_MEMORY_RATIO,
+    Device,
+    DeviceObject,
+    DeviceType,
+)
+from agent.model.nrt.node_status import GPU_MODEL
+from agent.model.pod.apiobjects import from_object
 from agent.scheduler.traces import TraceNode, arrivals, shuffled
 
 _PERCENT: Final = 100

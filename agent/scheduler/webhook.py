@@ -33,11 +33,12 @@ from agent.kube import auth
 from agent.kube.errors import NotFoundError, StoreError
 from agent.kube.kinds import pod_path
 from agent.kube.transport import ResponseLimits, Transport
-from agent.model import apiobjects, bounds
-from agent.model.apiobjects import ApiPod
+from agent.model import bounds
 from agent.model.bounds import JsonError
-from agent.model.nrt.node_status import GPU
+from agent.model.devices.device_object import GPU
 from agent.model.objects import ObjectError
+from agent.model.pod import apiobjects
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.settings.options import SettingsError
 from agent.model.settings.scheduler import WebhookSettings, split_names
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from agent.allocate import present as rule
 from agent.allocate.present import coming, in_api, metadata_by_uid, vouched
-from agent.model.apiobjects import (
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS
+from agent.model.pod.apiobjects import (
     CONFIG_HASH,
     CONFIG_MIRROR,
     ApiContainer,
@@ -15,7 +16,6 @@ from agent.model.apiobjects import (
     ApiPod,
     Phase,
 )
-from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS
 from agent.model.pod.pods import Container, ContainerState, Pod, PodMetadata
 from agent.model.pod.qos import QOS_LABEL
 

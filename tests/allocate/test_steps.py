@@ -18,8 +18,8 @@ from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.allocate.refusal import Reason, Refusal
 from agent.allocate.steps import OFFER_STEPS, Steps, TooComplexError
-from agent.model import apiobjects
 from agent.model.nrt.resource_topology import NodeTopology
+from agent.model.pod import apiobjects
 from agent.scheduler.state import records
 from agent.scheduler.state.records import Unreadable
 from tests.fixtures import fleet

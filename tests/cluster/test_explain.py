@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.model.apiobjects import GROUP_ANNOTATION
 from agent.model.cpu.policies import BIND_LABEL
 from agent.model.nrt.node_annotations import AMPLIFICATION_RATIO, RESERVATION
 from agent.model.pod.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC
+from agent.model.pod.apiobjects import GROUP_ANNOTATION
 from agent.node.change_log import CLAIM_NOT_HONORED
 from agent.scheduler.unschedulable.events import NO_NODE_HAS_ROOM
 from tests.cluster import failures

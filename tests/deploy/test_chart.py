@@ -19,11 +19,11 @@ import yaml
 
 from agent.__main__ import parser_of
 from agent.cli import uninstall_nodes
+from agent.cli.chart_values import OWN_OPTIONS
 from agent.cli.options import plain
 from agent.install.nodes import NodePools
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings, InstallSettings, UninstallSettings
-from agent.model.settings.chart import OWN_OPTIONS
 from deploy import schema
 from tests.deploy.chart import CHART, NAMESPACE, attempt, helm, refused, rendered
 from tests.deploy.manifests import (

@@ -9,7 +9,7 @@ import pytest
 
 from agent.discover import cpus, fpga, network, pci
 from agent.model.devices.device_object import encode
-from agent.model.devices.listing import DiscoveredDevices, Published, device_list
+from agent.node.device_listing import DiscoveredDevices, Published, device_list
 
 
 def device_object(root: str) -> dict[str, Any]:

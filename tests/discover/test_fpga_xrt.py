@@ -10,9 +10,9 @@ import pytest
 from agent.allocate.device_holders.names import Target, keys
 from agent.discover import fpga, pci
 from agent.model.devices.device_files import device_files
-from agent.model.devices.listing import DiscoveredDevices, Published, device_list
 from agent.model.devices.pci import AcceleratorPort, CharDevice, FpgaDriver, Fpgas, Rdma
 from agent.model.devices.visibility import DeviceNode
+from agent.node.device_listing import DiscoveredDevices, Published, device_list
 from tests.conftest import DATA
 from tests.discover.buses import topology, write_files
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from agent.discover.gpuwatcher import GpuNews, GpuTiming, GpuWatcher
-from agent.model.devices.gpu_actions import GpuActions
-from agent.model.devices.gpu_health import GpuHealth, on_event, on_report
 from agent.model.devices.gpus import GpuEvent, GpuReport, pci_address
+from agent.node.gpu_actions import GpuActions
+from agent.node.gpu_health import GpuHealth, on_event, on_report
 from tests.discover import fakenvml, gpumachines
 from tests.discover.fakenvml import FakeDriver, Machine
 from tests.waiting import DEADLINE_SECONDS

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.discover import fpga, network, pci
 from agent.model.devices.device_object import Device
-from agent.model.devices.listing import DeviceList, DiscoveredDevices, Published, device_list
+from agent.node.device_listing import DeviceList, DiscoveredDevices, Published, device_list
 from tests.discover.buses import add_function, topology, write_files
 
 MACHINE = topology({0: "0-3", 1: "4-7"})

@@ -15,17 +15,17 @@ from agent.allocate.present import vouched
 from agent.kube.cluster import Cluster as KubeCluster
 from agent.kube.cluster import patch, same_version
 from agent.kube.transport import Transport
-from agent.model.apiobjects import ApiNode, from_object
 from agent.model.devices import device_object
 from agent.model.devices.device_object import Device, DeviceTopology
+from agent.model.devices.gpus import GpuInfo
 from agent.model.nrt import node_status, resource_topology
-from agent.model.nrt.node_status import GpuInfo
-from agent.model.nrt.report import MANAGED_BY
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Version, Zone
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESERVATION_ALLOCATED
+from agent.model.pod.apiobjects import ApiNode, from_object
 from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL
 from agent.node.cluster_view import EVENT_ACTION, EVENT_CONTROLLER
 from agent.node.node_events import DEVICE_UNHEALTHY
+from agent.node.node_resource_topology import MANAGED_BY
 from agent.node.rebinds import UNTAKEN_SECONDS, NodeRebinds
 from agent.scheduler.leader.label import LABEL
 from agent.scheduler.process import CONTROLLER

@@ -22,6 +22,7 @@ from agent.cri.client import Cri
 from agent.host import files
 from agent.model import snapshot as snapshots
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
+from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
 from agent.model.devices.visibility import (
     MOUNT_ROOT,
     VISIBLE_DEVICES,
@@ -30,7 +31,6 @@ from agent.model.devices.visibility import (
     Unasked,
     VisibleGpu,
 )
-from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
 from agent.model.pod.annotations import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted

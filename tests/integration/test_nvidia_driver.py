@@ -14,8 +14,8 @@ import pytest
 
 from agent.discover.gpuwatcher import GpuSession
 from agent.kube.store import EmbeddedStore
+from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY_RATIO
 from agent.model.devices.gpus import GpuReport
-from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError

@@ -14,8 +14,6 @@ from agent.kubelet import cpu_manager_state, memory_manager_state
 from agent.kubelet.podresources import RateLimitError
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import Portion
-from agent.model.nrt.pod_holdings import device_portions, holdings, reserved
-from agent.model.nrt.report import Allocated, Reserved
 from agent.model.pod.pod_resources import (
     ContainerResources,
     MemoryBlock,
@@ -23,6 +21,8 @@ from agent.model.pod.pod_resources import (
     PodResources,
 )
 from agent.node.kubelet_view import PodResourcesView
+from agent.node.node_resource_topology import Allocated, Reserved
+from agent.node.pod_holdings import device_portions, holdings, reserved
 from tests.integration.harness import kernel_cpus
 from tests.integration.kubelet import standalone
 from tests.integration.kubelet.plugin import RESOURCE, DevicePlugin

@@ -16,10 +16,10 @@ from agent.install.uninstall import NodeRemoval
 from agent.kube.cluster import Cluster
 from agent.kube.transport import Transport
 from agent.model.devices.device_object import Device
-from agent.model.nrt import report
 from agent.model.nrt.node_annotations import NodeConfiguration
-from agent.model.nrt.report import DeviceReport, ReportValues, Reserved
 from agent.model.settings.agent import UninstallSettings
+from agent.node import node_resource_topology as report
+from agent.node.node_resource_topology import DeviceReport, ReportValues, Reserved
 from agent.node.outbox import deliver
 from tests.builders import machine
 from tests.deploy.api import Api

@@ -11,17 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.allocate import batch
 from agent.allocate.device_holders import grants
 from agent.allocate.devices import partitions
 from agent.model import bounds
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.devices import device_allocation, holding, interconnect, listing
+from agent.model.devices import device_allocation, holding, interconnect
 from agent.model.devices.device_object import GPU_PARTITIONS
 from agent.model.nrt import node_annotations
 from agent.model.nrt.resource_topology import NodeTopology
-from agent.model.pod import annotations, batch
+from agent.model.pod import annotations
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pods import ANNOTATIONS, pod_metadata
+from agent.node import device_listing as listing
 
 Read = Callable[[Mapping[str, str]], Any]
 

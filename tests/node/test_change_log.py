@@ -9,9 +9,9 @@ from agent.allocate.cpu_claims import ClaimRefusal, RefusalCause
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.kube.events import Regarding
-from agent.model.apiobjects import ApiPod, Phase
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.apiobjects import ApiPod, Phase
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner
 from agent.node.change_log import (

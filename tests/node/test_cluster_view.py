@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from agent.kube.store import EmbeddedStore
-from agent.model.apiobjects import Phase
+from agent.model.pod.apiobjects import Phase
 from agent.model.pod.pods import ANNOTATIONS
 from agent.model.pod.qos import QOS_LABEL
 from agent.node.cluster_view import ClusterWatches

@@ -9,22 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.kubelet.configuration import KubeletConfiguration
-from agent.model import apiobjects
-from agent.model.apiobjects import ApiNode, ApiPod
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices.device_object import Device
-from agent.model.devices.gpus import Ancestor, GpuPair
-from agent.model.devices.listing import Published
+from agent.model.devices.gpus import Ancestor, GpuInfo, GpuPair
 from agent.model.devices.visibility import DeviceNode, VisibleGpu
 from agent.model.nrt.node_annotations import SYSTEM_QOS
-from agent.model.nrt.node_status import GpuInfo
-from agent.model.pod import pods
+from agent.model.pod import apiobjects, pods
 from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.apiobjects import ApiNode, ApiPod
 from agent.model.pod.pods import PodMetadata
 from agent.model.pod.qos import QOS_LABEL
 from agent.node import cluster_view
 from agent.node.cluster_view import CachedState, ClusterCache, ClusterState, merged
+from agent.node.device_listing import Published
 from agent.node.sources import Sources
 from tests.node.world import World, claim
 

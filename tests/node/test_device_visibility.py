@@ -13,12 +13,12 @@ from agent.allocate.visibility.container_devices import Isolation
 from agent.allocate.visibility.pod_devices import UNDECIDED
 from agent.hooks import admission
 from agent.hooks.requests import CreateContainer
-from agent.model.apiobjects import CONFIG_HASH, CONFIG_MIRROR, ApiContainer, ApiPod, Phase
 from agent.model.devices.device_files import CardFiles, DeviceFiles
 from agent.model.devices.holding import DeviceHolding, Form, HoldingSource
 from agent.model.devices.visibility import VisibleGpu
 from agent.model.notifications import PodAnnounced
 from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.apiobjects import CONFIG_HASH, CONFIG_MIRROR, ApiContainer, ApiPod, Phase
 from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.model.snapshot import Snapshot

@@ -17,25 +17,25 @@ import pytest
 from agent.allocate.device_holders.grants import Carriers, of_carriers
 from agent.discover.gpuwatcher import GpuTiming, GpuWatcher
 from agent.kube.store import EmbeddedStore
-from agent.model.apiobjects import ApiNode
 from agent.model.devices import device_object, interconnect
 from agent.model.devices.device_files import NO_FILES, DeviceFiles
 from agent.model.devices.device_object import GPU_PARTITIONS, Condition
-from agent.model.devices.gpu_actions import GpuActions
-from agent.model.devices.gpu_devices import GPU_DRIVER, RELEASED
 from agent.model.devices.gpus import Ancestor, pci_address
 from agent.model.devices.holding import DEVICES_CHECKPOINTS, HoldingSource, ReportedDevices
 from agent.model.devices.interconnect import GPU_LINKS, GpuLink
-from agent.model.devices.listing import Published, published
 from agent.model.nrt import node_status
 from agent.model.nrt.node_annotations import NodeConfiguration
-from agent.model.nrt.report import DeviceReport, ReportValues, Reserved, build
 from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.apiobjects import ApiNode
 from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
+from agent.node.device_listing import Published, published
 from agent.node.devices import DeviceState, DeviceView, device_view
+from agent.node.gpu_actions import GpuActions
+from agent.node.gpu_devices import GPU_DRIVER, RELEASED
 from agent.node.kubelet_view import DeviceCheckpointView
+from agent.node.node_resource_topology import DeviceReport, ReportValues, Reserved, build
 from agent.node.outbox import deliver
 from tests.builders import machine, pod
 from tests.discover import buses, fakenvml, gpumachines

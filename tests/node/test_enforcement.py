@@ -16,10 +16,10 @@ from agent.cgroup.journal import Journal
 from agent.cri.client import Cri, Sandbox
 from agent.discover import cpus
 from agent.kube.events import Regarding
-from agent.model.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.notifications import Created, RequestedResources
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.snapshot import CgroupLimits, PodWanted, Wanted
 from agent.node.change_log import LIMIT_REFUSED, PodEvents

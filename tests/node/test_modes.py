@@ -16,7 +16,7 @@ from agent.host.listener import Listener
 from agent.host.locks import Lock
 from agent.koordinator.server import Registration
 from agent.kube.store import EmbeddedStore
-from agent.model.apiobjects import ApiNode
+from agent.model.pod.apiobjects import ApiNode
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import LocalOwner, PodWanted, Wanted
 from agent.node.cluster_view import ClusterCache, ClusterState

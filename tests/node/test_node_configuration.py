@@ -7,7 +7,6 @@ import pytest
 
 from agent.kube.events import Regarding
 from agent.kubelet.configuration import ConfigurationError, of_object
-from agent.model.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.cpu.pools import pool_cpus
 from agent.model.nrt.node_annotations import (
     NUMA_MEMORY_POLICY,
@@ -17,6 +16,7 @@ from agent.model.nrt.node_annotations import (
     NodeReservation,
     SystemQos,
 )
+from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.pod.qos import QOS_LABEL
 from agent.model.settings.agent import AgentSettings
 from agent.node.change_log import INVALID_LABEL, PodEvents

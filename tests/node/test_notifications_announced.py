@@ -1,9 +1,9 @@
 import msgspec
 import pytest
 
-from agent.model import apiobjects
-from agent.model.apiobjects import ApiPod, Phase
 from agent.model.notifications import ContainerAnnounced, PodAnnounced
+from agent.model.pod import apiobjects
+from agent.model.pod.apiobjects import ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.node.notifications import (
     PATIENCE_SECONDS,

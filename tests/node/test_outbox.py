@@ -13,8 +13,8 @@ from agent.kube.errors import (
     TooManyRequestsError,
     UnreachableError,
 )
-from agent.model.nrt.report import DeviceReport, Report
 from agent.model.nrt.resource_topology import NodeTopology
+from agent.node.node_resource_topology import DeviceReport, Report
 from agent.node.outbox import Outbox, ReportPace
 from agent.telemetry.metrics import AgentMetrics
 from tests.waiting import eventually

@@ -15,8 +15,8 @@ from agent.kube.errors import (
 )
 from agent.kube.store import EmbeddedStore
 from agent.model.devices.device_object import Device
-from agent.model.nrt.report import DeviceReport, Report
 from agent.model.nrt.resource_topology import NodeTopology
+from agent.node.node_resource_topology import DeviceReport, Report
 from agent.node.outbox import deliver
 
 GPU = Device("gpu", "GPU-1", 0, {"koordinator.sh/gpu-core": 100})

@@ -16,8 +16,6 @@ from agent.cgroup import writer
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.kube.errors import StoreError
-from agent.model import apiobjects
-from agent.model.apiobjects import Phase
 from agent.model.notifications import (
     Created,
     PodAnnounced,
@@ -26,7 +24,9 @@ from agent.model.notifications import (
     SessionEnded,
     SnapshotRequest,
 )
+from agent.model.pod import apiobjects
 from agent.model.pod import pods as podvalues
+from agent.model.pod.apiobjects import Phase
 from agent.model.pod.pod_resources import (
     ClaimedDevice,
     ContainerResources,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.model.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.qos import QOS_LABEL
 from agent.node.change_log import CLAIM_NOT_HONORED, NO_CPUS_ALLOCATED, PodEvents
 from tests.node.world import Recorded, World, claim

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agent.kube.events import Regarding
-from agent.model.apiobjects import ApiPod, Phase
 from agent.model.notifications import PodAnnounced
 from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.apiobjects import ApiPod, Phase
 from agent.model.pod.pods import ContainerState
 from agent.node.change_log import CLAIM_NOT_HONORED, INVALID_ANNOTATION, PodEvents
 from tests.node.world import Recorded, World, claim

@@ -15,11 +15,11 @@ from agent.model.nrt.node_annotations import (
     SystemQos,
     refused_claims,
 )
-from agent.model.nrt.report import Report
 from agent.model.nrt.resource_topology import Version
 from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.node.node_configuration import with_settings
+from agent.node.node_resource_topology import Report
 from agent.node.report import ClusterReporter, ReportInput
 from tests.builders import machine, pod
 

@@ -18,12 +18,12 @@ from agent.discover.cpus import TopologyView
 from agent.kube.errors import StoreError
 from agent.kube.events import Regarding
 from agent.kube.store import EmbeddedStore
-from agent.model import apiobjects
 from agent.model import snapshot as snapshots
-from agent.model.apiobjects import ApiPod
 from agent.model.audit import Record
 from agent.model.notifications import RequestedResources
+from agent.model.pod import apiobjects
 from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import ContainerState
 from agent.model.pod.qos import QOS_LABEL
 from agent.model.settings.agent import AgentSettings

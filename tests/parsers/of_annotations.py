@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 import urllib3
 
+from agent.allocate import batch
 from agent.allocate.device_holders import grants
 from agent.allocate.devices import partitions
 from agent.allocate.node_allocator.answer import spec_text
@@ -19,27 +20,19 @@ from agent.http.requests import BadRequestError
 from agent.kube import cluster, errors, kinds, transport, wire
 from agent.kube.errors import MalformedError, TooManyRequestsError
 from agent.kube.transport import Query, ResponseLimits, Transport
-from agent.model import apiobjects, quantities, rebind_resource
-from agent.model.apiobjects import GroupError
+from agent.model import quantities, rebind_resource
 from agent.model.bounds import JsonError
 from agent.model.cpu import policies
 from agent.model.cpu.cpuset import CpuSet, CpuSetError
-from agent.model.devices import (
-    device_allocation,
-    device_object,
-    gpu_actions,
-    gpu_devices,
-    gpus,
-    holding,
-    interconnect,
-    listing,
-    pci,
-)
+from agent.model.devices import device_allocation, device_object, gpus, holding, interconnect, pci
 from agent.model.nrt import node_annotations, node_status, resource_topology
 from agent.model.objects import ObjectError
-from agent.model.pod import annotations, batch, qos
+from agent.model.pod import annotations, apiobjects, qos
 from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.apiobjects import GroupError
 from agent.model.quantities import QuantityError
+from agent.node import device_listing as listing
+from agent.node import gpu_actions, gpu_devices
 from agent.scheduler import page, webhook
 from agent.scheduler.explain import endpoint
 from agent.scheduler.explain.explainer import Explainer
@@ -164,7 +157,7 @@ _TEXTS: Final[list[tuple[str, Read, tuple[str, ...], tuple[str, ...]]]] = [
                 }
             ),
         ),
-        ("model.pod.batch:batch_resources",),
+        ("allocate.batch:batch_resources",),
     ),
     (
         annotations.RESERVATION_ALLOCATED,
@@ -278,7 +271,7 @@ _TEXTS: Final[list[tuple[str, Read, tuple[str, ...], tuple[str, ...]]]] = [
         listing.GONE_MINORS,
         listing.decode_gone,
         ('{"gpu": {"GPU-1": 3}}',),
-        ("model.devices.listing:decode_gone",),
+        ("node.device_listing:decode_gone",),
     ),
     (
         interconnect.GPU_LINKS,
@@ -347,7 +340,7 @@ def _plain_annotations() -> Iterator[Target]:
         lambda text: apiobjects.group_of(_with_annotation(pod, group, text)),
         mutations.of_text,
         ("train/4", "a-b.c/64"),
-        ("model.apiobjects:group_of",),
+        ("model.pod.apiobjects:group_of",),
         (GroupError,),
         (f"pod ns/p: annotation {group}",),
     )
@@ -545,8 +538,8 @@ def _objects() -> Iterator[Target]:
         of_json,
         (_json(_POD),),
         (
-            "model.apiobjects:decode",
-            "model.apiobjects:_nanoseconds",
+            "model.pod.apiobjects:decode",
+            "model.pod.apiobjects:_nanoseconds",
             "model.objects:decoded",
             "model.objects:_loose",
             "scheduler.state.records:pods.read",
@@ -560,7 +553,7 @@ def _objects() -> Iterator[Target]:
         lambda text: (apiobjects.decode_node(text), records.node(text)),
         of_json,
         (_json(_NODE),),
-        ("model.apiobjects:decode_node", "scheduler.state.records:node"),
+        ("model.pod.apiobjects:decode_node", "scheduler.state.records:node"),
         (ObjectError,),
         ("Node ",),
     )
@@ -584,7 +577,7 @@ def _objects() -> Iterator[Target]:
         (
             "model.devices.device_object:read",
             "scheduler.state.records:devices",
-            "model.devices.gpu_devices:_seconds",
+            "node.gpu_devices:_seconds",
         ),
         (ObjectError,),
         ("Device ",),
@@ -599,7 +592,7 @@ def _objects() -> Iterator[Target]:
         mutations.of_values,
         (_POD, _NODE, _TOPOLOGY, _DEVICE),
         (
-            "model.apiobjects:from_object",
+            "model.pod.apiobjects:from_object",
             "model.objects:converted",
         ),
     )

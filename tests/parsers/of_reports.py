@@ -14,8 +14,8 @@ from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.allocate.refusal import Refusal
-from agent.model import apiobjects
 from agent.model.cpu.policies import GpuObjective, Strategy
+from agent.model.pod import apiobjects
 from agent.model.settings.plugin_args import ZoneScoring
 from agent.scheduler.state import records
 from agent.scheduler.state.node_info import NodeInfo

@@ -9,7 +9,7 @@ from typing import Final
 from agent.http.page import page_routes
 from agent.http.peers import NodeAddresses
 from agent.http.server import HttpServer
-from agent.model.apiobjects import ApiPod
+from agent.model.pod.apiobjects import ApiPod
 from agent.scheduler import process
 from agent.scheduler.explain.explainer import Explainer
 from agent.scheduler.extender.extender import (

@@ -16,9 +16,9 @@ from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.auth import FileAccess
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
-from agent.model import apiobjects
 from agent.model.cpu.policies import Strategy
 from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY
+from agent.model.pod import apiobjects
 from agent.model.settings.plugin_args import ZoneScoring
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.extender import (

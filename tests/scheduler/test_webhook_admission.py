@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model import apiobjects
-from agent.model.apiobjects import ApiPod
+from agent.model.pod import apiobjects
+from agent.model.pod.apiobjects import ApiPod
 from agent.scheduler import webhook
 from agent.scheduler.webhook import (
     FailurePolicy,

@@ -13,7 +13,6 @@ from tests.structure.figures import Figures, measure
 _PACKAGE = Path(__file__).resolve().parents[2] / "agent"
 _GENERATED = frozenset({"proto"})
 _LIMITS = {
-    "longest_chain": 16,
     "duplicate_classes": 0,
     "citations": 0,
     "missing_names": 0,

@@ -33,7 +33,7 @@ from agent.model.devices.device_allocation import (
     JointScope,
 )
 from agent.model.devices.device_object import DeviceType
-from agent.model.pod.device_request import DeviceRequest
+from agent.model.devices.device_request import DeviceRequest
 
 _Site = str | int
 """A PCIe switch, or a NUMA node."""

@@ -26,10 +26,9 @@ from agent.model.devices.device_allocation import (
     DeviceTopologyScope,
     VirtualFunctions,
 )
-from agent.model.devices.device_object import Device, DeviceType
+from agent.model.devices.device_object import GPU_MEMORY, GPU_MEMORY_RATIO, Device, DeviceType
 from agent.model.devices.gpus import Ancestor, GpuPair
 from agent.model.devices.interconnect import GpuLink, Interconnect
-from agent.model.nrt.node_status import GPU_MEMORY, GPU_MEMORY_RATIO
 
 LEVELS: Final = {
     DeviceTopologyScope.ANYWHERE: 0,

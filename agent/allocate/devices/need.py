@@ -23,9 +23,8 @@ from agent.model.devices.device_allocation import (
     Exclusion,
     PartitionSpec,
 )
-from agent.model.devices.device_object import Device, DeviceType
-from agent.model.nrt.node_status import GPU_MEMORY, GPU_MEMORY_RATIO
-from agent.model.pod.device_request import FULL, DeviceRequest, TypeRequest, names
+from agent.model.devices.device_object import GPU_MEMORY, GPU_MEMORY_RATIO, Device, DeviceType
+from agent.model.devices.device_request import FULL, DeviceRequest, TypeRequest, names
 from agent.model.pod.zone_request import foreign
 
 
@@ -63,7 +62,7 @@ class Need(msgspec.Struct, frozen=True):
 
 def listed_resources(devices: Iterable[Device]) -> set[str]:
     """The extended resources of a node's devices that only a Device object assigns to a type: those
-    of types without a rule in `model.pod.device_request`, and further ones of RDMA devices and
+    of types without a rule in `device_request`, and further ones of RDMA devices and
     FPGAs."""
     listed = {
         name

@@ -48,10 +48,9 @@ from agent.allocate.trials import Price
 from agent.model.cpu.policies import Strategy
 from agent.model.devices import device_object
 from agent.model.devices.device_allocation import DeviceAmounts
-from agent.model.devices.device_object import DeviceType
-from agent.model.nrt.node_status import DOMAIN
+from agent.model.devices.device_object import DOMAIN, DeviceType
+from agent.model.devices.device_request import DeviceRequest
 from agent.model.nrt.resource_topology import KIND
-from agent.model.pod.device_request import DeviceRequest
 from agent.model.pod.resource_request import ResourceRequest
 
 

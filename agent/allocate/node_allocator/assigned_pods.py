@@ -11,7 +11,6 @@ import msgspec
 
 from agent.allocate.devices.inventory import Inventory, NodeDevices, node_devices
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation, memory_of, pod_allocation
-from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_allocation import (
     DeviceAmounts,
@@ -28,6 +27,7 @@ from agent.model.pod.annotations import (
     AnnotationError,
     resource_status,
 )
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.resource_request import pod_requests
 from agent.model.pod.zone_request import zoned_pod
 

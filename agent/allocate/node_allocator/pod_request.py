@@ -11,7 +11,6 @@ import msgspec
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.placement.demand import FULL as WHOLE
 from agent.allocate.placement.demand import NO_KIND, PodKind
-from agent.model.apiobjects import ApiPod, unequal_cpu
 from agent.model.cpu.policies import BindPolicy, NumaPolicy
 from agent.model.devices.device_allocation import (
     DEVICE_ALLOCATE_HINT,
@@ -19,17 +18,8 @@ from agent.model.devices.device_allocation import (
     GPU_PARTITION_SPEC,
     DevicePreferences,
 )
-from agent.model.devices.device_object import DeviceType
-from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO
-from agent.model.pod.annotations import (
-    DEVICE_ALLOCATED,
-    GPU_ISOLATION_PROVIDER,
-    NUMA_TOPOLOGY_SPEC,
-    RESOURCE_SPEC,
-    RESOURCE_STATUS,
-    AnnotationError,
-)
-from agent.model.pod.device_request import (
+from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY_RATIO, DeviceType
+from agent.model.devices.device_request import (
     FULL,
     DeviceRequest,
     RequestError,
@@ -38,6 +28,15 @@ from agent.model.pod.device_request import (
     names,
     type_requests,
 )
+from agent.model.pod.annotations import (
+    DEVICE_ALLOCATED,
+    GPU_ISOLATION_PROVIDER,
+    NUMA_TOPOLOGY_SPEC,
+    RESOURCE_SPEC,
+    RESOURCE_STATUS,
+    AnnotationError,
+)
+from agent.model.pod.apiobjects import ApiPod, unequal_cpu
 from agent.model.pod.exclusive_cpus import shared_reason
 from agent.model.pod.qos import CPU_OWNERS, PRIORITY_CLASS_LABEL, QOS_LABEL, QoS, qos_of
 from agent.model.pod.resource_request import (

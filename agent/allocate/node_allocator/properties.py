@@ -46,7 +46,14 @@ from agent.model.cpu.policies import (
 )
 from agent.model.cpu.topology import Cpu
 from agent.model.devices import interconnect
-from agent.model.devices.device_object import GPU_PARTITIONS, DeviceObject, DeviceType
+from agent.model.devices.device_object import (
+    GPU_CORE,
+    GPU_MEMORY_RATIO,
+    GPU_PARTITIONS,
+    DeviceObject,
+    DeviceType,
+)
+from agent.model.devices.device_request import DeviceRequest
 from agent.model.devices.holding import DeviceHolding as Held
 from agent.model.devices.interconnect import GPU_LINKS
 from agent.model.nrt import node_annotations
@@ -62,10 +69,9 @@ from agent.model.nrt.node_annotations import (
     reported_settings,
     system_qos,
 )
-from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_MODEL, GPU_VENDOR
+from agent.model.nrt.node_status import GPU_MODEL, GPU_VENDOR
 from agent.model.nrt.resource_topology import KIND, NodeTopology
 from agent.model.pod.annotations import GPU_ISOLATION_PROVIDER, AnnotationError
-from agent.model.pod.device_request import DeviceRequest
 from agent.model.settings.plugin_args import SchedulerArgs, ZoneScoring
 
 _PERCENT: Final = 100

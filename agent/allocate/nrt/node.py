@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope, kubelet_numa_policy
+from agent.model.devices.device_object import DOMAIN
 from agent.model.nrt import fingerprint
 from agent.model.nrt.node_annotations import (
     NO_MEMORY_MANAGER,
@@ -21,7 +22,6 @@ from agent.model.nrt.node_annotations import (
     cpu_manager,
     reported_settings,
 )
-from agent.model.nrt.node_status import DOMAIN
 from agent.model.nrt.resource_topology import FINGERPRINT_METHOD, FingerprintMethod, NodeTopology
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.zone_request import foreign, of_memory

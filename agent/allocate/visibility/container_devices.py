@@ -18,12 +18,12 @@ from typing import Final
 
 import msgspec
 
-from agent.model.apiobjects import ApiPod
 from agent.model.devices.device_allocation import AllocatedDevice
+from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
+from agent.model.devices.device_request import RequestError, TypeRequest, type_requests
 from agent.model.devices.visibility import Mount, Visibility
-from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
 from agent.model.pod.annotations import GPU_ISOLATION_PROVIDER
-from agent.model.pod.device_request import RequestError, TypeRequest, type_requests
+from agent.model.pod.apiobjects import ApiPod
 
 _HAMI_CORE: Final = "HAMi-core"
 

@@ -23,7 +23,15 @@ from agent.allocate.visibility.container_devices import (
 )
 from agent.model.devices.device_allocation import AllocatedDevice, allocated_devices
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
-from agent.model.devices.device_object import DeviceType
+from agent.model.devices.device_object import (
+    FPGA,
+    GPU_CORE,
+    GPU_MEMORY,
+    GPU_MEMORY_RATIO,
+    RDMA,
+    DeviceType,
+)
+from agent.model.devices.device_request import TypeRequest
 from agent.model.devices.visibility import (
     DeviceNode,
     NodeDevice,
@@ -32,9 +40,7 @@ from agent.model.devices.visibility import (
     VisibleGpu,
     is_uuid,
 )
-from agent.model.nrt.node_status import FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.pod.annotations import AnnotationError
-from agent.model.pod.device_request import TypeRequest
 
 _WHOLE: Final = 100
 

@@ -16,6 +16,15 @@ from agent.model.quantities import Quantity, QuantityError, whole
 Object = dict[str, Any]
 
 KIND: Final = "Device"
+DOMAIN: Final = "koordinator.sh/"
+GPU: Final = DOMAIN + "gpu"
+GPU_CORE: Final = DOMAIN + "gpu-core"
+GPU_MEMORY: Final = DOMAIN + "gpu-memory"
+GPU_MEMORY_RATIO: Final = DOMAIN + "gpu-memory-ratio"
+GPU_SHARED: Final = DOMAIN + "gpu.shared"
+RDMA: Final = DOMAIN + "rdma"
+FPGA: Final = DOMAIN + "fpga"
+
 API_VERSION: Final = "scheduling.koordinator.sh/v1alpha1"
 GPU_PARTITIONS: Final = "scheduling.koordinator.sh/gpu-partitions"
 

@@ -181,3 +181,12 @@ def pci_address(text: str) -> str:
     if domain == 0xFFFFFFFF or device > 0x1F:
         return ""
     return f"{domain:04x}:{bus:02x}:{device:02x}.{match[4]}"
+
+
+class GpuInfo(msgspec.Struct, frozen=True):
+    """Properties of a node's cards; "" if unknown, or if the cards differ. `product`: as the driver
+    writes it (`NVIDIA A100-SXM4-80GB`)."""
+
+    vendor: str = ""
+    product: str = ""
+    driver_version: str = ""

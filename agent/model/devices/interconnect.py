@@ -20,9 +20,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from agent.model import bounds
-from agent.model.devices.device_object import GPU_PARTITIONS, Device, DeviceType
+from agent.model.devices.device_object import GPU_CORE, GPU_PARTITIONS, Device, DeviceType
 from agent.model.devices.gpus import Ancestor, GpuPair
-from agent.model.nrt.node_status import GPU_CORE
 from agent.model.pod.annotations import AnnotationError, decoded
 
 GPU_LINKS: Final = "topolet.io/gpu-links"

@@ -7,23 +7,24 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
-import msgspec
-
 from agent.model.cpu.topology import Topology
-from agent.model.devices.device_object import Device, DeviceType
+from agent.model.devices.device_object import (
+    FPGA,
+    GPU,
+    GPU_CORE,
+    GPU_MEMORY,
+    GPU_MEMORY_RATIO,
+    GPU_SHARED,
+    RDMA,
+    Device,
+    DeviceType,
+)
+from agent.model.devices.gpus import GpuInfo
+from agent.model.objects import label_value
 from agent.model.pod import node_selection
 from agent.model.quantities import QuantityError, whole
 
 Object = dict[str, Any]
-
-DOMAIN: Final = "koordinator.sh/"
-GPU: Final = DOMAIN + "gpu"
-GPU_CORE: Final = DOMAIN + "gpu-core"
-GPU_MEMORY: Final = DOMAIN + "gpu-memory"
-GPU_MEMORY_RATIO: Final = DOMAIN + "gpu-memory-ratio"
-GPU_SHARED: Final = DOMAIN + "gpu.shared"
-RDMA: Final = DOMAIN + "rdma"
-FPGA: Final = DOMAIN + "fpga"
 
 GPU_VENDOR: Final = "node.koordinator.sh/gpu-vendor"
 GPU_MODEL: Final = node_selection.GPU_MODEL
@@ -40,15 +41,6 @@ _BY_TYPE: Final = {
 _NVIDIA: Final = "nvidia"
 _DISCOVERY: Final = "nvidia.com/"
 """The domain of the labels of NVIDIA's GPU feature discovery."""
-
-
-class GpuInfo(msgspec.Struct, frozen=True):
-    """Properties of a node's cards; "" if unknown, or if the cards differ. `product`: as the driver
-    writes it (`NVIDIA A100-SXM4-80GB`)."""
-
-    vendor: str = ""
-    product: str = ""
-    driver_version: str = ""
 
 
 def extended_resources(devices: Iterable[Device], gpus: GpuInfo | None = None) -> dict[str, int]:
@@ -178,11 +170,6 @@ def _discovered(gpus: GpuInfo, cards: list[Device]) -> dict[str, str]:
             for part in parts
         },
     }
-
-
-def label_value(text: str) -> str:
-    """The text with the characters that a label value may not have replaced, shortened to 63."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-")
 
 
 def _same(stored: object, amount: str) -> bool:

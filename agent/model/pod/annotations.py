@@ -27,6 +27,9 @@ REBIND = "topolet.io/rebind"
 """Topolet's annotation: with REBIND_NEVER no rebind of its node moves the pod."""
 REBIND_NEVER = "never"
 
+BATCH_CPU_NAMES = ("kubernetes.io/batch-cpu", "koordinator.sh/batch-cpu")
+"""Resources in milli-CPU; the first one that is present counts."""
+BATCH_MEMORY_NAMES = ("kubernetes.io/batch-memory", "koordinator.sh/batch-memory")
 EXTENDED_RESOURCE_SPEC = "node.koordinator.sh/extended-resource-spec"
 DEVICE_ALLOCATED = "scheduling.koordinator.sh/device-allocated"
 RESERVATION_ALLOCATED = "scheduling.koordinator.sh/reservation-allocated"

@@ -11,7 +11,6 @@ from typing import Final
 
 import msgspec
 
-from agent.model.apiobjects import ApiPod
 from agent.model.cpu.policies import (
     BindPolicy,
 )
@@ -21,6 +20,7 @@ from agent.model.pod.annotations import (
     numa_spec,
     resource_spec,
 )
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.qos import PriorityClass, QoS
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from agent.model.apiobjects import ApiPod
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.qos import KubeClass
 from agent.model.pod.resource_request import InitRequests, pod_total
 

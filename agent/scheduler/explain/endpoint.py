@@ -32,11 +32,12 @@ from agent.http.routes import Route, text_reply
 from agent.kube import kinds
 from agent.kube.errors import ForbiddenError, MalformedError, NotFoundError
 from agent.kube.transport import Transport, segment
-from agent.model import apiobjects, bounds, explanation
-from agent.model.apiobjects import ApiPod, PodObject
+from agent.model import bounds, explanation
 from agent.model.bounds import JsonError
 from agent.model.explanation import SCHEMA_VERSION, Explanation, NameOf, NodeVerdict
 from agent.model.objects import ObjectError, ObjectIdentity
+from agent.model.pod import apiobjects
+from agent.model.pod.apiobjects import ApiPod, PodObject
 from agent.scheduler.leader import election
 from agent.scheduler.preemption import disruption_budgets
 

@@ -9,8 +9,9 @@ from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube import documents, kinds
 from agent.kube.documents import DocumentError
 from agent.kube.objects import Change, ChangeKind, Object, ObjectKey
-from agent.model import apiobjects, objects
+from agent.model import objects
 from agent.model.objects import ObjectError
+from agent.model.pod import apiobjects
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.scheduler.preemption import disruption_budgets
 from agent.scheduler.preemption.disruption_budgets import Budgets

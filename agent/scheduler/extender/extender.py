@@ -21,10 +21,11 @@ import msgspec
 
 from agent.http.requests import BadRequestError, Reply
 from agent.http.routes import TEXT, Route, text_reply
-from agent.model import apiobjects, bounds
-from agent.model.apiobjects import ApiPod, PodObject
+from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.objects import ObjectError, ObjectIdentity
+from agent.model.pod import apiobjects
+from agent.model.pod.apiobjects import ApiPod, PodObject
 from agent.telemetry.schedulermetrics import SchedulerMetrics
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from agent.kube.errors import (
 )
 from agent.kube.kinds import pod_path
 from agent.kube.transport import Transport
-from agent.model.apiobjects import PodGroup
+from agent.model.pod.apiobjects import PodGroup
 from agent.scheduler.preemption.disruption_budgets import Budgets
 from agent.scheduler.preemption.victim_selection import (
     BoundPod,

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.node_allocator.pod_request import Needs, PodRequestError
-from agent.model.apiobjects import GroupError, PodGroup
+from agent.model.pod.apiobjects import GroupError, PodGroup
 from agent.scheduler.extender.extender import (
     ExtenderPreemptionArgs,
     ExtenderPreemptionResult,

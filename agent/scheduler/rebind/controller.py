@@ -21,15 +21,15 @@ from agent.kube.errors import ConflictError, KubeError, NotFoundError
 from agent.kube.kinds import pod_path
 from agent.kube.objects import Change, ChangeKind
 from agent.kube.transport import Query, Transport, segment
-from agent.model import apiobjects
-from agent.model.apiobjects import ApiPod
 from agent.model.objects import ObjectError
+from agent.model.pod import apiobjects
 from agent.model.pod.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
     resource_status,
     with_allocation,
 )
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.rebind_resource import (
     RebindPhase,
     RebindRequest,

@@ -15,8 +15,8 @@ from agent.allocate.rebind.placed_pods import Measures
 from agent.allocate.rebind.planner import NoPlan, PodMove, plan
 from agent.allocate.rebind.planner_input import moved_allocation, placed_node
 from agent.model import bounds
-from agent.model.apiobjects import ApiPod
 from agent.model.pod.annotations import REBIND, REBIND_NEVER, status_text
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.resource_request import ResourceRequest
 from agent.model.rebind_resource import (
     RebindPhase,

@@ -25,11 +25,11 @@ from agent.allocate.node_allocator.properties import (
 )
 from agent.allocate.refusal import Reason, Refusal
 from agent.kube.objects import Change, ChangeKind
-from agent.model.apiobjects import PodGroup
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy
 from agent.model.devices.device_object import DeviceObject
 from agent.model.nrt.resource_topology import NodeTopology
+from agent.model.pod.apiobjects import PodGroup
 from agent.scheduler.state.koordinator_reservations import (
     KoordinatorReservations,
     ReservationRecord,

@@ -21,8 +21,8 @@ from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.node_allocator.pod_request import PodRequest, Reads, request_of
 from agent.allocate.refusal import Reason, Refusal
-from agent.model.apiobjects import ApiPod, PodGroup, group_of
 from agent.model.cpu.policies import BindPolicy
+from agent.model.pod.apiobjects import ApiPod, PodGroup, group_of
 
 
 class PodName(msgspec.Struct, frozen=True):

@@ -35,9 +35,9 @@ from agent.kube.errors import (
 from agent.kube.kinds import pod_path
 from agent.kube.schedule import Backoff
 from agent.kube.transport import Transport
-from agent.model import apiobjects
 from agent.model.cpu.cpuset import EMPTY
 from agent.model.objects import ObjectError
+from agent.model.pod import apiobjects
 from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status, with_cpus
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.node_info import CpuMismatch

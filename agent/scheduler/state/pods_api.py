@@ -19,9 +19,9 @@ from agent.kube.auth import AccessError
 from agent.kube.errors import ConflictError, KubeError, NotFoundError, ServerError, UnreachableError
 from agent.kube.kinds import pod_path
 from agent.kube.transport import FIELD_MANAGER, STRATEGIC, Query, Transport
-from agent.model import apiobjects
-from agent.model.apiobjects import ApiPod
 from agent.model.objects import ObjectError
+from agent.model.pod import apiobjects
+from agent.model.pod.apiobjects import ApiPod
 from agent.scheduler.state.pod_info import PodName
 
 log = logging.getLogger(__name__)

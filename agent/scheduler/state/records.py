@@ -18,21 +18,22 @@ from agent.allocate.device_holders import grants
 from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
 from agent.allocate.node_allocator.pod_request import kind_of
 from agent.allocate.placement.demand import NO_KIND, PodKind
-from agent.model import apiobjects, bounds
-from agent.model.apiobjects import (
-    ApiPod,
-    GroupError,
-    PodGroup,
-    PodObject,
-    group_of,
-)
+from agent.model import bounds
 from agent.model.devices import device_object, holding, interconnect
 from agent.model.devices.device_allocation import DeviceAmounts, VirtualFunctions
 from agent.model.devices.device_object import DeviceObject
 from agent.model.nrt import node_annotations, resource_topology
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.objects import ObjectError, ObjectMetadata, decoded
+from agent.model.pod import apiobjects
 from agent.model.pod.annotations import AnnotationError, reservation_uid
+from agent.model.pod.apiobjects import (
+    ApiPod,
+    GroupError,
+    PodGroup,
+    PodObject,
+    group_of,
+)
 from agent.model.pod.zone_request import ZonedPod, zoned_pod
 from agent.model.quantities import Quantity, QuantityError, milli, whole
 

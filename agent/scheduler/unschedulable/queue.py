@@ -10,8 +10,8 @@ from typing import Final, Protocol
 import msgspec
 
 from agent.kube.objects import Change, ChangeKind
-from agent.model.apiobjects import PodGroup
 from agent.model.explanation import Explanation
+from agent.model.pod.apiobjects import PodGroup
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_info import (
     ChangedNodes,

@@ -21,8 +21,8 @@ from agent.allocate.devices.inventory import inventory, node_devices
 from agent.allocate.refusal import Refusal
 from agent.model.devices import holding
 from agent.model.devices.device_allocation import DEVICE_ALLOCATE_HINT, sum_amounts
+from agent.model.devices.device_request import DeviceRequest, device_request
 from agent.model.devices.holding import DeviceHolding, Form, HoldingSource, ReportedDevices
-from agent.model.pod.device_request import DeviceRequest, device_request
 from tests.allocate.device_holders.node import DEVICES, GPU, KEYS
 
 

@@ -14,7 +14,7 @@ from agent.allocate.refusal import Refusal
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import VirtualFunctions
 from agent.model.devices.device_object import Device, DeviceTopology, VfGroup, VirtualFunction
-from agent.model.pod.device_request import device_request
+from agent.model.devices.device_request import device_request
 
 CORE = "koordinator.sh/gpu-core"
 RATIO = "koordinator.sh/gpu-memory-ratio"

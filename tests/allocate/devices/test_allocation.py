@@ -9,7 +9,7 @@ from agent.allocate.devices.partitions import partitions
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_object import GPU_PARTITIONS
-from agent.model.pod.device_request import device_request
+from agent.model.devices.device_request import device_request
 from tests.allocate.devices.builders import (
     BYTES,
     CARDS,

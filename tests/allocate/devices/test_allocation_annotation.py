@@ -16,8 +16,8 @@ from agent.model.devices.device_allocation import (
     sum_functions,
     virtual_functions,
 )
+from agent.model.devices.device_request import device_request
 from agent.model.pod.annotations import DEVICE_ALLOCATED
-from agent.model.pod.device_request import device_request
 from tests.allocate.devices.builders import (
     CORE,
     GPU,

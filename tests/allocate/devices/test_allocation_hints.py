@@ -5,7 +5,7 @@ from agent.allocate.numa.hint import TopologyHint
 from agent.allocate.numa.koordinator_merge import merge
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import NumaPolicy
-from agent.model.pod.device_request import device_request
+from agent.model.devices.device_request import device_request
 from tests.allocate.devices.builders import CARDS, RDMA, gpu, nic, node
 
 FOUR = [gpu(each, each // 2, f"p{each}") for each in range(4)]

@@ -15,7 +15,7 @@ from agent.allocate.devices.inventory import LinkTable, NodeDevices, inventory, 
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.devices.device_object import Device
-from agent.model.pod.device_request import RequestError, device_request
+from agent.model.devices.device_request import RequestError, device_request
 from tests.allocate.devices.builders import (
     CARDS,
     CORE,

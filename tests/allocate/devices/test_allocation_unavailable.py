@@ -9,7 +9,7 @@ import pytest
 from agent.allocate.devices.allocation import Allocation, allocate, unavailable
 from agent.allocate.devices.inventory import NodeDevices
 from agent.model.devices.device_object import Device
-from agent.model.pod.device_request import device_request
+from agent.model.devices.device_request import device_request
 from tests.allocate.devices.builders import CARDS, GPU, HINT, MEMORY, RDMA, gpu, nic, node
 
 DEVICES = (gpu(0), gpu(1), nic(0, functions=["v1", "v2"]), nic(1))

@@ -23,7 +23,7 @@ from agent.model.devices.device_object import (
     VfGroup,
     VirtualFunction,
 )
-from agent.model.pod.device_request import (
+from agent.model.devices.device_request import (
     DeviceRequest,
     RequestError,
     RequestFault,

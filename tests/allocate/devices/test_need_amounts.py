@@ -6,7 +6,7 @@ import pytest
 
 from agent.allocate.devices.need import filled, hinted
 from agent.model.devices.device_allocation import DeviceAllocateStrategy, DeviceHint, Exclusion
-from agent.model.pod.device_request import type_requests
+from agent.model.devices.device_request import type_requests
 from tests.allocate.devices.builders import CORE, MEMORY, RATIO, RDMA
 
 GIB = 1 << 30

@@ -16,9 +16,9 @@ from agent.allocate.node_allocator.pod_request import Reads, request_of
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import PROFILES, NodePolicies
 from agent.allocate.refusal import Refusal
-from agent.model import apiobjects
-from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod import apiobjects
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
 from agent.model.pod.zone_request import PartKind, kube_class_of, zoned_pod
 from tests.allocate.kubelet.nodes import Node, machine, policy

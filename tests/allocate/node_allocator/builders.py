@@ -10,10 +10,10 @@ import msgspec
 from agent.allocate.devices.inventory import inventory
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
-from agent.model import apiobjects
-from agent.model.apiobjects import ApiPod
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.devices.device_object import Device
+from agent.model.pod import apiobjects
+from agent.model.pod.apiobjects import ApiPod
 from tests.allocate.nodes import node_options
 
 QOS = "koordinator.sh/qosClass"

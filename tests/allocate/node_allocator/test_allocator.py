@@ -17,10 +17,10 @@ from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.allocate.policies_in_force import PROFILES, NodePolicies
 from agent.allocate.refusal import Reason, Refusal
-from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.devices.device_object import Device
+from agent.model.pod.apiobjects import ApiPod
 from tests.allocate.devices.builders import CARDS, CORE, GPU, HINT, RATIO, RDMA, gpu, nic
 from tests.allocate.node_allocator.builders import (
     ALLOCATED,

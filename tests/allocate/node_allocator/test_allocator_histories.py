@@ -17,9 +17,9 @@ from agent.allocate.node_allocator.assigned_pods import Imported, holding_of
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
-from agent.model.apiobjects import ApiPod
 from agent.model.cpu.policies import BindPolicy, NumaPolicy
 from agent.model.devices.device_object import Device
+from agent.model.pod.apiobjects import ApiPod
 from tests.allocate.devices.builders import (
     CARDS,
     CORE,

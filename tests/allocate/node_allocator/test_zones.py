@@ -13,9 +13,9 @@ from agent.allocate.node_allocator.properties import AllocatorRules, NodePropert
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.policies_in_force import NodePolicies
 from agent.allocate.refusal import Refusal
-from agent.model.apiobjects import ApiPod
 from agent.model.cpu.policies import NumaPolicy, Strategy
 from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.settings.plugin_args import ZoneScoring
 from tests.allocate.node_allocator.builders import make_properties, pod
 from tests.allocate.nrt.values import NIC, node

@@ -12,10 +12,10 @@ from agent.allocate.nrt.filter import filter
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.numa.hint import Merged, TopologyHint, ids, subsets
 from agent.allocate.refusal import Refusal
-from agent.model.apiobjects import ApiContainer, ApiPod
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
+from agent.model.pod.apiobjects import ApiContainer, ApiPod
 from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
 from agent.model.pod.zone_request import kube_class_of, zoned_pod
 from conformance import machines, static_cpu_manager

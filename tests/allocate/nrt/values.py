@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.allocate.nrt.node import ZonedNode, zoned_node
-from agent.model.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
+from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.qos import KubeClass
 from agent.model.pod.zone_request import ZonedPod, zoned_pod
 

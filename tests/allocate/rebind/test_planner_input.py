@@ -15,9 +15,9 @@ from agent.allocate.policies_in_force import Profile
 from agent.allocate.rebind.placed_pods import PlacedNode
 from agent.allocate.rebind.planner import NoPlan, PodPlace
 from agent.allocate.rebind.planner_input import moved_allocation, placed_node
-from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
+from agent.model.pod.apiobjects import ApiPod
 from tests.allocate.node_allocator.builders import (
     ALLOCATED,
     NUMA_SPEC,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.visibility.container_devices import ContainerDeviceRequest, SplitError, split
 from agent.model.devices.device_allocation import AllocatedDevice
-from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO
+from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY_RATIO
 from tests.allocate.visibility.type_requests import type_request
 
 GPU = "gpu"

@@ -8,9 +8,9 @@ from agent.allocate.visibility.container_devices import (
     ContainerDeviceRequest,
     container_device_requests,
 )
-from agent.model.apiobjects import ApiPod, from_object
-from agent.model.nrt.node_status import GPU, GPU_CORE, GPU_MEMORY_RATIO, RDMA
-from agent.model.pod.device_request import TypeRequest
+from agent.model.devices.device_object import GPU, GPU_CORE, GPU_MEMORY_RATIO, RDMA
+from agent.model.devices.device_request import TypeRequest
+from agent.model.pod.apiobjects import ApiPod, from_object
 
 
 def pod(containers: list[Any], init: list[Any]) -> ApiPod:

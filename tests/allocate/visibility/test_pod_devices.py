@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agent.allocate.visibility.container_devices import ContainerDeviceRequest, Isolation
 from agent.allocate.visibility.pod_devices import DevicePod, PodVisibility, held, pod_visibility
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
+from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.devices.visibility import (
     DeviceNode,
     Mount,
@@ -19,7 +20,6 @@ from agent.model.devices.visibility import (
     Visibility,
     VisibleGpu,
 )
-from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.pod.annotations import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from tests.allocate.visibility.type_requests import type_request
 

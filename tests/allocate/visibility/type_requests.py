@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.model.pod.device_request import TypeRequest
+from agent.model.devices.device_request import TypeRequest
 
 
 def type_request(count: int, per: Mapping[str, int] = {}, *, shared: bool = False) -> TypeRequest:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.model.apiobjects import GROUP_ANNOTATION
+from agent.model.pod.apiobjects import GROUP_ANNOTATION
 from tests.allocate.devices.builders import CORE, RATIO, gpu
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects

@@ -15,8 +15,8 @@ from agent.allocate.placement.demand import FULL, PodKind
 from agent.kube.errors import NotFoundError
 from agent.model.cpu.policies import PlacementPolicy
 from agent.model.devices import device_object
-from agent.model.devices.device_object import Device, DeviceType
-from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_MODEL
+from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY_RATIO, Device, DeviceType
+from agent.model.nrt.node_status import GPU_MODEL
 from agent.scheduler import simulation
 from agent.scheduler.state import pods_seen
 from agent.scheduler.traces import TraceNode, arrivals, shuffled

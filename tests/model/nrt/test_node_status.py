@@ -4,7 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from agent.model.devices.device_object import Device
-from agent.model.nrt.node_status import GpuInfo, extended_resources, gpu_labels, status
+from agent.model.devices.gpus import GpuInfo
+from agent.model.nrt.node_status import extended_resources, gpu_labels, status
 
 GI = 1 << 30
 

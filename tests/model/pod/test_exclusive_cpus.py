@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.model.apiobjects import from_object
+from agent.model.pod.apiobjects import from_object
 from agent.model.pod.exclusive_cpus import (
     ContainerCpu,
     PodCpu,

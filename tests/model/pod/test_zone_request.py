@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.apiobjects import ApiContainer
+from agent.model.pod.apiobjects import ApiContainer
 from agent.model.pod.zone_request import PartKind, exclusive, foreign, kube_class_of
 from tests.allocate.nrt.values import CPU, GPU, api_pod, container, pod, sidecar
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent.kube.objects import Change, ChangeKind, ObjectKey
-from agent.model.apiobjects import from_object
 from agent.model.explanation import Cause, Explanation
 from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.apiobjects import from_object
 from agent.scheduler.explain.explainer import Explainer, by_title, unnamed
 from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
 from agent.scheduler.state import records

@@ -16,10 +16,10 @@ from agent.http.server import HttpServer
 from agent.kube.auth import FileAccess
 from agent.kube.errors import KubeError, NotFoundError, RejectedError, ServerError
 from agent.kube.transport import Transport
-from agent.model.apiobjects import GROUP_ANNOTATION
 from agent.model.devices.holding import GPU_CHECKPOINTS
 from agent.model.explanation import Explanation
 from agent.model.objects import LabelSelector
+from agent.model.pod.apiobjects import GROUP_ANNOTATION
 from agent.model.settings.scheduler import SchedulerSettings
 from agent.scheduler import process
 from agent.scheduler.explain import endpoint

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from agent.model.apiobjects import GROUP_ANNOTATION, from_object
+from agent.model.pod.apiobjects import GROUP_ANNOTATION, from_object
 from agent.scheduler.explain import causes as codes
 from agent.scheduler.explain import explainer
 from agent.scheduler.explain.explainer import Explainer

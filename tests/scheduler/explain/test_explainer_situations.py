@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from agent.model.apiobjects import GROUP_ANNOTATION
 from agent.model.cpu.policies import BIND_LABEL
 from agent.model.devices.holding import GPU_CHECKPOINTS
 from agent.model.nrt.node_annotations import (
@@ -15,6 +14,7 @@ from agent.model.nrt.node_annotations import (
 )
 from agent.model.objects import LabelSelector
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
+from agent.model.pod.apiobjects import GROUP_ANNOTATION
 from agent.scheduler.explain import causes as codes
 from agent.scheduler.explain import explainer
 from agent.scheduler.preemption.disruption_budgets import Budget

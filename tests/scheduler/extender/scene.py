@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
-from agent.model.apiobjects import ApiPod
 from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.apiobjects import ApiPod
 from agent.scheduler.extender.extender import (
     ExtenderArgs,
     ExtenderBindingArgs,

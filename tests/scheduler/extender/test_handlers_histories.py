@@ -19,7 +19,7 @@ from agent.kube.errors import (
     UnreachableError,
 )
 from agent.kube.objects import ChangeKind
-from agent.model.apiobjects import GROUP_ANNOTATION, ApiPod
+from agent.model.pod.apiobjects import GROUP_ANNOTATION, ApiPod
 from agent.scheduler.extender.extender import (
     ExtenderArgs,
     ExtenderBindingArgs,

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from agent.kube.objects import ChangeKind
-from agent.model.apiobjects import GROUP_ANNOTATION, PodGroup, from_object
 from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.apiobjects import GROUP_ANNOTATION, PodGroup, from_object
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.extender import (
     ExtenderArgs,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from agent.kube.objects import Change, ChangeKind, ObjectKey
-from agent.model.apiobjects import GROUP_ANNOTATION, from_object
 from agent.model.devices import device_object
 from agent.model.devices.device_object import Device
 from agent.model.objects import LabelSelector
 from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.apiobjects import GROUP_ANNOTATION, from_object
 from agent.scheduler.extender.extender import ExtenderPreemptionArgs, MetaPod, MetaVictims
 from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
 from agent.scheduler.preemption.preemption import (

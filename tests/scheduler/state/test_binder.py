@@ -12,8 +12,8 @@ import pytest
 from agent.allocate.node_allocation import pod_allocation
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
-from agent.model.apiobjects import GROUP_ANNOTATION, PodGroup
 from agent.model.devices.device_allocation import allocated
+from agent.model.pod.apiobjects import GROUP_ANNOTATION, PodGroup
 from agent.scheduler.state.binder import SNAPSHOT_SECONDS, Binder, LostRaceError
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations

@@ -9,7 +9,7 @@ import pytest
 from agent.allocate.node_allocator.answer import Granted
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
-from agent.model.apiobjects import PodGroup
+from agent.model.pod.apiobjects import PodGroup
 from agent.scheduler.state.binder import ReservationExpiry
 from agent.scheduler.state.cluster import EXPIRY_SECONDS, SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.kube.events import Regarding
-from agent.model.apiobjects import from_object
+from agent.model.pod.apiobjects import from_object
 from agent.scheduler.explain.explainer import Explainer
 from agent.scheduler.state.pod_info import pod_info
 from agent.scheduler.unschedulable import events

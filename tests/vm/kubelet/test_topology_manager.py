@@ -11,12 +11,12 @@ import pytest
 from agent.allocate.nrt.filter import filter
 from agent.allocate.nrt.node import zoned_node
 from agent.allocate.refusal import Reason, Refusal
-from agent.model import apiobjects
 from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
-from agent.model.nrt.pod_holdings import holdings, reserved
-from agent.model.nrt.report import zones
 from agent.model.nrt.resource_topology import NodeTopology
+from agent.model.pod import apiobjects
 from agent.model.pod.zone_request import zoned_pod
+from agent.node.node_resource_topology import zones
+from agent.node.pod_holdings import holdings, reserved
 from tests.fixtures.containerd import Containerd
 from tests.integration.kubelet import standalone
 from tests.integration.kubelet.standalone import NODE, Kubelet, container, running_pid

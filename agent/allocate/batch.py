@@ -18,7 +18,13 @@ from typing import Annotated, Final
 import msgspec
 
 from agent.model import bounds
-from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError, decoded
+from agent.model.pod.annotations import (
+    BATCH_CPU_NAMES,
+    BATCH_MEMORY_NAMES,
+    EXTENDED_RESOURCE_SPEC,
+    AnnotationError,
+    decoded,
+)
 from agent.model.pod.qos import QoS
 from agent.model.quantities import Quantity, QuantityError, whole
 from agent.model.snapshot import (
@@ -29,10 +35,6 @@ from agent.model.snapshot import (
     UNLIMITED,
     CgroupLimits,
 )
-
-CPU_NAMES: Final = ("kubernetes.io/batch-cpu", "koordinator.sh/batch-cpu")
-"""Resources in milli-CPU; the first one that is present counts."""
-MEMORY_NAMES: Final = ("kubernetes.io/batch-memory", "koordinator.sh/batch-memory")
 
 MAX_CPU_MILLI: Final = 10**8
 MAX_MEMORY_BYTES: Final = 2**50
@@ -93,10 +95,10 @@ def batch_excess(
             continue
         requests, limits = spec[name]
         for field, resources, names, amount in (
-            ("requests", requests, CPU_NAMES, amounts.cpu_request_milli),
-            ("requests", requests, MEMORY_NAMES, amounts.memory_request_bytes),
-            ("limits", limits, CPU_NAMES, amounts.cpu_limit_milli),
-            ("limits", limits, MEMORY_NAMES, amounts.memory_limit_bytes),
+            ("requests", requests, BATCH_CPU_NAMES, amounts.cpu_request_milli),
+            ("requests", requests, BATCH_MEMORY_NAMES, amounts.memory_request_bytes),
+            ("limits", limits, BATCH_CPU_NAMES, amounts.cpu_limit_milli),
+            ("limits", limits, BATCH_MEMORY_NAMES, amounts.memory_limit_bytes),
         ):
             own = next((resources[each] for each in names if each in resources), 0)
             if field == "limits" and not own:
@@ -124,8 +126,8 @@ def _cpu_and_memory(field: str, amounts: Mapping[str, Quantity] | None) -> tuple
     """Raises QuantityError; its message begins with the field."""
     if not amounts:
         return 0, 0
-    cpu = _amount(field, amounts, CPU_NAMES, MAX_CPU_MILLI)
-    return cpu, _amount(field, amounts, MEMORY_NAMES, MAX_MEMORY_BYTES)
+    cpu = _amount(field, amounts, BATCH_CPU_NAMES, MAX_CPU_MILLI)
+    return cpu, _amount(field, amounts, BATCH_MEMORY_NAMES, MAX_MEMORY_BYTES)
 
 
 def _amount(field: str, amounts: Mapping[str, Quantity], names: tuple[str, ...], most: int) -> int:

@@ -11,13 +11,20 @@ from types import MappingProxyType
 from typing import Final
 
 from agent.model import bounds
-from agent.model.devices import gpu_actions
-from agent.model.devices.device_object import Condition, Device, DeviceTopology, DeviceType
-from agent.model.devices.gpu_actions import Action, GpuActions
-from agent.model.devices.gpu_health import RESET_ENDS, GpuCard, GpuCondition, GpuHealth
-from agent.model.devices.gpus import Gpu, pci_address
-from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GpuInfo
+from agent.model.devices.device_object import (
+    GPU_CORE,
+    GPU_MEMORY,
+    GPU_MEMORY_RATIO,
+    Condition,
+    Device,
+    DeviceTopology,
+    DeviceType,
+)
+from agent.model.devices.gpus import Gpu, GpuInfo, pci_address
 from agent.model.pod.annotations import AnnotationError
+from agent.node import gpu_actions
+from agent.node.gpu_actions import Action, GpuActions
+from agent.node.gpu_health import RESET_ENDS, GpuCard, GpuCondition, GpuHealth
 
 
 def devices(

@@ -11,16 +11,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.model.devices.device_object import Condition, Device, DeviceTopology
-from agent.model.devices.gpu_actions import Action, GpuActions, parse
-from agent.model.devices.gpu_devices import (
-    CORDONED_GPUS,
-    conditions,
-    cordoned,
-    devices,
-    restored,
-    unknown_cordons,
-)
-from agent.model.devices.gpu_health import GpuHealth, on_event, on_report
 from agent.model.devices.gpus import (
     Gpu,
     GpuEvent,
@@ -31,6 +21,16 @@ from agent.model.devices.gpus import (
     RemappedRows,
     SilentGpu,
 )
+from agent.node.gpu_actions import Action, GpuActions, parse
+from agent.node.gpu_devices import (
+    CORDONED_GPUS,
+    conditions,
+    cordoned,
+    devices,
+    restored,
+    unknown_cordons,
+)
+from agent.node.gpu_health import GpuHealth, on_event, on_report
 
 ACTIONS = GpuActions({})
 HOUR = 3600

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.pod.batch import (
+from agent.allocate.batch import (
     MAX_CPU_MILLI,
     MAX_MEMORY_BYTES,
     BatchLimits,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.model.devices import gpu_actions
-from agent.model.devices.gpu_actions import CATALOGUE, Action, GpuActionError, GpuActions, parse
+from agent.node import gpu_actions
+from agent.node.gpu_actions import CATALOGUE, Action, GpuActionError, GpuActions, parse
 
 
 @pytest.mark.parametrize(

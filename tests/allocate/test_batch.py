@@ -2,14 +2,14 @@ import json
 
 import pytest
 
-from agent.model.pod.annotations import AnnotationError
-from agent.model.pod.batch import (
+from agent.allocate.batch import (
     EXTENDED_RESOURCE_SPEC,
     BatchResources,
     batch_excess,
     batch_resources,
     cpu_request_milli,
 )
+from agent.model.pod.annotations import AnnotationError
 
 CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
 

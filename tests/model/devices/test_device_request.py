@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.pod.device_request import RequestError, RequestFault, TypeRequest, type_requests
+from agent.model.devices.device_request import (
+    RequestError,
+    RequestFault,
+    TypeRequest,
+    type_requests,
+)
 
 GPU = "koordinator.sh/gpu"
 CORE = "koordinator.sh/gpu-core"

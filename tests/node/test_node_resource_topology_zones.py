@@ -11,8 +11,8 @@ from agent.discover import cpus
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import HugePages, NumaNode, Topology
 from agent.model.devices.device_object import Device, DeviceTopology, portions
-from agent.model.nrt.report import Allocated, Reserved, core_kinds, zones
 from agent.model.nrt.resource_topology import L3_CPUS, Amounts
+from agent.node.node_resource_topology import Allocated, Reserved, core_kinds, zones
 from tests.builders import machine
 
 GI = 1 << 30

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import HugePages, Topology
 from agent.model.devices.device_object import Portion
-from agent.model.nrt.pod_holdings import by_uid, device_portions, holdings, reserved, with_running
-from agent.model.nrt.report import Allocated, Reserved, zones
 from agent.model.nrt.resource_topology import Amounts
 from agent.model.pod.pod_resources import (
     Allocatable,
@@ -19,6 +17,8 @@ from agent.model.pod.pod_resources import (
     PluginDevice,
     PodResources,
 )
+from agent.node.node_resource_topology import Allocated, Reserved, zones
+from agent.node.pod_holdings import by_uid, device_portions, holdings, reserved, with_running
 from tests.builders import machine
 
 GI = 1 << 30

@@ -15,6 +15,8 @@ import msgspec
 from agent.model import bounds
 from agent.model.devices import device_object, interconnect
 from agent.model.devices.device_object import (
+    FPGA,
+    RDMA,
     Condition,
     Device,
     DeviceTopology,
@@ -22,11 +24,11 @@ from agent.model.devices.device_object import (
     VfGroup,
     VirtualFunction,
 )
-from agent.model.devices.gpus import GpuPair
+from agent.model.devices.gpus import GpuInfo, GpuPair
 from agent.model.devices.interconnect import Interconnect
 from agent.model.devices.pci import Fpga, Function, RdmaDevice, address_key
 from agent.model.nrt import node_status
-from agent.model.nrt.node_status import FPGA, RDMA, GpuInfo, label_value
+from agent.model.objects import label_value
 from agent.model.pod.annotations import AnnotationError, decoded
 
 GONE_MINORS: Final = "topolet.io/gone-device-minors"

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.model import apiobjects
-from agent.model.apiobjects import GROUP_ANNOTATION, GroupError, PodGroup, group_of
+from agent.model.pod import apiobjects
+from agent.model.pod.apiobjects import GROUP_ANNOTATION, GroupError, PodGroup, group_of
 from tests.fixtures.fleet import pod
 
 

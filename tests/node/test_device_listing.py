@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.model.devices import interconnect, listing
+from agent.model.devices import interconnect
 from agent.model.devices.device_object import (
     Condition,
     Device,
@@ -16,7 +16,19 @@ from agent.model.devices.device_object import (
     encode,
 )
 from agent.model.devices.gpus import Ancestor, GpuPair
-from agent.model.devices.listing import (
+from agent.model.devices.pci import (
+    AcceleratorPort,
+    Fpga,
+    FpgaDriver,
+    Function,
+    RdmaDevice,
+    RdmaFunction,
+    RdmaLink,
+    RdmaPort,
+)
+from agent.model.pod.annotations import AnnotationError
+from agent.node import device_listing as listing
+from agent.node.device_listing import (
     GONE_MINORS,
     DeviceList,
     DiscoveredDevices,
@@ -31,17 +43,6 @@ from agent.model.devices.listing import (
     published,
     with_numbers,
 )
-from agent.model.devices.pci import (
-    AcceleratorPort,
-    Fpga,
-    FpgaDriver,
-    Function,
-    RdmaDevice,
-    RdmaFunction,
-    RdmaLink,
-    RdmaPort,
-)
-from agent.model.pod.annotations import AnnotationError
 from tests.model.discovered import by_address, function, gpu_function, nic
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"

@@ -21,8 +21,7 @@ from agent.model.devices.device_allocation import (
     DevicePreferences,
     device_preferences,
 )
-from agent.model.devices.device_object import DeviceType
-from agent.model.nrt.node_status import (
+from agent.model.devices.device_object import (
     DOMAIN,
     FPGA,
     GPU,
@@ -31,8 +30,9 @@ from agent.model.nrt.node_status import (
     GPU_MEMORY_RATIO,
     GPU_SHARED,
     RDMA,
+    DeviceType,
 )
-from agent.model.pod import batch
+from agent.model.pod.annotations import BATCH_CPU_NAMES, BATCH_MEMORY_NAMES
 
 _NVIDIA_GPU: Final = "nvidia.com/gpu"
 _AMD_GPU: Final = "amd.com/gpu"
@@ -130,7 +130,7 @@ _RULES: Final = {
 _GPU_NAMES: Final = frozenset().union(*_RULES)
 _OTHERS: Final = {DeviceType.RDMA.value: RDMA, DeviceType.FPGA.value: FPGA}
 _NAMES: Final = _GPU_NAMES.union(_OTHERS.values())
-_NO_DEVICES: Final = frozenset((*batch.CPU_NAMES, *batch.MEMORY_NAMES))
+_NO_DEVICES: Final = frozenset((*BATCH_CPU_NAMES, *BATCH_MEMORY_NAMES))
 """Koordinator had these in its own domain before version 1.0."""
 
 

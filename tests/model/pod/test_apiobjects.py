@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.apiobjects import ApiContainer, Phase, decode, from_object, unequal_cpu
 from agent.model.objects import ObjectError
+from agent.model.pod.apiobjects import ApiContainer, Phase, decode, from_object, unequal_cpu
 
 BODY: dict[str, Any] = {
     "apiVersion": "v1",

@@ -9,9 +9,10 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.pools import Pool
 from agent.model.cpu.topology import HugePages, Topology
 from agent.model.devices.device_object import Device, DeviceTopology, Portion
+from agent.model.devices.gpus import GpuInfo
 from agent.model.nrt.node_annotations import NodeConfiguration
-from agent.model.nrt.node_status import GpuInfo
-from agent.model.nrt.report import (
+from agent.model.nrt.resource_topology import OwnerReference, Version, decode, encode
+from agent.node.node_resource_topology import (
     Allocated,
     DeviceReport,
     Report,
@@ -19,7 +20,6 @@ from agent.model.nrt.report import (
     Reserved,
     build,
 )
-from agent.model.nrt.resource_topology import OwnerReference, Version, decode, encode
 from tests.builders import machine
 
 GPUS = tuple(

@@ -16,6 +16,7 @@ from agent.model.cpu.pools import Pools
 from agent.model.cpu.topology import NumaNode, Topology
 from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.devices.device_object import Device, Portion, portions
+from agent.model.devices.gpus import GpuInfo
 from agent.model.nrt import node_status
 from agent.model.nrt.node_annotations import (
     NodeConfiguration,
@@ -23,7 +24,7 @@ from agent.model.nrt.node_annotations import (
     RefusedClaim,
     koordinator_annotations,
 )
-from agent.model.nrt.node_status import GpuInfo, node_labels
+from agent.model.nrt.node_status import node_labels
 from agent.model.nrt.resource_topology import (
     FINGERPRINT_METHOD,
     L3_CPUS,

@@ -16,7 +16,7 @@ class GpuActionError(ValueError):
 
 
 class Action(enum.StrEnum):
-    """What a fault requires, from nothing to manual repair. `agent.model.devices.gpu_health` has
+    """What a fault requires, from nothing to manual repair. `agent.node.gpu_health` has
     the evidence that ends each."""
 
     IGNORE = "ignore"

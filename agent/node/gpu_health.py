@@ -17,8 +17,6 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from agent.model.devices import gpu_actions
-from agent.model.devices.gpu_actions import Action, GpuActions
 from agent.model.devices.gpus import (
     NOT_QUERIED,
     Gpu,
@@ -28,7 +26,9 @@ from agent.model.devices.gpus import (
     GpuReport,
     SilentGpu,
 )
-from agent.model.nrt.node_status import label_value
+from agent.model.objects import label_value
+from agent.node import gpu_actions
+from agent.node.gpu_actions import Action, GpuActions
 
 
 class GpuStates:

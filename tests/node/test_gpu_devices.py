@@ -8,19 +8,20 @@ import pytest
 from msgspec.structs import replace
 
 from agent.model.devices.device_object import DeviceTopology, decode, encode
-from agent.model.devices.gpu_actions import GpuActions
-from agent.model.devices.gpu_devices import devices, gpu_info, restored
-from agent.model.devices.gpu_health import GpuHealth, on_event, on_report
 from agent.model.devices.gpus import (
     Gpu,
     GpuEvent,
+    GpuInfo,
     GpuInventory,
     GpuReading,
     GpuReport,
     MigInstance,
     SilentGpu,
 )
-from agent.model.nrt.node_status import GpuInfo, extended_resources, gpu_labels
+from agent.model.nrt.node_status import extended_resources, gpu_labels
+from agent.node.gpu_actions import GpuActions
+from agent.node.gpu_devices import devices, gpu_info, restored
+from agent.node.gpu_health import GpuHealth, on_event, on_report
 
 ACTIONS = GpuActions({})
 NOW = 1_700_000_000

@@ -13,7 +13,6 @@ import msgspec
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import Portion
-from agent.model.nrt.report import Allocated, Reserved, zones
 from agent.model.pod.pod_resources import (
     Allocatable,
     MemoryBlock,
@@ -21,6 +20,7 @@ from agent.model.pod.pod_resources import (
     PodName,
     PodResources,
 )
+from agent.node.node_resource_topology import Allocated, Reserved, zones
 
 Amounts = dict[int, dict[str, int]]
 
