@@ -74,10 +74,10 @@ DRIFT_REMEDIES: Final = {
     "scheduled anew",
     DriftKind.CLAIM_UNSEEN: "read the agent's /readyz, and start it without --standalone",
     DriftKind.NO_GROUP: "restart the container: the runtime lists it, and the kernel has no group",
-    DriftKind.GROUP: "find who else writes cpusets (docs/coexistence.md), or read in the agent's "
+    DriftKind.GROUP: "find who else writes cpusets (docs/kubelet.md), or read in the agent's "
     "log why the kernel refuses",
     DriftKind.PROCESSES: "restart the container, or do not set affinities outside of its CPUs",
-    DriftKind.KUBELET: "find who else writes cpusets (docs/coexistence.md), and restart the pod",
+    DriftKind.KUBELET: "find who else writes cpusets (docs/kubelet.md), and restart the pod",
     DriftKind.OVERLAP: "read in the agent's log why it can't move the container, or delete its pod",
     DriftKind.MEMORY_NODES: "restart the container; with --migrate-memory the agent moves pages of "
     "running containers",

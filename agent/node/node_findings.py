@@ -74,10 +74,11 @@ REMEDIES: Final = {
     "a kubelet that restarts can't connect",
     NodeCode.BYPASSED: "run topolet install-proxy on the node, or set the kubelet's "
     "containerRuntimeEndpoint to the proxy's socket and restart it",
-    NodeCode.NRI_UNAVAILABLE: "switch NRI on in the runtime and restart it (docs/nri.md), or name "
-    "its socket with --nri-socket; until then containers start on CPUs that the runtime chooses",
+    NodeCode.NRI_UNAVAILABLE: "switch NRI on in the runtime and restart it (docs/frontends.md), or "
+    "name its socket with --nri-socket; until then containers start on CPUs that the runtime "
+    "chooses",
     NodeCode.NRI_UNREGISTERED: "read the plugin's log, and the runtime's: another plugin may have "
-    "the same --nri-name and --nri-index (docs/nri.md)",
+    "the same --nri-name and --nri-index (docs/frontends.md)",
     NodeCode.PERMISSIONS: "run the agent as root with the mounts of its DaemonSet: cgroups and "
     "the state folder writable, the runtime's socket reachable",
     NodeCode.WATCH: "read the error in the agent's log: if the API server refuses requests (403), "
@@ -85,7 +86,7 @@ REMEDIES: Final = {
     "node's connection to it; until then the agent decides by the last state that it received, and "
     "containers keep their CPUs",
     NodeCode.DEVICE: "read the condition of the node's Device object, which names the action "
-    "(docs/gpus.md)",
+    "(docs/devices.md)",
     NodeCode.KUBELET_ABSENT: "start the kubelet (systemctl status kubelet), and read its log; if "
     "its folder is another one, name it with --kubelet-dir",
     NodeCode.KUBELET_STATE: "repair the file as the kubelet's documentation says, or drain the "
@@ -98,12 +99,12 @@ REMEDIES: Final = {
     "(containerd: SystemdCgroup; CRI-O: cgroup_manager), and restart both",
     NodeCode.COMPETING: "find the program (docs/troubleshooting.md), and remove it, or exclude "
     "these pods from Topolet (--exclude): one program sets these values",
-    NodeCode.KOORDLET: "switch these gates off in koordlet (docs/coexistence.md)",
+    NodeCode.KOORDLET: "switch these gates off in koordlet (docs/kubelet.md)",
     NodeCode.PINNING: "remove that program from the node, or Topolet: one program sets cpusets",
     NodeCode.KUBELET_CONFIGURATION: "let the agent read it: --kubelet-configz, or --kubelet-config "
     "(docs/kubelet.md)",
     NodeCode.NRI_CONFLICT: "remove the other plugin from the node, or Topolet's: one of them sets "
-    "CPUs (docs/coexistence.md)",
+    "CPUs (docs/kubelet.md)",
     NodeCode.DRA_CPUS: "leave it if pods shall also claim CPUs by ResourceClaims, which removes "
     "these CPUs from the pools; otherwise remove the driver",
     NodeCode.DEVICE_PLUGIN: "leave it if only Topolet's scheduler places pods that request these "
@@ -346,7 +347,7 @@ _KOORDLET_GATES: Final = {
     "GPUEnvInject": False,
     "RDMADeviceInject": False,
 }
-"""koordlet's gates for values that Topolet writes (docs/coexistence.md), and their defaults
+"""koordlet's gates for values that Topolet writes (docs/kubelet.md), and their defaults
 (pkg/features/koordlet_features.go, pkg/koordlet/runtimehooks/config.go)."""
 _GATE_FLAGS: Final = ("feature-gates", "runtime-hooks")
 _PINNING: Final = frozenset(

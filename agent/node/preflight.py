@@ -66,7 +66,7 @@ def problems(settings: AgentSettings, mode: Mode) -> Iterator[str]:
             except CombinationError as error:
                 yield str(error)
     if mode is Mode.NRI and not _is_socket(below(root, NRI_SOCKET)):
-        yield f"{NRI_SOCKET}: this socket does not exist: switch NRI on (docs/nri.md)"
+        yield f"{NRI_SOCKET}: this socket does not exist: switch NRI on (docs/frontends.md)"
     if mode is Mode.PROXY and not _is_socket(below(root, PROXY_SOCKET)):
         yield (
             f"{PROXY_SOCKET}: this socket does not exist: run `topolet install-proxy` on the node, "

@@ -1,4 +1,4 @@
-"""Declarations of metrics, which all processes use and docs/metrics.md lists."""
+"""Declarations of metrics, which all processes use and docs/monitoring.md lists."""
 
 from __future__ import annotations
 

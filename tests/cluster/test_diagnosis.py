@@ -183,7 +183,7 @@ def wait_for_doctor(cluster: Cluster) -> None:
 
 
 def event_of_node(cluster: Cluster, reason: str, words: str) -> None:
-    """Waits for an Event of the Node, which docs/events.md explains."""
+    """Waits for an Event of the Node, which docs/monitoring.md explains."""
     about = f"reason={reason},involvedObject.kind=Node,involvedObject.name={HOST}"
 
     def reported() -> bool:
@@ -191,7 +191,7 @@ def event_of_node(cluster: Cluster, reason: str, words: str) -> None:
         return any(words in each.get("message", "") for each in found)
 
     cluster.eventually(f"an Event {reason} of the Node", reported, 120)
-    assert f"| `{reason}` |" in (ROOT / "docs/events.md").read_text()
+    assert f"| `{reason}` |" in (ROOT / "docs/monitoring.md").read_text()
 
 
 @contextlib.contextmanager
@@ -556,7 +556,7 @@ def test_an_agent_that_never_started(
                         "events", f"--field-selector={about}", namespace=NAMESPACE
                     ),
                 )
-                assert f"`{event}`" in (ROOT / "docs/alerts.md").read_text()
+                assert f"`{event}`" in (ROOT / "docs/monitoring.md").read_text()
         cluster.wait_agent_ready(HOST)
         alerts.ends("TopoletNodeWithoutAgent")
 

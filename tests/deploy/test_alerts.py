@@ -127,8 +127,9 @@ AT_MINUTES = 14
 
 
 def declared() -> set[str]:
-    """The metrics of docs/metrics.md, which `docs/reference.py --check` compares with the code."""
-    page = (ROOT / "docs/metrics.md").read_text()
+    """The metrics of docs/monitoring.md, which `docs/reference.py --check` compares with the
+    code."""
+    page = (ROOT / "docs/monitoring.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", page, re.MULTILINE)
     ends = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
     return {f"{name}{end}" for name, kind in rows for end in ends.get(kind, ("",))}
@@ -165,7 +166,8 @@ def test_promtool_accepts_the_rules() -> None:
 
 
 def test_promtool_accepts_the_job_for_proxies_in_the_documents(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/alerts.md").read_text(), re.DOTALL)
+    page = (ROOT / "docs/monitoring.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     whole = yaml.safe_load(block)
     (job,) = whole["scrape_configs"]
     assert job.pop("kubernetes_sd_configs") == [{"role": "node"}], "Debian's does not know it"
@@ -254,7 +256,7 @@ def test_the_runbook_url_of_an_alert_is_its_section(alert: str) -> None:
     url = ALERTS[alert]["annotations"]["runbook_url"]
     page, _, anchor = url.partition("#")
     assert anchor == alert.lower()
-    assert f"\n## {alert}\n" in (ROOT / page).read_text()
+    assert f"\n### {alert}\n" in (ROOT / page).read_text()
     assert ALERTS[alert]["labels"]["severity"] in ("warning", "critical")
 
 

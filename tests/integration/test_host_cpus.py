@@ -1,4 +1,4 @@
-"""The kubelet's configuration of docs/host-cpus.md, given to a real kubelet."""
+"""The kubelet's configuration of docs/kubelet.md, given to a real kubelet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.apiserver.commands import program_or_skip
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "host-cpus.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "kubelet.md"
 INVALID = "failed to validate kubelet configuration"
 HERE = "failCgroupV1: false\nruntimeRequestTimeout: 1s\ncontainerRuntimeEndpoint: unix:///none\n"
 """No runtime runs: a kubelet with a valid configuration ends because of that."""

@@ -150,6 +150,6 @@ def test_the_last_event_of_a_node_has_its_state(offline: list[set[int]]) -> None
 
 
 def test_every_reason_is_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs/events.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/monitoring.md").read_text()
     for reason in (*DELAY_SECONDS, NODE_CPUS_CHANGED, KUBELET_POLICY_CHANGED):
         assert f"| `{reason}` |" in page

@@ -117,7 +117,7 @@ def test_all_parts_at_80x24() -> None:
 def test_the_picture_of_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    page = (Path(__file__).resolve().parents[3] / "docs" / "top.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "views.md").read_text()
     assert f"```\n{shown(node(), ability=ASCII)}\n```\n" in page
 
 
