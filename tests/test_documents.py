@@ -40,6 +40,7 @@ LINE_LIMITED = {
             "benchmarks.md",
             "concepts.md",
             "configuration.md",
+            "decisions.md",
             "devices.md",
             "frontends.md",
             "install.md",
