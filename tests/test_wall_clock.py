@@ -22,6 +22,7 @@ REASONS = {
     "cli.audit_trail": "the beginning of a period that ends now",
     "node.doctor": "the last minutes of the audit trail",
     "node.page": "the hour and the day up to now that a page shows, and its clock",
+    "telemetry.exposition": "the start of a process, as its metric has it",
     "telemetry.audit": "the time of a record, and the age of a file",
     "kube.events": "the time of an Event",
     "scheduler.leader.election": "the times in a Lease, which no candidate compares with its clock",

@@ -105,7 +105,7 @@ def test_every_container_is_created_once_on_its_cpus(
             eventually(
                 f"{count} containers are created",
                 lambda it=count: kubelet.created >= it,
-                CALL_SECONDS,
+                2 * CALL_SECONDS,
             )
             service_manager.kill()
             service_manager.start()
