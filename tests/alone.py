@@ -1,7 +1,7 @@
 """`python -m tests.alone ARGUMENTS`: runs pytest with these arguments, then repeats each failed
 test with real programs alone.
 
-With four workers on two CPUs a server may miss any deadline. The run fails if a repeated test
+With three workers on two CPUs a server may miss any deadline. The run fails if a repeated test
 fails. A repeated test that passes is listed as unstable, so that it gets fixed. Tests without
 programs are not repeated, and nothing is repeated after more than MAX_FAILURES failures.
 """
