@@ -125,10 +125,10 @@ def offer(
             return found
     else:
         aligned = _align(account, held, policies, trials, provider)
+        if isinstance(aligned, Refusal):
+            return aligned
         why = Why(policies.chosen, aligned.candidates, aligned.merged)
-        if isinstance(aligned.found, Refusal):
-            return aligned.found
-        found = aligned.found
+        found = aligned.allotment
     allocation = PodAllocation(
         request.uid,
         request.title,
@@ -310,9 +310,9 @@ def burst_nodes(
 
 
 class _Aligned(msgspec.Struct, frozen=True):
-    """`found`: the allotment, or why there is none; `candidates` as they were tried."""
+    """An allotment under a NUMA policy, and how it was found."""
 
-    found: Allotment | Refusal
+    allotment: Allotment
     candidates: tuple[NumaCandidate, ...] = ()
     merged: Merged | None = None
 
@@ -323,15 +323,15 @@ def _align(
     policies: InForce,
     trials: Trials,
     provider: HintProvider | None = None,
-) -> _Aligned:
+) -> _Aligned | Refusal:
     """For a pod under a NUMA policy: hints, their merge, and a trial of the merged NUMA nodes."""
     wanted = {
         name: amount for name, amount in request.requests.items() if trials.numa_nodes_have(name)
     }
     if not trials.totals:
-        return _Aligned(Refusal(Reason.NO_NUMA_RESOURCES))
+        return Refusal(Reason.NO_NUMA_RESOURCES)
     if "cpu" not in wanted and (policies.bind or request.burst_milli):
-        return _Aligned(Refusal(Reason.NO_NUMA_RESOURCES, "cpu", request.requests["cpu"]))
+        return Refusal(Reason.NO_NUMA_RESOURCES, "cpu", request.requests["cpu"])
     if not wanted and provider is None:
         return _Aligned(Allotment(0, {}))
     tried: dict[int, Refusal | None] = {}
@@ -381,21 +381,21 @@ def _align(
             merged = merge(None)
     else:
         merged = _merged_with(provider, trials, merge)
+    if not merged.admit:
+        return _unmerged(request, wanted, merged, trials)
+    nodes = tuple(trials.totals) if merged.mask is None else ids(merged.mask)
+    allotment = trials.on_nodes(nodes)
+    if isinstance(allotment, Refusal):
+        return allotment
+    if provider is not None and not provider.fits(merged.mask):
+        return Refusal(Reason.NUMA_COMPANION, nodes=nodes)
     candidates = tuple(
         NumaCandidate(ids(mask), refusal=refusal)
-        if (known := judged.get(mask)) is None
-        else NumaCandidate(ids(mask), *known)
+        if (measures := judged.get(mask)) is None
+        else NumaCandidate(ids(mask), *measures)
         for mask, refusal in tried.items()
     )
-    if not merged.admit:
-        return _Aligned(_unmerged(request, wanted, merged, trials), candidates, merged)
-    nodes = tuple(trials.totals) if merged.mask is None else ids(merged.mask)
-    found = trials.on_nodes(nodes)
-    if isinstance(found, Refusal):
-        return _Aligned(found, candidates, merged)
-    if provider is not None and not provider.fits(merged.mask):
-        return _Aligned(Refusal(Reason.NUMA_COMPANION, nodes=nodes), candidates, merged)
-    return _Aligned(found, candidates, merged)
+    return _Aligned(allotment, candidates, merged)
 
 
 def _merged_with(

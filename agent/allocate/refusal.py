@@ -211,7 +211,7 @@ class Refusal(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
 
 def combined(refusals: list[Refusal]) -> Refusal:
-    """One refusal for the resources of several, of which there is at least one."""
+    """Joins at least one refusal into one that names the resources of all."""
     first, *others = refusals
     return msgspec.structs.replace(first, others=tuple(others)) if others else first
 

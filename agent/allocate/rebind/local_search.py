@@ -107,8 +107,9 @@ class _Search:
     def _place_again(
         self, indices: Sequence[int], place_of: Callable[[int], int], accept: Callable[[], bool]
     ) -> bool:
-        """Removes these pods, and puts one after the other where `place_of` says, which returns 0
-        if there is no place. They get their places back unless `accept` then returns True."""
+        """Removes these pods and puts each on the CPUs that `place_of` returns for it; 0 means
+        that no CPUs suit the pod. Returns whether all pods have CPUs and `accept` agrees; otherwise
+        all pods get their former CPUs back."""
         arrangement = self._arrangement
         before = [arrangement.places[index] for index in indices]
         for index in indices:

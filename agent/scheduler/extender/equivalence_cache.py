@@ -120,28 +120,29 @@ class EquivalenceCache:
         return found  # type: ignore[return-value]
 
     def results_apart(self, check: LongCheck, nodes: Sequence[str]) -> list[Feasibility]:
-        """As `results`, for a check that takes long: each result is computed on a copy of the node,
-        without the lock, and kept unless the node has changed since."""
-        found: list[Feasibility] = []
+        """Returns the results of a check that takes long, in the order of the nodes. Each is
+        computed on a copy of the node, without the lock, and kept unless the node has changed
+        since."""
+        results: list[Feasibility] = []
         for node in nodes:
             with self._log.lock:
                 self._invalidate()
                 row, serial = self._row(check), self._serial
                 self.lookups += 1
-                known = row.results.get(node) or check.apart(node, row.by_state)
-            if isinstance(known, Undecided):
+                result = row.results.get(node) or check.apart(node, row.by_state)
+            if isinstance(result, Undecided):
                 self.misses += 1
-                number, known = known.number, check.decided(known)
+                number, result = result.number, check.decided(result)
                 with self._log.lock:
                     self._invalidate()
                     row, changed = self._row(check), self._log.changed_since(serial).names
                     if number is not None:
-                        row.by_state[number] = known
+                        row.by_state[number] = result
                     if changed is not None and node not in changed:
-                        row.put(node, known)
+                        row.put(node, result)
                     self._evict()
-            found.append(known)
-        return found
+            results.append(result)
+        return results
 
     def best(self, check: ScoredCheck, nodes: Sequence[str]) -> str | None:
         """The best of `nodes` by score, order and name, which exclude ties; None if none is

@@ -397,19 +397,19 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
 
     def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
         """The caller holds the cluster's lock."""
-        found = self.known(node, by_state)
-        if not isinstance(found, Undecided):
-            return found
-        result = self.decided(found)
-        if found.number is not None:
-            by_state[found.number] = result
+        known = self.known(node, by_state)
+        if not isinstance(known, Undecided):
+            return known
+        result = self.decided(known)
+        if known.number is not None:
+            by_state[known.number] = result
         return result
 
     def apart(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility | Undecided:
-        found = self.known(node, by_state)
-        if not isinstance(found, Undecided):
-            return found
-        return msgspec.structs.replace(found, allocator=found.allocator.without(()))
+        known = self.known(node, by_state)
+        if not isinstance(known, Undecided):
+            return known
+        return msgspec.structs.replace(known, allocator=known.allocator.without(()))
 
     def decided(self, node: Undecided) -> Feasibility:
         return self.requirements.check(node.allocator)

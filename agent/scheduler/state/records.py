@@ -132,8 +132,8 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 MAX_VALUES: Final = 4096
 MAX_INTERNED_BYTES: Final = 8 << 20
-"""Of the JSON of all values of a pool: a stolen agent may report one large value after another. In
-memory they take about four times as much, beside the JSON."""
+"""The limit of the JSON of all values of a pool, since a stolen agent may report one large value
+after another. The values take about four times as much memory, beside the JSON."""
 MAX_LABELS: Final = 128
 """The most labels of a pod that are kept, since an object of 1.5 MB may have thousands. A selector
 of a PodDisruptionBudget by another label does not match here; the API server then refuses the

@@ -17,7 +17,8 @@ from agent.view.recent import PoolSize, Recent
 
 POOL_KINDS: Final = tuple(kind.title for kind in POOLS.values() if not kind.dedicated)
 KINDS: Final = ("own", *POOL_KINDS)
-"""Of CPUs: those that pods own, then those of each pool that is not dedicated."""
+"""The kinds of CPUs: first the CPUs that pods own, then those of each pool that is not
+dedicated."""
 
 _DRIFT_SECONDS: Final = 3_600.0
 
