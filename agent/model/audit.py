@@ -66,26 +66,30 @@ class WriteReason:
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`time`: see `stamp`; `process`: the subcommand. They and `version` are set when the record is
-    written. `field`: what changed (`cpus`, `devices`, the pool, or the file of the cgroup `group`)
-    from `before` to `after`, each None if unknown. `numa_node`: of a pool. `message`: a sentence
-    that adds the cause."""
+    """A line of the audit trail. `version`, `time` and `process` are set when it is written."""
 
     version: int = 0
     time: str = ""
+    """The text of `stamp`."""
     process: str = ""
+    """The subcommand."""
     event: str = ""
     namespace: str = ""
     pod: str = ""
     uid: str = ""
     container: str = ""
     field: str = ""
+    """What changed: `cpus`, `devices`, the pool, or the file of the cgroup `group`."""
     numa_node: int | None = None
+    """The NUMA node of a pool, None for other changes."""
     group: str = ""
     before: str | None = None
+    """The former value, None if it is unknown."""
     after: str | None = None
+    """The new value, None if it is unknown."""
     reason: str = ""
     message: str = ""
+    """A sentence that adds the cause."""
 
     @property
     def title(self) -> str:
@@ -98,7 +102,7 @@ _encoder = msgspec.json.Encoder()
 
 @functools.cache
 def _decoder() -> msgspec.json.Decoder[Record]:
-    """Built at the first use: daemons only write records, and need no decoder."""
+    """Built at the first use, because daemons only write records."""
     return msgspec.json.Decoder(Record)
 
 

@@ -23,27 +23,31 @@ class _Value(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ObjectField(_Value, frozen=True):
-    """A field of an object that somebody can change. `kind`: that of Kubernetes;
-    KubeletConfiguration has the name of its node. `name`: NAMESPACE/NAME for namespaced kinds."""
+    """A field of an object that somebody can change."""
 
     kind: str
+    """The kind of Kubernetes; a KubeletConfiguration has the name of its node."""
     name: str
+    """NAMESPACE/NAME for namespaced kinds."""
     field: str
 
 
 class Cause(_Value, frozen=True):
-    """One reason. `code`: a stable name. `message`: for people; `summary`: the same without
-    amounts, which differ between similar nodes. Amounts are in the resource's unit (`cpu` in
-    milli-CPU), None if unknown. `objects`: what to change, the first one most likely."""
+    """One reason. Amounts are in the resource's unit (`cpu` in milli-CPU), None if they are
+    unknown."""
 
     code: str
+    """A name for programs, which does not change."""
     message: str
+    """The reason for people."""
     summary: str = ""
+    """The message without amounts, which differ between similar nodes."""
     resource: str = ""
     requested: int | None = None
     available: int | None = None
     numa_nodes: tuple[int, ...] = ()
     objects: tuple[ObjectField, ...] = ()
+    """What to change, with the most likely object first."""
 
 
 class PolicyFact(_Value, frozen=True):
@@ -55,54 +59,64 @@ class PolicyFact(_Value, frozen=True):
 
 
 class NumaTrial(_Value, frozen=True):
-    """NUMA nodes that were tried: their score, or what they lack. `whole_cores`: those that a
-    preferred FullPCPUs gets there."""
+    """NUMA nodes that were tried."""
 
     numa_nodes: tuple[int, ...]
     score: int | None = None
+    """None if they do not suffice."""
     rejected: str = ""
+    """What they lack, "" for nothing."""
     whole_cores: int = 0
+    """The whole cores that a preferred FullPCPUs gets there."""
 
 
 class OfferFacts(_Value, frozen=True):
-    """What the node offers, and why. `cpus`: a list of Linux. `amounts`: by NUMA node and
-    resource. `devices`: minors by type. `merged`: the NUMA nodes that the merge of the hints chose,
-    None for any; `merge_causes`: why they are not preferred. `steps`: those of the accumulator that
-    gave CPUs. `split_cores`: free whole cores that would be partly taken."""
+    """What the node offers, and why."""
 
     score: int
     order: tuple[int, ...] = ()
     cpus: str = ""
+    """A list in the kernel's form."""
     amounts: dict[int, dict[str, int]] = {}
+    """By NUMA node and resource."""
     devices: dict[str, tuple[int, ...]] = {}
+    """Minors by type."""
     policies: tuple[PolicyFact, ...] = ()
     tried: tuple[NumaTrial, ...] = ()
     merged: tuple[int, ...] | None = None
+    """The NUMA nodes that the merge of the hints chose, None for any."""
     merge_causes: tuple[str, ...] = ()
+    """Why the merged NUMA nodes are not preferred."""
     steps: tuple[str, ...] = ()
+    """The steps of the accumulator that gave CPUs."""
     split_cores: int = 0
+    """The number of free whole cores that would be partly taken."""
 
 
 class EvictionFacts(_Value, frozen=True):
-    """Pods of lower priority whose eviction makes room. `protected`: the number of those whose
-    PodDisruptionBudget does not allow it; `protecting`: the number of these budgets. `victims` and
-    `budgets`: their titles, as far as the reader may read them."""
+    """The pods of lower priority whose eviction makes room."""
 
     pods: int
     protected: int = 0
+    """How many of them a PodDisruptionBudget protects from eviction."""
     protecting: int = 0
+    """The number of these budgets."""
     victims: tuple[str, ...] = ()
+    """The titles of the pods, as far as the reader may read them."""
     budgets: tuple[str, ...] = ()
+    """The titles of the budgets, as far as the reader may read them."""
 
 
 class NodeVerdict(_Value, frozen=True):
-    """The verdict on one node. `causes` is empty if the node has room; `offer` is None if it does
-    not. `resolvable`: the eviction of other pods could make room."""
+    """The verdict on one node."""
 
     node: str
     causes: tuple[Cause, ...] = ()
+    """Why the node has no room, empty if it has."""
     resolvable: bool = False
+    """The eviction of other pods could make room."""
     offer: OfferFacts | None = None
+    """None if the node has no room."""
     eviction: EvictionFacts | None = None
 
 
@@ -116,14 +130,16 @@ class BoundFacts(_Value, frozen=True):
 
 
 class GroupFacts(_Value, frozen=True):
-    """The group of the pod. `placed`: members on a node; `waiting`: existing ones without a node.
-    `node`: the node of the members, "" while there is none."""
+    """The group of the pod."""
 
     group: str
     size: int
     placed: int = 0
+    """How many members are on a node."""
     waiting: int = 0
+    """How many existing members have no node."""
     node: str = ""
+    """The node of the members, "" while there is none."""
 
     @property
     def known(self) -> int:
@@ -132,21 +148,22 @@ class GroupFacts(_Value, frozen=True):
 
 
 class Explanation(_Value, frozen=True):
-    """The explanation for one pod. `causes`: the causes in the pod itself, whatever the node.
-    `winner`: the node that the pod gets, "" if it gets none. `nodes_left_out`: the number of nodes
-    that were not examined, because there are too many. `drained`: the nodes that count as
-    drained."""
+    """The explanation for one pod."""
 
     pod: str
     scheduler: str = ""
     needs: tuple[str, ...] = ()
     causes: tuple[Cause, ...] = ()
+    """The causes in the pod itself, whatever the node."""
     group: GroupFacts | None = None
     bound: BoundFacts | None = None
     winner: str = ""
+    """The node that the pod gets, "" if it gets none."""
     nodes: tuple[NodeVerdict, ...] = ()
     nodes_left_out: int = 0
+    """How many nodes were not examined because there are too many."""
     drained: tuple[str, ...] = ()
+    """The nodes that count as drained."""
 
 
 class Explanations(_Value, frozen=True):

@@ -9,16 +9,16 @@ from agent.model.rebind_resource import StatusMeasures
 
 
 class RebindGain(msgspec.Struct, frozen=True):
-    """`pods`: how many would move."""
+    """What a rebind would improve."""
 
     pods: int
+    """How many pods would move."""
     before: StatusMeasures
     after: StatusMeasures
 
 
 class NodeFragmentation(msgspec.Struct, frozen=True):
-    """Of one node. `rebind` None: no plan improves it. `fitting` None: there was no pod to
-    count."""
+    """What one node loses to fragmentation."""
 
     node: str
     free_cpus: int = 0
@@ -28,7 +28,9 @@ class NodeFragmentation(msgspec.Struct, frozen=True):
     gpus_lost_to_shares: float = 0.0
     gpus_without_cpu_or_memory: float = 0.0
     rebind: RebindGain | None = None
+    """None if no plan improves the node."""
     fitting: int | None = None
+    """How many more pods like the given one fit, None if none was given."""
 
     @property
     def lost(self) -> tuple[float, float]:
@@ -38,7 +40,7 @@ class NodeFragmentation(msgspec.Struct, frozen=True):
 
 
 class ClusterFragmentation(msgspec.Struct, frozen=True):
-    """`schema_version`: of this format. `nodes`: those that lose most first."""
+    """What all nodes lose to fragmentation."""
 
     cpus: int
     gpus: int
@@ -54,4 +56,6 @@ class ClusterFragmentation(msgspec.Struct, frozen=True):
     numa_crossings_mended_by_rebind: int
     fitting: int | None
     nodes: tuple[NodeFragmentation, ...]
+    """The nodes that lose most come first."""
     schema_version: int = 1
+    """The version of this format."""

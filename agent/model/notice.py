@@ -17,10 +17,12 @@ FILE_NAME: Final = "cpus"
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """`cpus`: as a Linux list; `generation` grows by one with each change."""
+    """What a pod is told about its CPUs."""
 
     cpus: str
+    """A list in the kernel's form."""
     generation: int
+    """Grows by one with each change."""
 
 
 _decoder = msgspec.json.Decoder(Notice)
@@ -49,7 +51,7 @@ def encode(notice: Notice) -> bytes:
 
 
 def decode(text: bytes) -> Notice | None:
-    """None for an invalid notice."""
+    """The notice in a text, None if it is invalid."""
     try:
         return bounds.decode(_decoder, text)
     except JsonError:

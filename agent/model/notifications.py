@@ -30,8 +30,8 @@ class RequestedResources(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PodAnnounced(msgspec.Struct, frozen=True, tag="pod"):
-    """A pod's sandbox or container is about to be created. It has only what decisions read.
-    `session`: the frontend's (`host.locks.FrontendSession`) if its calls end with its process."""
+    """A pod's sandbox or container is about to be created. The notification has only what decisions
+    read."""
 
     uid: str
     namespace: str
@@ -40,6 +40,8 @@ class PodAnnounced(msgspec.Struct, frozen=True, tag="pod"):
     annotations: dict[str, str]
     cgroup_parent: str
     session: tuple[int, int] | None = None
+    """The frontend's (`host.locks.FrontendSession`) if its calls end with its process, otherwise
+    None."""
 
 
 class PodFailed(msgspec.Struct, frozen=True, tag="failed"):
@@ -49,13 +51,14 @@ class PodFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class ContainerAnnounced(msgspec.Struct, frozen=True, tag="container"):
-    """A container that qualifies for its own CPUs by a node-local policy is about to be created;
-    its CPU request follows from `shares`. `hugepages`: by page size, the requested bytes."""
+    """A container that qualifies for its own CPUs by a node-local policy is about to be created."""
 
     pod: PodAnnounced
     name: str
     shares: int
+    """Its CPU request follows from these."""
     hugepages: dict[int, int] = {}
+    """The requested bytes by page size."""
 
 
 class ContainerFailed(msgspec.Struct, frozen=True, tag="container-failed"):
@@ -89,12 +92,13 @@ class SessionEnded(msgspec.Struct, frozen=True, tag="session-ended"):
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="look"):
-    """A frontend waits for a new snapshot (`waits`), or reports that something has changed.
-    `sandbox_uid`: the pod whose sandbox the runtime has just created or removed: from now on the
-    runtime's list decides whether the pod exists."""
+    """A frontend waits for a new snapshot, or reports that something has changed."""
 
     waits: bool = True
+    """It waits for a new snapshot."""
     sandbox_uid: str = ""
+    """The pod whose sandbox the runtime has just created or removed: from now on the runtime's list
+    decides whether the pod exists."""
 
 
 Notification = (

@@ -32,13 +32,15 @@ class RebindPhase(enum.StrEnum):
 
 
 class StatusMove(msgspec.Struct, frozen=True):
-    """One rewrite of a pod's resource-status; `pod`: namespace/name. `source` and `target` are
-    texts of that annotation."""
+    """One rewrite of a pod's resource-status."""
 
     uid: str
     pod: str
+    """The pod as namespace/name."""
     source: str = msgspec.field(name="from")
+    """The text of the annotation before."""
     target: str = msgspec.field(name="to")
+    """The text of the annotation after."""
 
 
 class StatusMeasures(msgspec.Struct, frozen=True):
@@ -51,24 +53,25 @@ class StatusMeasures(msgspec.Struct, frozen=True):
 
 
 class StatusPlan(msgspec.Struct, frozen=True, rename="camel"):
-    """The plan of a RebindResource. `started_at`: the time when it was written (RFC 3339), from
-    which the deadline counts. `undoing`: the moves are being undone, for the reason in the
-    status."""
+    """The plan of a RebindResource."""
 
     started_at: str = ""
+    """When it was written (RFC 3339), from which the deadline counts."""
     undoing: bool = False
+    """The moves are being undone, for the reason in the status."""
     before: StatusMeasures = StatusMeasures()
     after: StatusMeasures = StatusMeasures()
     moves: tuple[StatusMove, ...] = ()
 
 
 class RebindStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """The status. Without `update_timestamp` no scheduler has accepted the object, and the other
-    fields have the defaults of its CustomResourceDefinition."""
+    """The status of a RebindResource."""
 
     phase: RebindPhase = RebindPhase.UNKNOWN
     reason: str = ""
     update_timestamp: str = ""
+    """Empty until a scheduler has accepted the object: then the other fields have the defaults of
+    its CustomResourceDefinition."""
     plan: StatusPlan | None = None
 
     @property
@@ -87,16 +90,18 @@ class RebindStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RebindRequest(msgspec.Struct, frozen=True):
-    """`max_pods` None: no limit. `created_at`: RFC 3339."""
+    """A RebindResource."""
 
     name: str
     uid: str
     node: str
     resource_version: str = ""
     created_at: str = ""
+    """In RFC 3339."""
     deadline_seconds: int = DEADLINE_SECONDS
     dry_run: bool = False
     max_pods: int | None = None
+    """None for no limit."""
     status: RebindStatus = RebindStatus()
 
 
@@ -153,7 +158,7 @@ def time_text(unix_seconds: float) -> str:
 
 
 def unix_seconds(text: str) -> float | None:
-    """None for a text that `time_text` does not write."""
+    """The time in seconds since 1970, None for a text that `time_text` does not write."""
     try:
         at = datetime.datetime.strptime(text, _FORMAT)
     except ValueError:

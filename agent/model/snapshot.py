@@ -83,17 +83,18 @@ NOTHING: Final = Wanted()
 
 
 class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The wanted values of a pod's containers: `containers` by name, `each` for all others.
-
-    `refused`: why the pod does not own the CPUs that it claims. `group`: the limits of the pod's
-    cgroup."""
+    """The wanted values of a pod's containers."""
 
     title: str
     qos: QoS
     each: Wanted
+    """The values of the containers that are not in `containers`."""
     containers: dict[str, Wanted] = {}
+    """By name."""
     refused: str = ""
+    """Why the pod does not own the CPUs that it claims."""
     group: CgroupLimits = NO_LIMITS
+    """The limits of the pod's cgroup."""
 
     def of(self, container_name: str) -> Wanted:
         """The wanted values of the container with that name."""
@@ -138,16 +139,17 @@ class SnapshotError(ValueError):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """A pod and the CPUs that it owns, without offline ones; `offline`: the CPUs of its claim that
-    are offline, which stay reserved for it. `kubelet`: the CPUs are those of a static kubelet's
-    checkpoint."""
+    """A pod and the CPUs that it owns."""
 
     uid: str
     title: str
     qos: QoS
     cpuset: str
+    """Without offline CPUs."""
     offline: str = ""
+    """The CPUs of its claim that are offline, which stay reserved for it."""
     kubelet: bool = False
+    """The CPUs are those of a static kubelet's checkpoint."""
 
     @property
     def cpus(self) -> CpuSet:
@@ -160,25 +162,24 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class LocalOwner(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A container and the CPUs that a node-local policy gave it, none if no CPUs were left;
-    `original`: those of them that it had before it was resized. A container that has ended keeps
+    """A container and the CPUs that a node-local policy gave it. A container that has ended keeps
     them for its pod."""
 
     uid: str
     name: str
     cpuset: str
+    """Empty if no CPUs were left."""
     original: str = ""
+    """Those of the CPUs that it had before it was resized."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="version", tag=VERSION):
-    """The agent's decisions at one moment.
-
-    `listed_at` (CLOCK_MONOTONIC, nanoseconds) is when the agent began to list the runtime's
-    containers: every container whose creation was answered before is in `containers` or gone.
-    """
+    """The agent's decisions at one moment."""
 
     generation: int
     listed_at: int
+    """When the agent began to list the runtime's containers (CLOCK_MONOTONIC, nanoseconds): every
+    container whose creation was answered before is in `containers` or gone."""
     boot_id: str
     kubelet_static: bool
     pools: Pools

@@ -32,10 +32,10 @@ class Code(enum.IntEnum):
 
 
 class Wait(NamedTuple):
-    """The frontend holds the call and calls the hook again soon; `reason` is the error if the
-    deadline passes."""
+    """The frontend holds the call, and calls the hook again soon."""
 
     reason: str = ""
+    """The error if the deadline passes."""
 
 
 class Refuse(NamedTuple):

@@ -18,7 +18,7 @@ class CpuModel(msgspec.Struct, frozen=True):
 
 
 class CacheKind(StrEnum):
-    """As the kernel's file `type`, in lower case."""
+    """The content of the kernel's file `type`, in lower case."""
 
     DATA = "data"
     INSTRUCTION = "instruction"
@@ -26,12 +26,14 @@ class CacheKind(StrEnum):
 
 
 class CacheGroup(msgspec.Struct, frozen=True):
-    """The caches of one level, kind and size. `shared_by`: the online CPUs of each of them."""
+    """The caches of one level, kind and size."""
 
     level: int
     kind: CacheKind
     size_bytes: int | None
+    """None if it is unknown."""
     shared_by: tuple[CpuSet, ...]
+    """The online CPUs of each cache."""
 
 
 class MemoryKind(StrEnum):
@@ -49,21 +51,25 @@ class MemoryKind(StrEnum):
 
 
 class MemoryTraits(msgspec.Struct, frozen=True):
-    """The memory of a NUMA node. `kind` None: unknown. `tier`: the kernel's memory tier, a
-    lower one is faster. Bandwidth and latency: of reads by the nearest CPUs, None if unknown.
-    `side_cache_bytes`: a cache of memory in front of it."""
+    """The memory of a NUMA node. Bandwidth and latency are those of reads by the nearest CPUs, None
+    if they are unknown."""
 
     node: int
     kind: MemoryKind | None = None
+    """None if it is unknown."""
     tier: int | None = None
+    """The kernel's memory tier (a lower one is faster), None if it is unknown."""
     read_mib_per_second: int | None = None
     read_latency_ns: int | None = None
     side_cache_bytes: int | None = None
+    """The size of a memory cache in front of this memory, None without one."""
 
 
 class Hardware(msgspec.Struct, frozen=True):
-    """`caches` by level; `memory` for each online NUMA node."""
+    """The hardware of a machine, as far as it is reported."""
 
     models: tuple[CpuModel, ...] = ()
     caches: tuple[CacheGroup, ...] = ()
+    """By level."""
     memory: tuple[MemoryTraits, ...] = ()
+    """One entry for each online NUMA node."""

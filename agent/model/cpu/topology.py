@@ -8,22 +8,23 @@ from agent.model.cpu.cpuset import CpuSet
 
 
 class Cpu(msgspec.Struct, frozen=True):
-    """One online logical CPU.
-
-    `core` and `l3`: the lowest online CPU of the core and of the L3 cache, so they are unique on
-    the machine. `die` (unique per socket), `socket` and `node` are the kernel's ids; a socket whose
-    id is unknown or not unique has the lowest free number. If the kernel has taken the CPU's node
-    offline, `node` is in no list. `kind`: the core kind of a hybrid machine, Intel's `core`, `atom`
-    and `lowpower`, else `capacity-N` relative to 1024.
-    """
+    """One online logical CPU."""
 
     id: int
     core: int
+    """The lowest online CPU of the core, so that it is unique on the machine."""
     l3: int | None
+    """The lowest online CPU of the L3 cache, None without one."""
     die: int | None
+    """The kernel's id, unique in a socket, None if it is unknown."""
     socket: int
+    """The kernel's id, or the lowest free number if that is unknown or not unique."""
     node: int
+    """The kernel's id, which is in no list of NUMA nodes if the kernel has taken the node
+    offline."""
     kind: str | None = None
+    """The core kind on a hybrid machine, None on others: Intel's `core`, `atom` and `lowpower`,
+    else `capacity-N` relative to 1024."""
 
 
 class HugePages(msgspec.Struct, frozen=True):
@@ -35,31 +36,31 @@ class HugePages(msgspec.Struct, frozen=True):
 
 
 class NumaNode(msgspec.Struct, frozen=True):
-    """An online NUMA node. `cpus`: its online CPUs; may be empty.
-
-    `distances`: in the order of `Topology.numa_nodes` (SLIT: 10 is local), empty if the machine
-    reports none.
-    """
+    """An online NUMA node."""
 
     id: int
     cpus: CpuSet
+    """Its online CPUs, which may be none."""
     memory_bytes: int
     distances: tuple[int, ...] = ()
+    """In the order of `Topology.numa_nodes` (SLIT: 10 is local), empty if the machine reports
+    none."""
     hugepages: tuple[HugePages, ...] = ()
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """The machine, with all parts sorted by id.
-
-    `offline`: CPUs that are present and offline. `smt`: some core runs two threads or more.
-    `smt_control`: the content of the kernel's file smt/control (`on`, `off`, `forceoff`, ...)."""
+    """The machine, with all parts sorted by id."""
 
     cpus: tuple[Cpu, ...]
     numa_nodes: tuple[NumaNode, ...]
     offline: CpuSet
+    """The CPUs that are present and offline."""
     isolated: CpuSet
     smt: bool
+    """Some core runs two threads or more."""
     smt_control: str | None = None
+    """The content of the kernel's file smt/control (`on`, `off`, `forceoff`, ...), None without
+    that file."""
 
     @property
     def online(self) -> CpuSet:

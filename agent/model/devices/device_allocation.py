@@ -48,11 +48,11 @@ class Exclusion(enum.StrEnum):
 
 
 class DeviceHint(msgspec.Struct, frozen=True):
-    """The hint for one device type. `vf_selector`: the pod requests a virtual function of a group
-    with these labels."""
+    """The hint for one device type."""
 
     selector: LabelSelector | None = None
     vf_selector: LabelSelector | None = msgspec.field(default=None, name="vfSelector")
+    """If it is set, the pod requests a virtual function of a group with these labels."""
     strategy: DeviceAllocateStrategy = msgspec.field(
         default=DeviceAllocateStrategy.ONE, name="allocateStrategy"
     )
@@ -63,10 +63,10 @@ class DeviceHint(msgspec.Struct, frozen=True):
 
 
 class JointScope(enum.StrEnum):
-    """`PREFERRED`: under the same PCIe switches as far as possible. Koordinator has all but
-    `SAME_NUMA_NODE`."""
+    """Where the devices of a joint allocation are. Koordinator has all but `SAME_NUMA_NODE`."""
 
     PREFERRED = ""
+    """Under the same PCIe switches as far as possible."""
     SAME_PCIE = "SamePCIe"
     SAME_NUMA_NODE = "SameNUMANode"
 
@@ -84,17 +84,19 @@ class PartitionPolicy(enum.StrEnum):
 
 
 class PartitionSpec(msgspec.Struct, frozen=True):
-    """`restricted`: only partitions with the best score. `bandwidth`: the minimum bandwidth of the
-    ring, in the unit of the table."""
+    """The requirements on the partition of GPUs."""
 
     restricted: bool = False
+    """Only partitions with the best score are allocated."""
     bandwidth: int | None = None
+    """The minimum bandwidth of the ring, in the unit of the table; None for any."""
 
 
 class DevicePreferences(msgspec.Struct, frozen=True):
-    """`hints` by device type; a type without an entry has no preference."""
+    """A pod's preferences among devices."""
 
     hints: dict[str, DeviceHint] = {}
+    """By device type; a type without an entry has no preference."""
     joint: Joint | None = None
     partition: PartitionSpec | None = None
 
@@ -134,13 +136,14 @@ DeviceAmounts = dict[tuple[str, int], dict[str, int]]
 
 
 class AllocatedDevice(msgspec.Struct, frozen=True):
-    """A device of a pod, or a part of one. `id`: its permanent name, "" if the annotation has only
-    the minor. `functions`: the bus ids of its virtual functions, if these are allocated instead."""
+    """A device of a pod, or a part of one."""
 
     minor: int
     id: str = ""
+    """Its permanent name, "" if the annotation has only the minor."""
     resources: dict[str, int] = {}
     functions: tuple[str, ...] = ()
+    """The bus ids of its virtual functions, if these are allocated instead of the device."""
 
 
 AllocatedDevices = Mapping[str, tuple[AllocatedDevice, ...]]

@@ -18,34 +18,37 @@ from agent.model.devices.visibility import DeviceNode, VisibleGpu
 
 
 class CardFiles(msgspec.Struct, frozen=True):
-    """A GPU. `divided`: MIG is on, so only its `instances` can be used. An instance has its own
-    nodes and those of its card."""
+    """A GPU. A MIG instance of it has device nodes of its own, and needs those of the card too."""
 
     gpu: VisibleGpu
     minor: int | None = None
+    """Its minor in the Device object, None if that does not list the card."""
     divided: bool = False
+    """MIG is on, so only the instances can be used."""
     instances: tuple[VisibleGpu, ...] = ()
 
 
 class OtherFiles(msgspec.Struct, frozen=True):
-    """A device of another type. `uuid`: the PCI address of an RDMA device or FPGA. `functions`: the
-    nodes of its virtual functions, by PCI address."""
+    """A device of another type."""
 
     type: str
     uuid: str
+    """For an RDMA device or FPGA its PCI address."""
     minor: int
     nodes: tuple[DeviceNode, ...] = ()
     functions: dict[str, tuple[DeviceNode, ...]] = {}
+    """The nodes of its virtual functions by PCI address."""
 
 
 class DeviceFiles(msgspec.Struct, frozen=True):
-    """All devices of a node. `cards` None: the node has cards, and the driver has not listed them
-    yet. `common`: by type, the nodes that every user needs in addition to those of the device
-    (/dev/infiniband/rdma_cm)."""
+    """All devices of a node."""
 
     cards: tuple[CardFiles, ...] | None = ()
+    """None if the node has cards, and the driver has not listed them yet."""
     others: tuple[OtherFiles, ...] = ()
     common: dict[str, tuple[DeviceNode, ...]] = {}
+    """By type, the nodes that every user needs in addition to those of the device
+    (/dev/infiniband/rdma_cm)."""
 
 
 NO_FILES: Final = DeviceFiles()
@@ -78,13 +81,15 @@ def device_files(
     capability_nodes: Mapping[str, DeviceNode] | None = None,
     before: DeviceFiles = NO_FILES,
 ) -> DeviceFiles:
-    """The files of `devices`. `gpus` None: the driver has not listed them yet. A device whose files
-    are not visible now keeps its files in `before`, unless another device has them now: an RDMA
-    device or virtual function is not visible while it is in the network namespace of its pod."""
+    """The files of `devices`. A device whose files are not visible now keeps its files in `before`,
+    unless another device has them now: an RDMA device or virtual function is not visible while it
+    is in the network namespace of its pod.
+
+    `gpus`: None if the driver has not listed them yet."""
     listed = list(devices)
-    minors = {each.uuid: each.minor for each in listed if each.type == DeviceType.GPU}
-    now = {(each.type, each.uuid): each for each in (*_rdma(rdma), *_fpgas(fpgas))}
-    earlier = {(each.type, each.uuid): each for each in before.others}
+    minors = {device.uuid: device.minor for device in listed if device.type == DeviceType.GPU}
+    now = {(other.type, other.uuid): other for other in (*_rdma(rdma), *_fpgas(fpgas))}
+    earlier = {(other.type, other.uuid): other for other in before.others}
     seen = frozenset(
         node.path for each in now.values() for node in chain(each.nodes, *each.functions.values())
     )
@@ -99,9 +104,9 @@ def device_files(
         if gpus is None
         else tuple(
             _card(gpu, minors.get(gpu.uuid), capability_nodes or {})
-            for gpu in sorted(gpus, key=lambda each: (each.index, each.uuid))
+            for gpu in sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))
         ),
-        tuple(sorted(others, key=lambda each: (each.type, each.minor, each.uuid))),
+        tuple(sorted(others, key=lambda other: (other.type, other.minor, other.uuid))),
         {DeviceType.RDMA.value: tuple(map(_node, rdma.common))} if rdma.common else before.common,
     )
 
@@ -110,7 +115,7 @@ def _with_hidden(
     now: OtherFiles | None, before: OtherFiles | None, seen: Collection[str]
 ) -> OtherFiles | None:
     """The visible files of a device, if it has any; otherwise its files in `before`, without those
-    that another device has now (`seen`, by path)."""
+    that another device has now (their paths are in `seen`)."""
     if before is None:
         return now
     functions = {bus: _without(nodes, seen) for bus, nodes in before.functions.items()}
@@ -130,8 +135,8 @@ def _without(nodes: Iterable[DeviceNode], seen: Collection[str]) -> tuple[Device
 
 
 def _card(gpu: Gpu, minor: int | None, capability_nodes: Mapping[str, DeviceNode]) -> CardFiles:
-    """The files of a card. `minor`: the card's minor in the Device object. If it differs from the
-    driver's minor, the latter is unknown, or belongs to another card."""
+    """The files of a card. If `minor`, its minor in the Device object, differs from the driver's,
+    the latter is unknown or belongs to another card."""
     nodes = (
         ()
         if gpu.minor is None or gpu.minor != minor
@@ -142,7 +147,7 @@ def _card(gpu: Gpu, minor: int | None, capability_nodes: Mapping[str, DeviceNode
     def instance(it: MigInstance) -> VisibleGpu:
         name = f"gpu{gpu.minor}/gi{it.gpu_instance}"
         wanted = (name, f"{name}/ci{it.compute_instance}")
-        own = [capability_nodes[each] for each in wanted if each in capability_nodes]
+        own = [capability_nodes[path] for path in wanted if path in capability_nodes]
         complete = len(own) == len(wanted) and nodes
         number = f"{index}:{it.index}" if index and it.index is not None else ""
         return VisibleGpu(it.uuid, number, (*nodes, *own) if complete else ())
@@ -167,7 +172,7 @@ def _rdma(rdma: Rdma) -> Iterable[OtherFiles]:
 
 
 def _fpgas(fpgas: Fpgas) -> Iterable[OtherFiles]:
-    """The nodes of their ports. A container never gets the node that loads another bitstream."""
+    """The nodes of the ports. A container never gets the node that loads another bitstream."""
     by_address = {each.address: each for each in fpgas.devices}
     for each in fpgas.devices:
         virtual = [by_address[place] for _, place in each.function.virtual if place in by_address]

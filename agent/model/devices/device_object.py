@@ -38,19 +38,23 @@ class DeviceType(enum.StrEnum):
 
 
 class DeviceTopology(msgspec.Struct, frozen=True):
-    """The location of a device. `socket` and `node` are the kernel's ids, -1 if unknown. `pcie`:
-    the PCIe switch above the device. `bus`: domain:bus:device.function."""
+    """The location of a device."""
 
     socket: int = -1
+    """The kernel's id, -1 if it is unknown."""
     node: int = -1
+    """The kernel's id, -1 if it is unknown."""
     pcie: str = ""
+    """The PCIe switch above the device."""
     bus: str = ""
+    """The PCI address, domain:bus:device.function."""
 
 
 class VirtualFunction(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`minor` -1: the function has no number of its own."""
+    """A virtual function of a device."""
 
     minor: int
+    """-1 if the function has no number of its own."""
     bus: str = msgspec.field(default="", name="busID")
 
 
@@ -62,27 +66,29 @@ class VfGroup(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Condition(msgspec.Struct, frozen=True, rename="camel"):
-    """A Kubernetes condition; `last_transition_time` in RFC 3339."""
+    """A Kubernetes condition."""
 
     type: str
     status: str
     reason: str
     message: str
     last_transition_time: str
+    """In RFC 3339."""
 
 
 class Device(msgspec.Struct, frozen=True):
-    """One device. `uuid`: its permanent name (for an RDMA device its PCI address). `minor`: its
-    number among the devices of its type on this node. `module`: its slot in the chassis.
-    `resources`: its capacity by resource name, in units (100 of `gpu-core` are a whole card, memory
-    in bytes)."""
+    """One device."""
 
     type: str
     uuid: str
+    """Its permanent name, for an RDMA device its PCI address."""
     minor: int
+    """Its number among the devices of its type on this node."""
     resources: dict[str, int]
+    """Its capacity by resource name: 100 of `gpu-core` are a whole card, memory is in bytes."""
     healthy: bool = True
     module: int | None = None
+    """Its slot in the chassis, None if it is unknown."""
     topology: DeviceTopology | None = None
     conditions: tuple[Condition, ...] = ()
     vf_groups: tuple[VfGroup, ...] = ()
@@ -90,21 +96,23 @@ class Device(msgspec.Struct, frozen=True):
 
 
 class Portion(msgspec.Struct, frozen=True):
-    """The amounts of one resource that one device adds to its NUMA node; `held`: how much of it
-    pods have."""
+    """The amounts of one resource that one device adds to its NUMA node."""
 
     resource: str
     node: int
     capacity: int
     allocatable: int
     held: int = 0
+    """How much of it pods have."""
 
 
 def portions(
     devices: Iterable[Device], held: Mapping[tuple[str, int], Mapping[str, int]]
 ) -> tuple[Portion, ...]:
-    """`held`: the sum that pods have, by type and minor, then by resource. An unhealthy device has
-    nothing allocatable; a device without a NUMA node is in no zone."""
+    """The portions of all devices. An unhealthy device has nothing allocatable; a device without a
+    NUMA node is in no zone.
+
+    `held`: the sum that pods have, by type and minor, then by resource."""
     return tuple(
         Portion(
             resource,
@@ -113,7 +121,7 @@ def portions(
             amount if device.healthy else 0,
             held.get((device.type, device.minor), {}).get(resource, 0),
         )
-        for device in sorted(devices, key=lambda each: (each.type, each.minor, each.uuid))
+        for device in sorted(devices, key=lambda device: (device.type, device.minor, device.uuid))
         if device.topology is not None and device.topology.node >= 0
         for resource, amount in sorted(device.resources.items())
     )
@@ -169,9 +177,10 @@ _REPORTED: Final = tuple(each.value for each in DeviceType)
 
 
 class DeviceObject(msgspec.Struct, frozen=True):
-    """A decoded object; `name` is that of its node."""
+    """A decoded Device object."""
 
     name: str
+    """The name of its node."""
     devices: tuple[Device, ...] = ()
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
@@ -267,7 +276,7 @@ def _device(device: Device) -> Object:
 
 
 def _plain(value: msgspec.Struct) -> object:
-    """The value as JSON decodes it: with lists instead of tuples."""
+    """Lists instead of tuples, as JSON decodes the value."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 

@@ -56,7 +56,8 @@ class RequestFault(enum.StrEnum):
 
 
 class RequestError(ValueError):
-    """A request that no node can serve; `resources` are those of the device type at fault."""
+    """A request that no node can serve. Its message has `resources`, the amounts for the device
+    type at fault."""
 
     def __init__(self, reason: RequestFault, resources: Mapping[str, int]) -> None:
         requested = ", ".join(f"{name}: {amount}" for name, amount in sorted(resources.items()))
@@ -72,24 +73,27 @@ _SAID: Final = {
 
 
 class TypeRequest(msgspec.Struct, frozen=True):
-    """The request for one device type: the converted total of the pod, and the equal part `per`
-    that each of `count` devices gives. `shared`: less than whole cards, or memory by the byte.
-    `whole`: the amounts of a whole device, FULL where it has none."""
+    """The request for one device type."""
 
     total: dict[str, int]
+    """The converted total of the pod."""
     count: int
+    """The number of devices."""
     per: dict[str, int]
+    """The equal part that each device gives."""
     shared: bool = False
+    """The pod gets less than whole cards, or memory by the byte."""
     whole: dict[str, int] = {}
+    """The amounts of a whole device, FULL where it has none."""
 
 
 class DeviceRequest(msgspec.Struct, frozen=True):
-    """A pod's requests by device type, and its preferences. `listed`: the amounts of resources
-    whose type only the node's Device object has."""
+    """What a pod requests of devices, by device type, and its preferences."""
 
     requests: dict[str, TypeRequest]
     preferences: DevicePreferences = DevicePreferences()
     listed: dict[str, int] = {}
+    """The amounts of resources whose type only the node's Device object has."""
 
 
 class _Rule(enum.Enum):
@@ -137,8 +141,11 @@ _NO_DEVICES: Final = frozenset((*BATCH_CPU_NAMES, *BATCH_MEMORY_NAMES))
 def device_request(
     amounts: Mapping[str, int], annotations: Mapping[str, str], listed: Container[str] = ()
 ) -> DeviceRequest | None:
-    """Reads the pod's total requests; None if it requests no device. `listed`: see `names`. Raises
-    RequestError, AnnotationError."""
+    """The pod's total requests for devices, None if it requests no device.
+
+    `listed`: further resources that are devices, as in `names`.
+
+    Raises RequestError, AnnotationError."""
     requested = type_requests(amounts)
     others = {
         name: amounts[name] for name in sorted(names(amounts, listed) - _NAMES) if amounts[name] > 0
@@ -207,7 +214,8 @@ def _allowed(requested: dict[str, int]) -> bool:
 
 
 def _shares(total: dict[str, int]) -> TypeRequest:
-    """Divides over the number of shared cards, else over the most cards that a resource needs."""
+    """Divides the total over the number of shared cards, else over as many cards as the resource
+    that needs most of them."""
     cards = total.get(GPU_SHARED) or max(
         1, *(total.get(name, 0) // FULL for name in (GPU_CORE, GPU_MEMORY_RATIO))
     )

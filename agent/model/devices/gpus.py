@@ -33,67 +33,74 @@ class Ancestor(enum.IntEnum):
 
 
 class NvLink(msgspec.Struct, frozen=True):
-    """An active link; `bus`: the PCI address of its other end, "" when unknown."""
+    """An active link."""
 
     number: int
     version: int | None
     end: LinkEnd
     bus: str = ""
+    """The PCI address of its other end, "" if it is unknown."""
 
 
 class MigInstance(msgspec.Struct, frozen=True):
-    """`index`: NVML's number of the instance on its card. `slices`: those of the GPU instance, and
-    those of the compute instance in it."""
+    """A MIG instance."""
 
     uuid: str
     gpu_instance: int
     compute_instance: int | None = None
     slices: tuple[int, int] | None = None
+    """The slices of the GPU instance, and of the compute instance in it; None if they are
+    unknown."""
     memory_bytes: int | None = None
     index: int | None = None
+    """NVML's number of the instance on its card, None if it is unknown."""
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One card. `index`: its place in NVML's enumeration, which a boot may change, -1 if it has
-    none. `minor`: the number in /dev/nvidiaN, which may differ from the index. `bus`: as sysfs
-    writes it. `mig` None: the card has no MIG mode. `memory_bytes` None: it uses the host's memory
-    (GB10)."""
+    """One card. None: the driver does not report the value."""
 
     uuid: str
     index: int
+    """Its place in NVML's enumeration, which a boot may change; -1 if it has none."""
     bus: str
+    """Its PCI address as sysfs writes it."""
     product: str = ""
     minor: int | None = None
+    """The number in /dev/nvidiaN, which may differ from the index."""
     memory_bytes: int | None = None
+    """None for a card that uses the host's memory (GB10)."""
     serial: str | None = None
     module: int | None = None
     capability: tuple[int, int] | None = None
     mig: bool | None = None
+    """Whether MIG is on, None if the card has no MIG mode."""
     instances: tuple[MigInstance, ...] = ()
     links: tuple[NvLink, ...] = ()
 
 
 class GpuPair(msgspec.Struct, frozen=True):
-    """Two cards by UUID, the lower index first. `peer`: whether each may read the other's memory.
-    `links`: the number of NVLinks between them; if they are connected through NVSwitches
-    (`switched`), the number that each has to the switches. `mb_per_second`: the bandwidth of all
-    these links, one way."""
+    """Two cards by UUID, the one with the lower index first."""
 
     one: str
     two: str
     ancestor: Ancestor | None = None
     peer: bool | None = None
+    """Whether each may read the other's memory, None if it is unknown."""
     links: int = 0
+    """The number of NVLinks between them, or from each to the switches if they are connected
+    through NVSwitches."""
     mb_per_second: int = 0
+    """The bandwidth of all these links, one way."""
     switched: bool = False
+    """They are connected through NVSwitches."""
 
 
 class SilentGpu(msgspec.Struct, frozen=True):
-    """A card that the driver enumerates, but not with all values; `fault`: the reason of a
-    Condition."""
+    """A card that the driver enumerates, but not with all values."""
 
     index: int
     fault: str
+    """The reason of a Condition."""
     uuid: str = ""
     bus: str = ""
 
@@ -106,28 +113,31 @@ class GpuInventory(msgspec.Struct, frozen=True):
 
 
 class RemappedRows(msgspec.Struct, frozen=True):
-    """`pending`: a reset will remap more rows. `failed`: no spare row was left."""
+    """The rows of a card's memory that spare rows replace."""
 
     uncorrectable: int
+    """The number of rows with uncorrectable errors."""
     pending: bool
+    """A reset will remap more rows."""
     failed: bool
+    """No spare row was left."""
 
 
 class GpuProcess(msgspec.Struct, frozen=True):
-    """`pid`: in the host's namespace. Percents are None if the driver has no sample of the last
-    second."""
+    """A process that uses a card."""
 
     pid: int
+    """In the host's PID namespace."""
     memory_bytes: int | None = None
     gpu_instance: int | None = None
     graphics: bool = False
     sm_percent: int | None = None
+    """None if the driver has no sample of the last second."""
 
 
 class GpuReading(msgspec.Struct, frozen=True):
-    """The current values of one card. ECC counts and energy are since the driver was loaded.
-    `retirement_pending`: failed memory pages wait for a reset, None if the card remaps rows
-    instead. `recovery_action`: the driver's, 0 for none. `processes` None: unknown."""
+    """The current values of one card. None: the driver does not report the value. ECC errors and
+    energy are counted since the driver was loaded."""
 
     uuid: str
     memory_used_bytes: int | None = None
@@ -139,17 +149,21 @@ class GpuReading(msgspec.Struct, frozen=True):
     ecc_uncorrected: int | None = None
     remapped: RemappedRows | None = None
     retirement_pending: bool | None = None
+    """Failed memory pages wait for a reset; None if the card remaps rows instead."""
     recovery_action: int | None = None
+    """The driver's number of the action, 0 for none."""
     processes: tuple[GpuProcess, ...] | None = None
 
 
 class GpuEvent(msgspec.Struct, frozen=True):
-    """An event of the driver. `xid` None: another event, after which a new report is needed. `uuid`
-    "": the card is unknown. `gpu_instance`: the affected part of the card."""
+    """An event of the driver."""
 
     uuid: str
+    """Empty if the card is unknown."""
     xid: int | None = None
+    """None for another event, after which a new report is needed."""
     gpu_instance: int | None = None
+    """The affected part of the card, None for the whole."""
 
 
 NO_ANSWER: Final = "NoAnswer"
@@ -161,12 +175,13 @@ NOT_QUERIED: Final = frozenset({NO_PROCESS, CHILD_ENDED, CLOSED})
 
 
 class GpuReport(msgspec.Struct, frozen=True):
-    """A report of all cards. `fault` other than "": the reason why the driver could not be queried;
-    then `inventory` is None."""
+    """A report of all cards."""
 
     fault: str = ""
+    """Why the driver could not be queried, "" if it could."""
     message: str = ""
     inventory: GpuInventory | None = None
+    """None if there is a fault."""
     readings: tuple[GpuReading, ...] = ()
 
 
@@ -184,9 +199,9 @@ def pci_address(text: str) -> str:
 
 
 class GpuInfo(msgspec.Struct, frozen=True):
-    """Properties of a node's cards; "" if unknown, or if the cards differ. `product`: as the driver
-    writes it (`NVIDIA A100-SXM4-80GB`)."""
+    """What a node's cards have in common; "" if it is unknown, or if they differ."""
 
     vendor: str = ""
     product: str = ""
+    """The driver's name (`NVIDIA A100-SXM4-80GB`)."""
     driver_version: str = ""

@@ -64,35 +64,40 @@ class Form(enum.StrEnum):
 
 
 class ReportedDevices(msgspec.Struct, frozen=True):
-    """The devices of a container, as their source names them. `resource`: the plugin's resource
-    (`nvidia.com/gpu`) or the DRA driver (`gpu.nvidia.com`), "" if only the container shows the
-    device. `claim`: a ResourceClaim, which several pods may use, as `namespace/name`, or its uid if
-    the container shows only that. `share`: the part of a device that several claims share. `cdi`:
-    the CDI names in the request."""
+    """The devices of a container, as their source names them."""
 
     uid: str
     container: str
     resource: str
+    """The plugin's resource (`nvidia.com/gpu`) or the DRA driver (`gpu.nvidia.com`), "" if only the
+    container shows the device."""
     names: tuple[str, ...]
     source: HoldingSource
     claim: str = ""
+    """A ResourceClaim, which several pods may use, as `namespace/name`, or its uid if the container
+    shows only that."""
     share: str = ""
+    """The part of a device that several claims share."""
     cdi: tuple[str, ...] = ()
+    """The CDI names in the request."""
 
 
 class DeviceHolding(msgspec.Struct, frozen=True):
-    """A device that a container holds. `type` and `device`: type and id in the Device object.
-    `part`: the replica's number, the instance's UUID, the virtual function's address, or the CPUs
-    as a list. `amounts`: those of a share, by resource."""
+    """A device that a container holds."""
 
     uid: str
     container: str
     resource: str
     type: str
+    """Its type in the Device object."""
     device: str
+    """Its id in the Device object."""
     form: Form
     part: str = ""
+    """The replica's number, the instance's UUID, the virtual function's address, or the CPUs as a
+    list."""
     amounts: dict[str, int] = {}
+    """The amounts of a share by resource."""
     source: HoldingSource = HoldingSource.CHECKPOINT
     claim: str = ""
 
@@ -102,13 +107,14 @@ GPU_CHECKPOINTS: Final = "node.koordinator.sh/gpu-checkpoints"
 
 
 class CheckpointEntry(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Of the annotation. `answer`: the device plugin's ContainerAllocateResponse (protobuf)."""
+    """An entry of the kubelet's device checkpoint, as in the annotation."""
 
     pod_uid: str = msgspec.field(default="", name="podUID")
     container_name: str = ""
     resource_name: str = ""
     device_ids: tuple[str, ...] | None = msgspec.field(default=None, name="deviceIDs")
     answer: bytes | None = msgspec.field(default=None, name="allocResp")
+    """The device plugin's ContainerAllocateResponse (protobuf), None without one."""
 
 
 def encode(holdings: Iterable[DeviceHolding]) -> dict[str, str]:

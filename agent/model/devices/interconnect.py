@@ -142,13 +142,14 @@ class Links(msgspec.Struct, frozen=True):
 
 
 class GpuPartition(msgspec.Struct, frozen=True):
-    """`ring_bytes_per_second` None: a set of one card. `score`: of the sets of one size, those with
-    a higher score are allocated first."""
+    """A set of cards that may be allocated together."""
 
     minors: tuple[int, ...]
     link: str = _NVLINK
     ring_bytes_per_second: int | None = None
+    """The speed of the slowest link in the best ring, None for a set of one card."""
     score: int = 1
+    """Of the sets of one size, those with a higher score are allocated first."""
 
 
 PartitionTable = dict[int, tuple[GpuPartition, ...]]
@@ -223,27 +224,27 @@ _decoder: Final = msgspec.json.Decoder(tuple[_Entry, ...] | None)
 
 
 def _halves(matrix: _Matrix, members: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The set itself and all sets into which it is divided, in order of their lowest cards."""
+    """The set itself, and all sets into which it is divided, in order of their lowest cards."""
     if not members:
         return
     yield members
     if len(members) == 1:
         return
     low = _best_half(matrix, members)
-    high = tuple(each for each in members if each not in low)
+    high = tuple(card for card in members if card not in low)
     for half in sorted((low, high)):
         yield from _halves(matrix, half)
 
 
 def _best_half(matrix: _Matrix, members: tuple[int, ...]) -> tuple[int, ...]:
-    """The half with the lowest card; it is the larger half of an odd number."""
+    """The half with the lowest card, which is the larger one if the number is odd."""
     first, *others = members
     size = (len(members) + 1) // 2
     best: tuple[int, int] | None = None
     chosen = members
     for rest in combinations(others, size - 1):
         half = (first, *rest)
-        other = [each for each in others if each not in rest]
+        other = [card for card in others if card not in rest]
         pairs = [matrix[i][j] for i, j in (*combinations(half, 2), *combinations(other, 2))]
         score = (min(pairs, default=0), sum(pairs))
         if best is None or score > best:
@@ -265,10 +266,10 @@ def _ring(matrix: _Matrix, members: tuple[int, ...]) -> int:
 
 
 def _has_ring(linked: list[int]) -> bool:
-    """Whether a ring connects all places (a Hamiltonian cycle). `linked`: masks of the neighbours.
-    Two places need only one link between them."""
+    """Whether a ring connects all places (a Hamiltonian cycle); two places need only one link
+    between them. `linked` has a mask of the neighbours of each place."""
     count = len(linked)
-    if all(2 * each.bit_count() >= count for each in linked):
+    if all(2 * neighbours.bit_count() >= count for neighbours in linked):
         return True  # Dirac's theorem, and the case of two.
     everyone = (1 << count) - 1
     ends = {1: 1}  # By the set of visited places, the places where a path from the first may end.
@@ -283,7 +284,7 @@ def _has_ring(linked: list[int]) -> bool:
 
 
 def _scored(sets: list[tuple[tuple[int, ...], int | None]]) -> tuple[GpuPartition, ...]:
-    """The sets with their scores: a faster ring has a higher score."""
+    """The sets with their scores: the faster its ring, the higher the score of a set."""
     speeds = sorted({ring or 0 for _, ring in sets})
     return tuple(
         GpuPartition(minors, ring_bytes_per_second=ring, score=1 + speeds.index(ring or 0))

@@ -16,30 +16,36 @@ ACTIVE = "ACTIVE"
 
 
 class CharDevice(msgspec.Struct, frozen=True):
-    """A file below /dev. `number`: major and minor, None if the kernel does not report them."""
+    """A character device below /dev."""
 
     path: str
     number: tuple[int, int] | None = None
+    """Major and minor, None if the kernel does not report them."""
 
 
 class Function(msgspec.Struct, frozen=True):
-    """One PCI function. `address`: `domain:bus:device.function` as the kernel writes it. `root`:
-    its root bus (`pci0000:17`); `bridges`: the bridges between root bus and function, outermost
-    first. Both are empty if the kernel shows no tree. `class_code` has 24 bits. `node`, `socket`:
-    the kernel's ids, -1 if unknown. `physical`: for a virtual function, the address of its physical
-    function. `virtual`: number and address of its virtual functions, by number."""
+    """One PCI function. Numbers are None if they are unknown."""
 
     address: str
+    """`domain:bus:device.function` as the kernel writes it."""
     root: str = ""
+    """Its root bus (`pci0000:17`), "" if the kernel shows no tree."""
     bridges: tuple[str, ...] = ()
+    """The bridges between root bus and function, outermost first; empty if the kernel shows no
+    tree."""
     vendor: int | None = None
     device: int | None = None
     class_code: int | None = None
+    """PCI's class code of 24 bits."""
     driver: str = ""
     node: int = -1
+    """The kernel's id, -1 if it is unknown."""
     socket: int = -1
+    """The kernel's id, -1 if it is unknown."""
     physical: str = ""
+    """The address of the physical function, "" unless this is a virtual one."""
     virtual: tuple[tuple[int, str], ...] = ()
+    """Number and address of its virtual functions, by number."""
     virtual_limit: int = 0
 
     @property
@@ -76,24 +82,24 @@ class FpgaDriver(enum.StrEnum):
 
 
 class AcceleratorPort(msgspec.Struct, frozen=True):
-    """The port by which a program reaches the accelerator function. `function_id`: the loaded
-    function, as 32 hexadecimal digits, "" if it can't be read."""
+    """The port by which a program reaches the accelerator function."""
 
     name: str
     function_id: str = ""
+    """The loaded function as 32 hexadecimal digits, "" if it can't be read."""
     char_device: CharDevice | None = None
 
 
 class Fpga(msgspec.Struct, frozen=True):
-    """One PCI function with its ports. `interface_id`: the interface for which bitstreams must be
-    built. `management`: the file that loads a bitstream, or XRT's shell. A virtual function has
-    neither."""
+    """One PCI function of an FPGA, with its ports."""
 
     function: Function
     driver: FpgaDriver
     ports: tuple[AcceleratorPort, ...] = ()
     interface_id: str = ""
+    """The interface for which bitstreams must be built, "" for a virtual function."""
     management: CharDevice | None = None
+    """The file that loads a bitstream, or XRT's shell; None for a virtual function."""
 
     @property
     def address(self) -> str:
@@ -101,21 +107,24 @@ class Fpga(msgspec.Struct, frozen=True):
 
 
 class Fpgas(msgspec.Struct, frozen=True):
-    """`devices` sorted by address."""
+    """The FPGAs of the machine."""
 
     devices: tuple[Fpga, ...] = ()
+    """By address."""
     problems: tuple[str, ...] = ()
 
 
 class RdmaPort(msgspec.Struct, frozen=True):
-    """`state` and `physical`: the kernel's values (`ACTIVE`, `LinkUp`), "" if unknown. `rate_gbps`:
-    the current rate."""
+    """A port of an RDMA link."""
 
     number: int
     state: str = ""
+    """The kernel's value (`ACTIVE`), "" if it is unknown."""
     physical: str = ""
+    """The kernel's value (`LinkUp`), "" if it is unknown."""
     link_layer: str = ""
     rate_gbps: float | None = None
+    """The current rate, None if it is unknown."""
 
 
 class RdmaLink(msgspec.Struct, frozen=True):
@@ -131,14 +140,17 @@ class RdmaLink(msgspec.Struct, frozen=True):
 
 
 class RdmaFunction(msgspec.Struct, frozen=True):
-    """A PCI function with RDMA. `number`: that of a virtual function, assigned by its physical
-    function. A virtual function in another network namespace (exclusive mode), or with a driver for
-    virtual machines, has no links here. `interfaces`: the names of its network interfaces."""
+    """A PCI function with RDMA."""
 
     function: Function
     links: tuple[RdmaLink, ...] = ()
+    """None are visible for a virtual function in another network namespace (exclusive mode), or
+    with a driver for virtual machines."""
     interfaces: tuple[str, ...] = ()
+    """The names of its network interfaces."""
     number: int | None = None
+    """The number that the physical function gave to a virtual function, None for other
+    functions."""
 
     @property
     def address(self) -> str:
@@ -181,9 +193,10 @@ class RdmaDevice(msgspec.Struct, frozen=True):
 
 
 class Rdma(msgspec.Struct, frozen=True):
-    """`devices` sorted by address. `common`: the files that every user of RDMA needs in addition to
-    those of its device."""
+    """The RDMA devices of the machine."""
 
     devices: tuple[RdmaDevice, ...] = ()
+    """By address."""
     common: tuple[CharDevice, ...] = ()
+    """The files that every user of RDMA needs in addition to those of its device."""
     problems: tuple[str, ...] = ()

@@ -105,21 +105,23 @@ class Mount(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DeviceNode(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A character device, at the same path on the host and in the container. `major`, `minor`: the
-    kernel's numbers, -1 if unknown."""
+    """A character device, at the same path on the host and in the container."""
 
     path: str
     major: int = -1
+    """The kernel's number, -1 if it is unknown."""
     minor: int = -1
+    """The kernel's number, -1 if it is unknown."""
 
 
 class VisibleGpu(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A card or a MIG instance. `index`: NVML's number (`1`, for an instance `1:0`), "" if unknown.
-    `nodes`: its own device nodes, without those of the driver."""
+    """A card or a MIG instance."""
 
     uuid: str
     index: str = ""
+    """NVML's number (`1`, for an instance `1:0`), "" if it is unknown."""
     nodes: tuple[DeviceNode, ...] = ()
+    """Its own device nodes, without those of the driver."""
 
     @property
     def is_mig(self) -> bool:
@@ -128,28 +130,32 @@ class VisibleGpu(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Visibility(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The devices that one container sees. `gpus` None: not decided. `nodes`: those of other
-    devices by type; an absent type is not decided. `environment` and `mounts` are added to the
-    request. `refused`: why the container can't have its allocation."""
+    """The devices that one container sees."""
 
     gpus: tuple[VisibleGpu, ...] | None = None
+    """None if they are not decided."""
     nodes: dict[str, tuple[DeviceNode, ...]] = {}
+    """The nodes of other devices by type; an absent type is not decided."""
     environment: tuple[tuple[str, str], ...] = ()
+    """Variables that are added to the request."""
     mounts: tuple[Mount, ...] = ()
+    """Mounts that are added to the request."""
     refused: str = ""
+    """Why the container can't have its allocation."""
 
 
 class NodeDevice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A device of the node with its names. `holders`: the uids of the pods to which a scheduler
-    allocated it. `card`: of a MIG instance, the UUID of its card. `nodes`: the paths of its own
-    device nodes (of an instance without those of its card); empty if many containers may open
-    them."""
+    """A device of the node with its names."""
 
     uuid: str
     index: str = ""
     card: str = ""
+    """For a MIG instance the UUID of its card."""
     nodes: tuple[str, ...] = ()
+    """The paths of its own device nodes (of an instance without those of its card), empty if many
+    containers may open them."""
     holders: tuple[str, ...] = ()
+    """The uids of the pods to which a scheduler allocated it."""
 
     @property
     def is_gpu(self) -> bool:

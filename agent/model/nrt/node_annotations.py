@@ -98,11 +98,11 @@ class ApplyPolicy(enum.StrEnum):
 
 
 class NodeReservation(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The resources that are reserved for the node: CPUs by number (`reserved_cpus`, a Linux list),
-    else by amount."""
+    """The resources that are reserved for the node: CPUs by number, else by amount."""
 
     resources: dict[str, Quantity] = {}
     reserved_cpus: str = msgspec.field(default="", name="reservedCPUs")
+    """A list in the kernel's form."""
     apply_policy: ApplyPolicy | None = None
 
     def cpus(self) -> CpuSet:
@@ -171,10 +171,11 @@ class PodCpuAlloc(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
 
 
 class _ReadAlloc(PodCpuAlloc, frozen=True, rename="camel", omit_defaults=True):
-    """Such an entry, of any writer. `cpu`: its CPUs in the example of the fine-grained CPU
-    orchestration proposal, which has `managedByKubelet` as a string too."""
+    """Such an entry, of any writer. The example of the fine-grained CPU orchestration proposal has
+    `managedByKubelet` as a string."""
 
     cpu: str = ""
+    """The CPUs in that example."""
 
     def cpus(self) -> CpuSet:
         """Raises AnnotationError."""
@@ -184,13 +185,14 @@ class _ReadAlloc(PodCpuAlloc, frozen=True, rename="camel", omit_defaults=True):
 
 class RefusedClaim(msgspec.Struct, frozen=True, omit_defaults=True):
     """An entry of the annotation refused-claims: a pod that does not have the CPUs that its
-    annotation claims. `cpuset`: the claimed CPUs, "" if they can't be read or their list is longer
-    than bounds.REASON_CHARACTERS."""
+    annotation claims."""
 
     namespace: str
     name: str
     uid: str
     cpuset: str = ""
+    """The claimed CPUs, "" if they can't be read or their list is longer than
+    bounds.REASON_CHARACTERS."""
     reason: str = ""
 
 
@@ -215,11 +217,12 @@ CPU_MANAGER_POLICIES: Final = ("none", "static")
 
 
 class CpuManager(msgspec.Struct, frozen=True):
-    """The kubelet's CPU manager. `reserved_cpus`: the CPUs that it never assigns."""
+    """The kubelet's CPU manager."""
 
     policy: str = ""
     options: dict[str, str] = {}
     reserved_cpus: str = msgspec.field(default="", name="reservedCPUs")
+    """The CPUs that it never assigns."""
 
     def reserved(self) -> CpuSet:
         """Raises AnnotationError."""
@@ -236,22 +239,19 @@ NO_MEMORY_MANAGER: Final = "None"
 
 
 class ReportedSettings(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The settings of a node's agent that a scheduler must know. `owners_on_reserved`: LSE and LSR
-    pods may own CPUs that the kubelet reserves. `bind_memory`: pods that own CPUs or are bound to
-    NUMA nodes get memory of their CPUs' NUMA nodes alone. `memory_manager_policy`: the kubelet's,
-    "" if it is unknown or aligns no pod."""
+    """The settings of a node's agent that a scheduler must know."""
 
     owners_on_reserved: bool = False
+    """LSE and LSR pods may own CPUs that the kubelet reserves."""
     bind_memory: bool = False
+    """Pods that own CPUs or are bound to NUMA nodes get memory of their CPUs' NUMA nodes alone."""
     memory_manager_policy: str = ""
+    """The kubelet's policy, "" if it is unknown or aligns no pod."""
 
 
 class NodeConfiguration(msgspec.Struct, frozen=True):
     """The configuration of the node: the kubelet's policies for CPUs and NUMA nodes with its
-    reserved CPUs, the Node's annotations, and the agent's settings for reserved CPUs.
-    `kubelet_memory`: the kubelet binds the memory of Guaranteed pods, and reserves
-    `reserved_memory_bytes` of each NUMA node. `max_numa_nodes`: the limit of its topology manager,
-    None for the default."""
+    reserved CPUs, the Node's annotations, and the agent's settings for reserved CPUs."""
 
     kubelet_policy: str = "none"
     kubelet_options: dict[str, str] = {}
@@ -263,8 +263,11 @@ class NodeConfiguration(msgspec.Struct, frozen=True):
     cpu_normalization_ratio: float = 1.0
     bind_memory: bool = False
     kubelet_memory: bool = False
+    """The kubelet binds the memory of Guaranteed pods."""
     reserved_memory_bytes: dict[int, int] = {}
+    """What the kubelet's memory manager reserves of each NUMA node."""
     max_numa_nodes: int | None = None
+    """The limit of its topology manager, None for the default."""
     owners_on_reserved: bool = False
     be_on_reserved: bool = False
     managed_by: str = "topolet"
@@ -399,7 +402,8 @@ def _text(value: object) -> str:
 
 @lru_cache(maxsize=64)
 def _cpus(text: str, caches_of_zones: tuple[str, ...]) -> tuple[Cpu, ...]:
-    """Cached: nodes of one model report the same value, and it is read again for every pod."""
+    """The CPUs are cached: nodes of one model report the same value, and it is read again for every
+    pod."""
     detail = decoded({CPU_TOPOLOGY: text}, CPU_TOPOLOGY, _cpu_topology, bounds.OBJECT_LIST_BYTES)
     if detail is None:
         return ()
@@ -435,12 +439,12 @@ def _cpus(text: str, caches_of_zones: tuple[str, ...]) -> tuple[Cpu, ...]:
 def _caches(lists: Iterable[str]) -> dict[int, int]:
     """By CPU, the lowest CPU with the same L3. A list that can't be read is ignored: L3 caches only
     decide between CPUs that are otherwise equal."""
-    found: dict[int, int] = {}
+    lowest: dict[int, int] = {}
     for text in ";".join(lists).split(";"):
         try:
             shared_by = CpuSet.parse(text)
         except CpuSetError:
             continue
         for cpu in shared_by:
-            found[cpu] = (shared_by.mask & -shared_by.mask).bit_length() - 1
-    return found
+            lowest[cpu] = (shared_by.mask & -shared_by.mask).bit_length() - 1
+    return lowest

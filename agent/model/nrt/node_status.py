@@ -137,7 +137,9 @@ def gpu_labels(
 
 def without_labels_of_others(wanted: Object, stored: Object, own: Collection[str]) -> Object:
     """The wanted Node without the labels of NVIDIA's feature discovery that the stored one has from
-    another writer, such as the discovery itself. `own`: the stored labels that are Topolet's."""
+    another writer, such as the discovery itself.
+
+    `own`: the stored labels that are Topolet's."""
     before = stored["metadata"].get("labels") or {}
     labels = {
         key: value
@@ -155,8 +157,8 @@ def from_labels(labels: Mapping[str, str]) -> GpuInfo:
 
 
 def _discovered(gpus: GpuInfo, cards: list[Device]) -> dict[str, str]:
-    """Labels of NVIDIA's feature discovery, in its units: the memory of one card in MiB."""
-    memory = {each.resources.get(GPU_MEMORY, 0) for each in cards}
+    """Labels of NVIDIA's feature discovery, which has the memory of one card in MiB."""
+    memory = {card.resources.get(GPU_MEMORY, 0) for card in cards}
     version = gpus.driver_version.split(".")
     parts = dict(zip(("major", "minor", "revision"), version, strict=False))
     return {

@@ -63,11 +63,13 @@ class Amounts(msgspec.Struct, frozen=True):
 
 
 class Zone(msgspec.Struct, frozen=True):
-    """A NUMA node. `costs`: distances by NUMA node. `resources`: by name."""
+    """A NUMA node."""
 
     node: int
     resources: dict[str, Amounts] = {}
+    """By name."""
     costs: dict[int, int] = {}
+    """Distances by NUMA node."""
     attributes: dict[str, str] = {}
 
 
@@ -80,21 +82,24 @@ class OwnerReference(msgspec.Struct, frozen=True):
 
 
 class NodeTopology(msgspec.Struct, frozen=True):
-    """The report of a node. `policy`, `scope`: the kubelet's values. `max_numa_nodes` None: the
-    reader's default. `attributes`: all other attributes by name. `faults`: a message for each value
-    of a decoded object that is not known."""
+    """The report of a node."""
 
     name: str
     zones: tuple[Zone, ...] = ()
     policy: str = "none"
+    """The kubelet's value."""
     scope: str = "container"
+    """The kubelet's value."""
     max_numa_nodes: int | None = None
+    """None for the reader's default."""
     fingerprint: str | None = None
     attributes: dict[str, str] = {}
+    """All other attributes by name."""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     owner: OwnerReference | None = None
     faults: tuple[str, ...] = ()
+    """One message for each value of a decoded object that is not known."""
 
 
 def encode(value: NodeTopology, version: Version) -> Object:
@@ -137,8 +142,10 @@ def zone_node(name: str) -> int | None:
 
 
 def is_own_entry(path: tuple[str, ...], name: str) -> bool:
-    """Whether Topolet owns that entry of a list; `path`: the names of the lists that contain it.
-    Topolet removes its entries when they are no longer wanted, and keeps all others."""
+    """Whether Topolet owns that entry of a list: it removes its entries when they are no longer
+    wanted, and keeps all others.
+
+    `path`: the names of the lists that contain the entry."""
     match path[-1]:
         case "zones":
             return zone_node(name) is not None

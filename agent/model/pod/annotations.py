@@ -42,7 +42,7 @@ _Value = TypeVar("_Value")
 
 
 class AnnotationError(ValueError):
-    """An invalid annotation. `key`: its key."""
+    """An invalid annotation."""
 
     def __init__(self, key: str, reason: str) -> None:
         reason = bounds.reason(reason)
@@ -84,21 +84,22 @@ def cpu_list(key: str, field: str, text: str) -> CpuSet:
 
 
 class ResourceSpec(msgspec.Struct, frozen=True):
-    """The annotation resource-spec. `required` None: no policy is required. DEFAULT, in either
-    field, means the configured policy. No exclusive policy can be configured, so the proposal's
-    `Default` is NONE there."""
+    """The annotation resource-spec. DEFAULT means the configured policy; no exclusive policy can be
+    configured, so the proposal's `Default` is NONE there."""
 
     preferred: BindPolicy = BindPolicy.DEFAULT
     required: BindPolicy | None = None
+    """None if no policy is required."""
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
 
 
 class NumaSpec(msgspec.Struct, frozen=True):
-    """The annotation numa-topology-spec. `policy` None: the node's policy. `exclusive` None: the
-    default of the policy."""
+    """The annotation numa-topology-spec."""
 
     policy: NumaPolicy | None = None
+    """None for the node's policy."""
     exclusive: NumaExclusive | None = None
+    """None for the default of the policy."""
 
 
 class _ResourceSpecText(msgspec.Struct, frozen=True):
@@ -266,15 +267,18 @@ def status_text(
 
 
 def with_cpus(text: str, cpus: CpuSet, node_of: Mapping[int, int]) -> str:
-    """The resource-status `text` with other CPUs. `node_of`: the NUMA node of each CPU. The amounts
-    of CPU by NUMA node are computed from the CPUs. Other resources move with the CPUs if they were
-    on one node and the CPUs are on one node too. Amounts without CPU are left out: memory that is
-    bound to NUMA nodes then counts by the CPUs. Unknown fields stay. Raises AnnotationError."""
+    """The resource-status `text` with other CPUs, and their amounts by NUMA node. Other resources
+    that were on one node move with the CPUs if these are on one node. Amounts without CPU are left
+    out: memory that is bound to NUMA nodes then counts by the CPUs. Unknown fields stay.
+
+    `node_of`: the NUMA node of each CPU.
+
+    Raises AnnotationError."""
     texts = {RESOURCE_STATUS: text}
     before = resource_status(texts)
     fields = decoded(texts, RESOURCE_STATUS, _object_decoder, bounds.POD_TEXT_BYTES) or {}
     fields["cpuset"] = str(cpus)
-    if any("cpu" in each.resources for each in before.numa_node_resources):
+    if any("cpu" in amounts.resources for amounts in before.numa_node_resources):
         fields[_NODES] = _moved(fields[_NODES], cpus, node_of)
     else:
         fields.pop(_NODES, None)

@@ -37,16 +37,16 @@ class Phase(enum.StrEnum):
 
 
 class ApiContainer(msgspec.Struct, frozen=True):
-    """The requests and limits of a container; `cpu` in milli-CPU, the rest in units. `sidecar`: it
-    is an init container that keeps running while the later containers run. `resized`: the CPU and
-    memory that count instead of the requests while an in-place resize is not complete, or if it is
-    infeasible."""
+    """The requests and limits of a container: `cpu` in milli-CPU, the rest in units."""
 
     name: str
     requests: dict[str, int] = {}
     limits: dict[str, int] = {}
     sidecar: bool = False
+    """It is an init container that keeps running while the later containers run."""
     resized: dict[str, int] = {}
+    """The CPU and memory that count instead of the requests while an in-place resize is not
+    complete, or if it is infeasible."""
 
     @property
     def counted(self) -> dict[str, int]:
@@ -55,17 +55,11 @@ class ApiContainer(msgspec.Struct, frozen=True):
 
 
 class ApiPod(msgspec.Struct, frozen=True):
-    """A pod of the API server. `uid` is the API's; `runtime_uid` is the one that the kubelet and
-    the runtime use. `deleted`: it has a deletion timestamp. `created_at` and `started_at` (0 before
-    the kubelet has started it) are in nanoseconds since 1970.
-
-    `requests`, `limits` and `resized` are the pod-level resources, with amounts as in ApiContainer;
-    they override those of the containers. `overhead` is added. `preempts`: the preemption policy
-    allows evictions. `nominated`: the nominated node. `controlling_node`: the uid of the Node if
-    that controls the pod, as it does a static pod. `gpu_models`: the GPU models that the pod
-    admits, as in the labels of nodes; empty: any."""
+    """A pod of the API server. Its pod-level resources override those of the containers, in the
+    same units."""
 
     uid: str
+    """The API's uid. The kubelet and the runtime use `runtime_uid`."""
     namespace: str
     name: str
     node: str
@@ -74,21 +68,32 @@ class ApiPod(msgspec.Struct, frozen=True):
     annotations: dict[str, str]
     kube_class: KubeClass | None
     created_at: int
+    """Nanoseconds since 1970."""
     resource_version: str = ""
     deleted: bool = False
+    """It has a deletion timestamp."""
     containers: tuple[ApiContainer, ...] = ()
     init_containers: tuple[ApiContainer, ...] = ()
     requests: dict[str, int] = {}
+    """Pod-level requests."""
     limits: dict[str, int] = {}
+    """Pod-level limits."""
     overhead: dict[str, int] = {}
+    """It is added to the requests and limits."""
     priority: int | None = None
     preempts: bool = True
+    """The preemption policy allows evictions."""
     scheduler: str = ""
     started_at: int = 0
+    """Nanoseconds since 1970, 0 before the kubelet has started the pod."""
     nominated: str = ""
+    """The nominated node."""
     resized: dict[str, int] = {}
+    """The pod-level resources that count, as in `ApiContainer`."""
     controlling_node: str = ""
+    """The uid of the Node if that controls the pod, as it does a static pod."""
     gpu_models: tuple[str, ...] = ()
+    """The GPU models that the pod admits, as in the labels of nodes; empty for any."""
 
     @property
     def pod_level(self) -> bool:
@@ -321,10 +326,10 @@ def _resized(
     in_force: _RawInForce,
     status: _RawStatus,
 ) -> dict[str, int]:
-    """The CPU and memory that count instead of the `requests` in the spec, as kube-scheduler counts
-    them: the maximum of the amounts in the spec, set by the runtime and admitted by the kubelet,
-    without those in the spec if the resize is infeasible (component-helpers: resource/helpers.go,
-    determineEffectiveRequests). Empty if they equal the requests."""
+    """The CPU and memory that count instead of the `requests` in the spec, empty if they equal
+    them. kube-scheduler takes the maximum of the amounts in the spec, set by the runtime and
+    admitted by the kubelet, without those in the spec if the resize is infeasible
+    (component-helpers: resource/helpers.go, determineEffectiveRequests)."""
     if in_force.resources is None:
         return {}
     present, admitted = in_force.resources.requests or {}, in_force.allocated_resources
@@ -335,7 +340,7 @@ def _resized(
         _amounts(title, f"{field}.allocatedResources", admitted),
         *([] if status.infeasible else [requests]),
     ]
-    counted = {name: max(each.get(name, 0) for each in candidates) for name in _RESIZABLE}
+    counted = {name: max(candidate.get(name, 0) for candidate in candidates) for name in _RESIZABLE}
     return {name: most for name, most in counted.items() if most != requests.get(name, 0)}
 
 
@@ -364,9 +369,10 @@ NODE_KIND: Final = "Node"
 
 
 class ApiNode(msgspec.Struct, frozen=True):
-    """A Node. `uid` is empty without an API server."""
+    """A Node."""
 
     uid: str = ""
+    """Empty without an API server."""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 

@@ -20,22 +20,24 @@ from agent.model.quantities import cpu
 
 
 class ContainerCpu(msgspec.Struct, frozen=True):
-    """A container's CPU request. `sidecar`: an init container that keeps running."""
+    """A container's CPU request."""
 
     name: str
     cpu_milli: int
     sidecar: bool = False
+    """It is an init container that keeps running."""
 
 
 class PodCpu(msgspec.Struct, frozen=True):
-    """The fields of a pod that matter for exclusive CPUs; `init` in start order. `pod_level`: it
-    has resources as a whole."""
+    """The fields of a pod that matter for exclusive CPUs."""
 
     uid: str
     kube_class: KubeClass
     containers: tuple[ContainerCpu, ...]
     init: tuple[ContainerCpu, ...] = ()
+    """In start order."""
     pod_level: bool = False
+    """The pod has resources as a whole."""
 
 
 class SharedReason(enum.StrEnum):

@@ -63,7 +63,7 @@ def admitted_values(
 
 
 def _of_term(label: str, term: _Term) -> frozenset[str] | None:
-    """The values that the term admits; None: any."""
+    """The values that the term admits, None for any."""
     lists = [
         frozenset(each.values or ())
         for each in term.match_expressions or ()

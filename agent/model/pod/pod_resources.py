@@ -25,23 +25,24 @@ class MemoryBlock(msgspec.Struct, frozen=True):
 
 
 class PluginDevice(msgspec.Struct, frozen=True):
-    """A device of a device plugin. `nodes`: all NUMA nodes that it is near to, ascending, empty if
-    its plugin names none."""
+    """A device of a device plugin."""
 
     resource: str
     id: str
     nodes: tuple[int, ...] = ()
+    """All NUMA nodes that it is near to, ascending; empty if its plugin names none."""
 
 
 class ClaimedDevice(msgspec.Struct, frozen=True):
-    """A device of a claim, identified by driver, pool and device. `cdi`: the qualified CDI names
-    that the container gets. `share`: the part of a device that several claims share."""
+    """A device of a claim, identified by driver, pool and device."""
 
     driver: str
     pool: str
     device: str
     cdi: tuple[str, ...] = ()
+    """The qualified CDI names that the container gets."""
     share: str | None = None
+    """The part of a device that several claims share, None for a whole device."""
 
 
 class ResourceClaim(msgspec.Struct, frozen=True):
@@ -53,24 +54,28 @@ class ResourceClaim(msgspec.Struct, frozen=True):
 
 
 class ContainerResources(msgspec.Struct, frozen=True):
-    """`cpus`: the container's exclusive CPUs; old kubelets list shared CPUs here too."""
+    """What the kubelet has assigned to a container."""
 
     name: str
     cpus: CpuSet = EMPTY
+    """Its exclusive CPUs; old kubelets list shared CPUs here too."""
     memory: tuple[MemoryBlock, ...] = ()
     devices: tuple[PluginDevice, ...] = ()
     claims: tuple[ResourceClaim, ...] = ()
 
 
 class PodResources(msgspec.Struct, frozen=True):
-    """`containers`: the app containers and restartable init containers. `cpus` and `memory`: the
-    pod-level resources; those of the containers may be part of them."""
+    """What the kubelet has assigned to a pod. The pod-level resources may have those of the
+    containers as a part."""
 
     namespace: str
     name: str
     containers: tuple[ContainerResources, ...] = ()
+    """The app containers and restartable init containers."""
     cpus: CpuSet = EMPTY
+    """Pod-level CPUs."""
     memory: tuple[MemoryBlock, ...] = ()
+    """Pod-level memory."""
 
     @property
     def key(self) -> PodName:
@@ -78,37 +83,41 @@ class PodResources(msgspec.Struct, frozen=True):
 
 
 class Allocatable(msgspec.Struct, frozen=True):
-    """The kubelet's allocatable resources, assigned or not.
-
-    `cpus` is empty unless the CPU manager's policy is static, `memory` unless the memory manager's
-    is. `devices`: the healthy ones.
-    """
+    """The kubelet's allocatable resources, assigned or not."""
 
     cpus: CpuSet = EMPTY
+    """Empty unless the CPU manager's policy is static."""
     memory: tuple[MemoryBlock, ...] = ()
+    """Empty unless the memory manager's policy is static."""
     devices: tuple[PluginDevice, ...] = ()
+    """The healthy ones."""
 
 
 class CorrectedDevice(msgspec.Struct, frozen=True):
-    """A device that a scheduler allocated. `nodes`: the NUMA nodes that it is near to."""
+    """A device that a scheduler allocated."""
 
     id: str
     nodes: tuple[int, ...] = ()
+    """The NUMA nodes that it is near to."""
 
 
 class ContainerCorrection(msgspec.Struct, frozen=True):
-    """`cpus` None: those of the kubelet's response stay. `devices`: all devices of a type, by UUID
-    or PCI address; for an absent type those of the kubelet's response stay."""
+    """The values that replace those of the kubelet's response for a container."""
 
     cpus: CpuSet | None = None
+    """None if those of the response stay."""
     devices: Mapping[str, tuple[CorrectedDevice, ...]] = {}
+    """All devices of a type, by UUID or PCI address; for an absent type those of the response
+    stay."""
 
 
 class PodCorrection(msgspec.Struct, frozen=True):
-    """`containers`: corrections by container name; `each`: for all others."""
+    """The corrections of a pod's containers."""
 
     each: ContainerCorrection = ContainerCorrection()
+    """The correction of the containers that are not in `containers`."""
     containers: Mapping[str, ContainerCorrection] = {}
+    """By name."""
 
     def of(self, container: str) -> ContainerCorrection:
         """The correction of the container with that name."""

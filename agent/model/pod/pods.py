@@ -28,45 +28,35 @@ class ContainerState(enum.StrEnum):
 
 
 class Container(msgspec.Struct, frozen=True):
-    """A container that the runtime has. `group`: its cpuset cgroup, None while it has none.
-
-    `virtual`: it runs in a virtual machine, whose kernel has its cgroup. `created_at`: nanoseconds
-    since 1970. `shares`: the requested cpu shares, 0 if unknown. `hugepages`: by page size, the
-    requested bytes.
-    """
+    """A container that the runtime has."""
 
     id: str
     name: str
     state: ContainerState
     group: str | None = None
+    """Its cpuset cgroup, None while it has none."""
     virtual: bool = False
+    """It runs in a virtual machine, whose kernel has its cgroup."""
     created_at: int = 0
+    """Nanoseconds since 1970."""
     shares: int = 0
+    """The requested cpu shares, 0 if they are unknown."""
     hugepages: Mapping[int, int] = {}
+    """The requested bytes by page size."""
 
 
 class EndedContainer(msgspec.Struct, frozen=True):
-    """An ended container of a pod whose sandbox runs. `cpuset`: its last cpuset."""
+    """An ended container of a pod whose sandbox runs."""
 
     name: str
     created_at: int
     shares: int
     cpuset: str
+    """Its last cpuset."""
 
 
 class Pod(msgspec.Struct, frozen=True):
-    """A pod on this node. `containers`: without the pause containers, which are `sandboxes`.
-    `ended`: the newest ended container of each name that no other container has; only for pods
-    whose ended containers count.
-
-    `named`: the container names in its spec, None while the spec is unknown. `unequal`: the
-    message about a CPU limit that differs from the request (`apiobjects.unequal_cpu`).
-    `batch_excess`: the message about an extended-resource-spec with more than the pod's spec
-    (`batch.batch_excess`). Both are "" for none, or if unknown.
-
-    `created_at`: nanoseconds since 1970, of the oldest sandbox, or of the notification if the
-    runtime does not have the pod yet.
-    """
+    """A pod on this node."""
 
     uid: str
     namespace: str
@@ -75,12 +65,23 @@ class Pod(msgspec.Struct, frozen=True):
     annotations: dict[str, str]
     kube_class: KubeClass | None
     created_at: int
+    """Nanoseconds since 1970: the time of the oldest sandbox, or of the notification if the runtime
+    does not have the pod yet."""
     containers: tuple[Container, ...] = ()
+    """Without pause containers."""
     sandboxes: tuple[Container, ...] = ()
+    """The pause containers."""
     ended: tuple[EndedContainer, ...] = ()
+    """The newest ended container of each name that no other container has; only for pods whose
+    ended containers count."""
     named: tuple[str, ...] | None = None
+    """The container names in its spec, None while the spec is unknown."""
     unequal: str = ""
+    """The message about a CPU limit that differs from the request (`apiobjects.unequal_cpu`), ""
+    for none or if it is unknown."""
     batch_excess: str = ""
+    """The message about an extended-resource-spec with more than the pod's spec
+    (`batch.batch_excess`), "" for none or if it is unknown."""
 
     @property
     def qos(self) -> QoS:
@@ -113,8 +114,7 @@ ANNOTATIONS: Final = {
 
 
 class PodMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Only the labels and annotations that decisions use; `unequal` and `batch_excess` as in
-    Pod."""
+    """The labels and annotations of a pod that decisions use. The messages are those of `Pod`."""
 
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}

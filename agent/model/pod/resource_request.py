@@ -35,22 +35,24 @@ class FollowedPolicies(enum.Enum):
 
 
 class ResourceRequest(msgspec.Struct, frozen=True):
-    """The request of a pod. `requests`: `cpu` in milli-CPU, the rest in units; zero amounts are
-    left out. `owner`: the pod may own CPUs by its class and priority. `cpu_limit_milli` None or 0:
-    no limit. `guaranteed`: the pod is Guaranteed, or LSE or LSR with a CPU limit that equals the
-    request. `default_bind`: the configured bind policy."""
+    """The request of a pod."""
 
     uid: str
     title: str
     qos: QoS = QoS.LS
     owner: bool = False
+    """The pod may own CPUs by its class and priority."""
     requests: dict[str, int] = {}
+    """`cpu` in milli-CPU, the rest in units; zero amounts are left out."""
     cpu_limit_milli: int | None = None
+    """None or 0 for no limit."""
     spec: ResourceSpec = ResourceSpec()
     numa: NumaSpec = NumaSpec()
     kubelet: FollowedPolicies = FollowedPolicies.ALL
     guaranteed: bool = False
+    """The pod is Guaranteed, or LSE or LSR with a CPU limit that equals the request."""
     default_bind: BindPolicy = BindPolicy.FULL_PCPUS
+    """The configured bind policy."""
 
     @property
     def bind_policy(self) -> BindPolicy:
@@ -81,8 +83,11 @@ def resource_request(
     cpu_limit_milli: int | None = None,
     guaranteed: bool = False,
 ) -> ResourceRequest:
-    """`priority_class`: the value of its label, which overrides the number. Raises
-    AnnotationError."""
+    """The request of a pod with these values.
+
+    `priority_class`: the value of its label, which overrides the number.
+
+    Raises AnnotationError."""
     return ResourceRequest(
         uid,
         title,
@@ -106,7 +111,7 @@ _BANDS: Final = {
 
 
 def _band(priority: int | None, priority_class: str) -> str | None:
-    """The priority class; None if there is none: then the default of the QoS class applies, which
+    """The priority class, None if there is none: then the default of the QoS class applies, which
     is koord-prod for LSE and LSR."""
     if priority_class in _BANDS:
         return priority_class
@@ -119,11 +124,11 @@ _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class InitRequests(msgspec.Struct, frozen=True):
-    """The requests of an init container; `sidecar`: it keeps running while all later containers
-    run."""
+    """The requests of an init container."""
 
     requests: Mapping[str, int]
     sidecar: bool = False
+    """It keeps running while all later containers run."""
 
 
 def pod_total(

@@ -27,26 +27,28 @@ class PartKind(enum.StrEnum):
 
 
 class RequestedAmount(msgspec.Struct, frozen=True):
-    """A request for an amount above 0. `held`: a NUMA node must have it free; otherwise it must
-    only report the resource, because CPUs and memory of pods that are not aligned come from any
-    node. `of_machine`: if NUMA nodes do not report the resource, it may come from outside of
-    them."""
+    """A request for an amount above 0."""
 
     resource: str
     amount: int
     held: bool
+    """A NUMA node must have it free. Otherwise the node must only report the resource, because CPUs
+    and memory of pods that are not aligned come from any node."""
     of_machine: bool
+    """If NUMA nodes do not report the resource, it may come from outside of them."""
 
 
 class PodPart(msgspec.Struct, frozen=True):
-    """`requests`: as written; `cpu` in milli-CPU, the rest in units. `name`: the container's.
-    `exclusive_milli`: the CPU that a static kubelet gives to this part alone."""
+    """A container of a pod, or the whole pod."""
 
     kind: PartKind
     name: str
+    """The container's."""
     requests: dict[str, int]
+    """The amounts as written: `cpu` in milli-CPU, the rest in units."""
     requested: tuple[RequestedAmount, ...]
     exclusive_milli: int = 0
+    """The CPU that a static kubelet gives to this part alone."""
 
     @property
     def taken(self) -> dict[str, int]:
@@ -62,17 +64,18 @@ class PodPart(msgspec.Struct, frozen=True):
 
 
 class ZonedPod(msgspec.Struct, frozen=True):
-    """`parts`: init containers, then the others, in their order; `whole`: the total as the API
-    server counts it, with overhead and pod-level requests. `aligned`: the kubelet takes its CPU,
-    memory and huge pages from particular NUMA nodes. It does for Guaranteed pods, except those with
-    pod-level resources (kubelet: policy_static.go of the CPU and the memory manager, without the
-    feature gate PodLevelResourceManagers). `indifferent`: the pod requests nothing of a NUMA
-    node."""
+    """A pod's requests of NUMA nodes."""
 
     aligned: bool
+    """The kubelet takes its CPU, memory and huge pages from particular NUMA nodes, as for
+    Guaranteed pods without pod-level resources (kubelet: policy_static.go of the CPU and the memory
+    manager, without the feature gate PodLevelResourceManagers)."""
     parts: tuple[PodPart, ...]
+    """Init containers, then the others, in their order."""
     whole: PodPart
+    """The total as the API server counts it, with overhead and pod-level requests."""
     indifferent: bool
+    """The pod requests nothing of a NUMA node."""
 
 
 NOT_ZONED: Final = ZonedPod(False, (), PodPart(PartKind.POD, "", {}, ()), True)

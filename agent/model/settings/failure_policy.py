@@ -47,14 +47,16 @@ class FailurePolicyError(ValueError):
 
 
 class FailurePolicies(msgspec.Struct, frozen=True):
-    """Which calls fail. `rules`: by hook and class, each a name or `*`, whether the call fails."""
+    """Which calls fail."""
 
     rules: Mapping[tuple[str, str], bool]
+    """Whether the call fails, by hook and class; each is a name or `*`."""
 
     def fails(self, hook: str, class_: str | None) -> bool:
         """Whether the caller gets an error; otherwise the call continues, and is counted and
-        logged. `class_` None: the pod is unknown. The narrowest rule decides, a hook before a
-        class."""
+        logged. The narrowest rule decides, a hook before a class.
+
+        `class_`: None if the pod is unknown."""
         class_ = class_ or _ANY
         for key in ((hook, class_), (hook, _ANY), (_ANY, class_), (_ANY, _ANY)):
             if key in self.rules:
@@ -63,10 +65,10 @@ class FailurePolicies(msgspec.Struct, frozen=True):
 
 
 class Deadlines(msgspec.Struct, frozen=True):
-    """How long a call may be held: `by_hook`, else `default_seconds`, which is at most
-    SANDBOX_SECONDS for the creation of a sandbox."""
+    """How long a call may be held."""
 
     default_seconds: float
+    """For hooks without an entry; the creation of a sandbox is held SANDBOX_SECONDS at most."""
     by_hook: Mapping[str, float] = {}
 
     def of(self, hook: str) -> float:
@@ -105,8 +107,11 @@ def parse_policies(text: str) -> FailurePolicies:
 
 
 def parse_deadlines(text: str, default_seconds: float) -> Deadlines:
-    """The deadlines in a text. `default_seconds`: for hooks that it does not name. Raises
-    FailurePolicyError."""
+    """The deadlines in a text.
+
+    `default_seconds`: for hooks that the text does not name.
+
+    Raises FailurePolicyError."""
     by_hook = {}
     for hook, value, rule in _pairs(text):
         if hook not in HOOKS:

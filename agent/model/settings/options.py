@@ -119,9 +119,13 @@ class CallerSettings(Options, frozen=True):
 def parse(
     raw: Mapping[str, Any], kind: type[Kind], origins: Mapping[str, str] = MappingProxyType({})
 ) -> Kind:
-    """`origins`: by option, the words for it in an error: the flag with its value, the file and the
-    key, or the variable. Raises SettingsError with these words, or the option's name, and the
-    values that the option may have. It quotes no value itself, which may be a secret."""
+    """The settings in `raw`.
+
+    `origins`: by option, the words for it in an error: the flag with its value, the file and the
+        key, or the variable.
+
+    Raises SettingsError with these words, or the option's name, and the values that the option may
+    have. It quotes no value itself, which may be a secret."""
     try:
         return msgspec.convert(raw, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -130,10 +134,9 @@ def parse(
 
 
 def _problem(raw: Mapping[str, Any], kind: type[Options], origins: Mapping[str, str]) -> str:
-    """The first option that does not exist or has a wrong value; empty if none is wrong by
-    itself."""
+    """The first option that does not exist or has a wrong value, "" if none is wrong by itself."""
     types = get_type_hints(kind, include_extras=True)
-    fields = {each.encode_name: each for each in options(kind)}
+    fields = {field.encode_name: field for field in options(kind)}
     for name, value in raw.items():
         if name not in fields:
             return unknown(name, fields)

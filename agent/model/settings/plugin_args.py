@@ -61,35 +61,37 @@ class ZoneScoring(msgspec.Struct, frozen=True):
 
 
 class SchedulerArgs(msgspec.Struct, frozen=True):
-    """The configuration. `bind`: of pods without a bind policy; ConstrainedBurst concerns those
-    that share CPUs, and the others have FullPCPUs.
-
-    Scores: `node` for nodes, `numa` for the sets of NUMA nodes of one node, `zones` for nodes of
-    plain pods. `measures`: a node's score is the mean of these. `placement`: the policy that scores
-    nodes instead; None: there is none.
-
-    Choices on a node: `gpu_objective` between sets of GPUs, `devices` between whole devices.
-    `prefer_l3`: of equal CPUs, those that share an L3 cache. `distribute_across_numa`: amounts on
-    several NUMA nodes are split evenly, whatever the strategy; if False, they fill one NUMA node
-    after the other; None: they do so under MostAllocated.
-    `unshared_gpus`: by vendor, the GPU models that are never divided, both as in the labels of
-    nodes. `strict_full_pcpus_only`: nodes that allocate only whole cores allocate them to
-    Guaranteed, LSE and LSR pods, and come last for pods that prefer SpreadByPCPUs."""
+    """The scheduler's configuration."""
 
     rules: Rules
     bind: BindPolicy
+    """For pods without a bind policy: ConstrainedBurst concerns those that share CPUs, and the
+    others have FullPCPUs."""
     numa_policy: NumaPolicy
     node: ScoringStrategy
+    """Scores nodes."""
     numa: ScoringStrategy
+    """Scores the sets of NUMA nodes of one node."""
     measures: frozenset[Measure]
+    """A node's score is the mean of these."""
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
+    """Chooses between sets of GPUs of a node."""
     zones: ZoneScoring = ZoneScoring()
+    """Scores nodes of plain pods."""
     prefer_l3: bool = False
+    """Of equal CPUs, those that share an L3 cache are chosen."""
     distribute_across_numa: bool | None = None
+    """Amounts on several NUMA nodes are split evenly, whatever the strategy; if False, they fill
+    one NUMA node after the other; None: they do so under MostAllocated."""
     devices: Strategy = Strategy.LEAST_ALLOCATED
+    """Chooses between whole devices of a node."""
     unshared_gpus: dict[str, frozenset[str]] = {}
+    """By vendor, the GPU models that are never divided, both as in the labels of nodes."""
     strict_full_pcpus_only: bool = False
+    """Nodes that allocate only whole cores allocate them to Guaranteed, LSE and LSR pods, and come
+    last for pods that prefer SpreadByPCPUs."""
     placement: PlacementPolicy | None = None
+    """The policy that scores nodes instead, None without one."""
 
 
 def decode(body: object) -> SchedulerArgs:
