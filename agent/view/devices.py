@@ -37,30 +37,40 @@ class DevicePart(msgspec.Struct, frozen=True):
 
 
 class ShownDevice(msgspec.Struct, frozen=True):
-    """A PCI function with what is known of the device. `kind`: gpu, nic, fpga, accelerator or
-    display. `id`: the UUID of a GPU, "" for other devices. `node`, `socket`: the kernel's ids, -1
-    if unknown. `root`, `bridges`: as in `Function`. `healthy` None: unknown. `state`: further facts
-    as text. `links`: a text for each other GPU with a link. `parts`: MIG instances. `holders`: the
-    titles of the pods that have the device."""
+    """A PCI function, and what is known of the device."""
 
     kind: str
+    """gpu, nic, fpga, accelerator or display."""
     address: str
     name: str
     id: str = ""
+    """The UUID of a GPU, "" for other devices."""
     index: int | None = None
+    """The number that the driver gives a GPU, None for other devices."""
     node: int = -1
+    """The kernel's id, -1 if it is unknown."""
     socket: int = -1
+    """The kernel's id, -1 if it is unknown."""
     root: str = ""
     bridges: tuple[str, ...] = ()
+    """The bridges above the function, outermost first."""
     driver: str = ""
     memory_bytes: int | None = None
+    """None for a device that is not a GPU, or if the driver does not report it."""
     memory_used_bytes: int | None = None
+    """None in the cases of `memory_bytes`."""
     utilization_percent: int | None = None
+    """None in the cases of `memory_bytes`."""
     healthy: bool | None = None
+    """None if it is unknown."""
     state: str = ""
+    """Further facts as text."""
     links: tuple[str, ...] = ()
+    """One text for each other GPU to which this one has links."""
     parts: tuple[DevicePart, ...] = ()
+    """Its MIG instances."""
     holders: tuple[str, ...] = ()
+    """The titles of the pods that have the device."""
 
     @property
     def title(self) -> str:
@@ -68,29 +78,35 @@ class ShownDevice(msgspec.Struct, frozen=True):
 
 
 class DeviceSources(msgspec.Struct, frozen=True):
-    """What was read about the devices. `functions`: PCI functions by address. `interfaces`: the
-    names of network interfaces by address. `gpus`: the driver's report, None if it was not
-    requested. `holders`: titles of pods, and `health`: both by the UUID of a GPU or MIG instance,
-    or the address of another device. `problems`: what could not be read."""
+    """What was read about the devices."""
 
     functions: Mapping[str, Function]
+    """PCI functions by address."""
     interfaces: Mapping[str, tuple[str, ...]] = {}
+    """The names of network interfaces by the address of their function."""
     rdma: Rdma = Rdma()
     fpgas: Fpgas = Fpgas()
     gpus: GpuReport | None = None
+    """The driver's report, None if it was not requested."""
     holders: Mapping[str, tuple[str, ...]] = {}
+    """Titles of pods by the UUID of a GPU or MIG instance, or the address of another device."""
     health: Mapping[str, bool] = {}
+    """Whether the device works, by the same keys as `holders`."""
     problems: tuple[str, ...] = ()
+    """What could not be read."""
 
 
 def shown(
     sources: DeviceSources, name_of: Callable[[Function], str] = lambda function: ""
 ) -> tuple[ShownDevice, ...]:
-    """The devices by NUMA node and address, without virtual functions. `name_of`: vendor and model,
-    "" if unknown."""
-    rdma = {each.physical.address: each.physical for each in sources.rdma.devices}
-    fpgas = {each.address for each in sources.fpgas.devices}
-    found = []
+    """The devices by NUMA node and address, without virtual functions.
+
+    `name_of`: returns vendor and model, "" if they are unknown."""
+    rdma = {
+        rdma_device.physical.address: rdma_device.physical for rdma_device in sources.rdma.devices
+    }
+    fpgas = {fpga.address for fpga in sources.fpgas.devices}
+    devices = []
     for function in sources.functions.values():
         kind = "fpga" if function.address in fpgas else _kind(function)
         if kind and not function.physical:
@@ -114,8 +130,8 @@ def shown(
                 state=", ".join(states),
                 holders=holders,
             )
-            found.append(_with_gpu(device, sources))
-    return tuple(sorted(found, key=lambda each: (each.node, address_key(each.address))))
+            devices.append(_with_gpu(device, sources))
+    return tuple(sorted(devices, key=lambda device: (device.node, address_key(device.address))))
 
 
 def holders(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
@@ -160,7 +176,6 @@ def _rdma_state(found: RdmaFunction | None) -> Iterable[str]:
 
 
 def _with_gpu(device: ShownDevice, sources: DeviceSources) -> ShownDevice:
-    """The device with the driver's report of the GPU at its address."""
     report = sources.gpus
     if device.kind != GPU or report is None:
         return device
@@ -169,13 +184,13 @@ def _with_gpu(device: ShownDevice, sources: DeviceSources) -> ShownDevice:
     for silent in report.inventory.silent:
         if silent.bus == device.address:
             return msgspec.structs.replace(device, healthy=False, state=silent.fault)
-    card = next((each for each in report.inventory.gpus if each.bus == device.address), None)
+    card = next((gpu for gpu in report.inventory.gpus if gpu.bus == device.address), None)
     if card is None:
         return msgspec.structs.replace(device, state="the driver does not list it")
-    reading = next((each for each in report.readings if each.uuid == card.uuid), None)
+    reading = next((reading for reading in report.readings if reading.uuid == card.uuid), None)
     parts = tuple(
-        DevicePart(each.uuid, each.memory_bytes, sources.holders.get(each.uuid, ()))
-        for each in card.instances
+        DevicePart(instance.uuid, instance.memory_bytes, sources.holders.get(instance.uuid, ()))
+        for instance in card.instances
     )
     return msgspec.structs.replace(
         device,

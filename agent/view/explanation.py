@@ -114,8 +114,8 @@ def _verdict_lines(verdict: NodeVerdict, wins: bool, width: int) -> list[str]:
 
 
 def offer_lines(node: str, offer: OfferFacts, wins: bool, width: int) -> list[str]:
-    """The lines about a node that has room. `wins`: the pod gets this node; then the lines also say
-    how its CPUs and NUMA nodes were chosen."""
+    """The lines about a node that has room. If the pod gets this node (`wins`), they also say how
+    its CPUs and NUMA nodes were chosen."""
     parts = [f"score {offer.score}"]
     if offer.cpus:
         parts.append(f"CPUs {offer.cpus}")
@@ -126,7 +126,9 @@ def offer_lines(node: str, offer: OfferFacts, wins: bool, width: int) -> list[st
     if not wins:
         return lines
     if offer.policies:
-        policies = (f"{each.policy} {each.value} ({each.source})" for each in offer.policies)
+        policies = (
+            f"{policy.policy} {policy.value} ({policy.source})" for policy in offer.policies
+        )
         lines += _wrapped(f"policies in force: {', '.join(policies)}", width, "  ")
     for trial in offer.tried:
         result = f"lacks {trial.rejected}" if trial.rejected else f"score {trial.score}"

@@ -153,9 +153,10 @@ def unwritten(command: str, error: OSError) -> int:
 
 
 def encodable(text: str, *, coloured: bool = False) -> str:
-    """The text of printable lines; if the encoding of standard output does not have all of its
-    characters, with ASCII frames and question marks. `coloured`: the text has escape sequences of
-    its own, and its names are printable."""
+    """The text, with ASCII frames and question marks if the encoding of standard output lacks some
+    of its characters.
+
+    `coloured`: the text has escape sequences of its own, and its names are printable already."""
     if not coloured:
         text = printable_lines(text)
     encoding = sys.stdout.encoding or "ascii"
@@ -176,8 +177,9 @@ _BAR_WIDTH = 30
 def line_chart(
     curves: Mapping[str, Sequence[tuple[float, float]]], across_title: str, up_title: str
 ) -> str:
-    """A chart in SVG. `curves`: by name, points of (x, y) in percent; y is at most 100.
-    `across_title`, `up_title`: the titles of the axes."""
+    """A chart in SVG.
+
+    `curves`: by name, points (x, y) in percent; y is at most 100."""
     last = max((curve[-1][0] for curve in curves.values()), default=100.0) or 100.0
     across, down = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 

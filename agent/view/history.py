@@ -42,28 +42,29 @@ def local(stamp: str, zone: datetime.tzinfo | None = None) -> datetime.datetime:
 
 
 class PodHistory(msgspec.Struct, frozen=True):
-    """What happened to one pod. `sentences`: each with the time of its record before it."""
+    """What happened to one pod."""
 
     title: str
     uid: str
     sentences: tuple[tuple[str, str], ...]
+    """Time of the record, and what happened."""
 
 
 def pod_histories(records: Sequence[Record]) -> list[PodHistory]:
-    """The histories of all pods in the records, in the order of their first records. A record
-    without a uid belongs to the pod of its name that the records named last. `records`: by time."""
+    """The histories of all pods in the records, which are sorted by time, in the order of their
+    first records. A record without a uid belongs to the pod of its name that was named last."""
     by_pod: dict[tuple[str, str], list[tuple[str, str]]] = {}
     latest: dict[str, str] = {}
-    for each in records:
-        if not each.pod:
+    for record in records:
+        if not record.pod:
             continue
-        uid = each.uid or latest.get(each.title, "")
-        latest[each.title] = uid
-        sentences = by_pod.setdefault((each.title, uid), [])
-        text = sentence(each)
+        uid = record.uid or latest.get(record.title, "")
+        latest[record.title] = uid
+        sentences = by_pod.setdefault((record.title, uid), [])
+        text = sentence(record)
         if not sentences or sentences[-1][1] != text:
-            sentences.append((each.time, text))
-    return [PodHistory(title, uid, tuple(found)) for (title, uid), found in by_pod.items()]
+            sentences.append((record.time, text))
+    return [PodHistory(title, uid, tuple(sentences)) for (title, uid), sentences in by_pod.items()]
 
 
 def as_text(histories: Sequence[PodHistory], zone: datetime.tzinfo | None = None) -> str:

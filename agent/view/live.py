@@ -36,15 +36,18 @@ class LiveCpu(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LivePart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A socket, NUMA node, die or cache. `cpus`: a list in the kernel's form. `node`: the NUMA node
-    whose devices are drawn in this part: the outermost part with CPUs of only that node."""
+    """A socket, NUMA node, die or cache."""
 
     noun: str
     title: str
     cpus: str
+    """A list in the kernel's form."""
     node: int | None = None
+    """The NUMA node whose devices are drawn in this part, which is the outermost part with CPUs of
+    only that node; None for other parts."""
     parts: tuple[LivePart, ...] = ()
     notes: tuple[str, ...] = ()
+    """Lines about the part."""
 
 
 class LivePool(msgspec.Struct, frozen=True):
@@ -65,34 +68,40 @@ class LiveContainer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LivePod(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A pod. `own`: the CPUs that it owns, with offline ones. `cpus`: the CPUs on which its
-    containers run, and `nodes` their NUMA nodes. `state`: whether the pod owns its CPUs or shares
-    them, and `reason` who decided that, as text. `refused`: why its CPU claim is not honoured.
-    `waits`: why its containers are not created yet."""
+    """A pod."""
 
     uid: str
     title: str
     qos: str
     cpus: str
+    """The CPUs on which its containers run."""
     nodes: str
+    """The NUMA nodes of these CPUs."""
     state: str
+    """Whether the pod owns its CPUs or shares them, as text."""
     reason: str
+    """Who decided the state, as text."""
     own: str = ""
+    """The CPUs that it owns, with those that are offline."""
     offline: str = ""
     refused: str = ""
+    """Why its CPU claim is not honoured."""
     waits: str = ""
+    """Why its containers are not created yet."""
     containers: tuple[LiveContainer, ...] = ()
 
 
 class Attention(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A problem that a person should see. `pod`: the title of a pod. `device`: an address. `time`:
-    the time of a change, as in the audit trail."""
+    """A problem that a person should see."""
 
     kind: str
     text: str
     pod: str = ""
+    """The title of the pod."""
     device: str = ""
+    """The address of the device."""
     time: str = ""
+    """The time of the change, as in the audit trail."""
 
 
 class LiveNode(msgspec.Struct, frozen=True):
@@ -122,11 +131,13 @@ def live(
     topology: Topology,
     snapshot: Snapshot | None,
     devices: Sequence[ShownDevice] = (),
-    found: Iterable[Attention] = (),
+    further: Iterable[Attention] = (),
     hardware: Iterable[str] = (),
 ) -> LiveNode:
-    """The node as one value. `snapshot` None: the agent has decided nothing yet. `found`: further
-    problems, in addition to those of pods and devices."""
+    """The node as one value.
+
+    `snapshot`: None if the agent has decided nothing yet.
+    `further`: problems in addition to those of pods and devices."""
     pods = _pods(topology, snapshot) if snapshot else ()
     return LiveNode(
         SCHEMA_VERSION,
@@ -138,14 +149,14 @@ def live(
             for cpu in topology.cpus
         ),
         _parts(topology),
-        sum(each.memory_bytes for each in topology.numa_nodes),
+        sum(numa_node.memory_bytes for numa_node in topology.numa_nodes),
         str(topology.offline),
         str(topology.isolated),
         tuple(kind.title for kind in POOLS.values() if not kind.dedicated),
         _pools(snapshot) if snapshot else (),
         pods,
         tuple(devices),
-        (*found, *_of_pods(pods), *_of_devices(devices)),
+        (*further, *_of_pods(pods), *_of_devices(devices)),
     )
 
 
@@ -165,16 +176,17 @@ _MOST_DRIFT: Final = 8
 def loads(
     before: Mapping[int, tuple[int, int]], after: Mapping[int, tuple[int, int]], cpus: Iterable[int]
 ) -> bytes:
-    """One byte for each CPU: its load in percent, 255 if it is unknown. `before`, `after`: by CPU,
-    the time that was not idle and all time, both in the same unit."""
-    found = bytearray()
+    """One byte for each CPU: its load in percent, 255 if it is unknown.
+
+    `before`, `after`: by CPU, the time that it was not idle, and all time, both in one unit."""
+    percents = bytearray()
     for cpu in cpus:
         busy, total = (
-            after[cpu][each] - before[cpu][each] if cpu in before and cpu in after else 0
-            for each in (0, 1)
+            after[cpu][index] - before[cpu][index] if cpu in before and cpu in after else 0
+            for index in (0, 1)
         )
-        found.append(min(max(round(100 * busy / total), 0), 100) if total > 0 else UNKNOWN)
-    return bytes(found)
+        percents.append(min(max(round(100 * busy / total), 0), 100) if total > 0 else UNKNOWN)
+    return bytes(percents)
 
 
 UNKNOWN: Final = 255
@@ -205,15 +217,15 @@ def _pools(snapshot: Snapshot) -> tuple[LivePool, ...]:
 
 
 def _pods(topology: Topology, snapshot: Snapshot) -> tuple[LivePod, ...]:
-    """By class, title and uid."""
+    """The pods by class, title and uid."""
     homes = {cpu.id: cpu.node for cpu in topology.cpus}
-    owners = {each.uid: each for each in snapshot.owners}
-    local = {each.uid for each in snapshot.local_owners}
-    found = [
+    owners = {owner.uid: owner for owner in snapshot.owners}
+    local = {owner.uid for owner in snapshot.local_owners}
+    pods = [
         _pod(uid, pod, owners.get(uid), uid in local, homes) for uid, pod in snapshot.pods.items()
     ]
     order = list(QoS)
-    return tuple(sorted(found, key=lambda each: (order.index(QoS(each.qos)), each.title, each.uid)))
+    return tuple(sorted(pods, key=lambda pod: (order.index(QoS(pod.qos)), pod.title, pod.uid)))
 
 
 def _pod(

@@ -74,8 +74,9 @@ def about(hardware: Hardware, width: int = sys.maxsize) -> Lines:
 
 
 class Cells:
-    """Draws CPUs as cells or lists, with a mark for the owner of each. `owners`: the name of the
-    owner by CPU. `marks`: the letters of each name, in the order of the CPUs."""
+    """Draws CPUs as cells or lists, with a mark for the owner of each.
+
+    `owners`: the name of the owner by CPU."""
 
     def __init__(self, topology: Topology, owners: Mapping[int, str]) -> None:
         self._cpus = {cpu.id: cpu for cpu in topology.cpus}
@@ -84,6 +85,7 @@ class Cells:
         self._held = {cpu: owners[cpu] for cpu in self._cpus if cpu in owners}
         names = dict.fromkeys(self._held.values())
         self.marks = dict(zip(names, _letters(len(names)), strict=True))
+        """The letters of each owner, in the order of the CPUs."""
         self._mark_width = max(map(len, self.marks.values()), default=0)
 
     def of(self, cpus: CpuSet) -> list[str]:
@@ -206,7 +208,7 @@ def _titled_rows(titles: Sequence[str], parts: Sequence[Part], cells: Cells, wid
 
 
 def _wrapped(label: str, listed: str, width: int) -> Lines:
-    """A list broken into lines after commas."""
+    """The list, with line breaks after commas."""
     room = max(width - len(label), 12)
     lines = [""]
     for item in re.findall(r"[^,]*,|[^,]+$", listed):
@@ -217,7 +219,7 @@ def _wrapped(label: str, listed: str, width: int) -> Lines:
 
 
 def _memory_only(nodes: Sequence[NumaNode], width: int) -> Lines:
-    """The NUMA nodes without CPUs, each with the nearest nodes."""
+    """The NUMA nodes without CPUs, each with the nearest nodes that have some."""
     shown = [
         ", ".join(
             text
@@ -291,7 +293,7 @@ _KINDS = {
 
 
 def _memory(hardware: Hardware, width: int) -> Lines:
-    """The NUMA nodes by kind and speed of their memory, if some of it is not DRAM."""
+    """The NUMA nodes by kind and speed of their memory, if any is not DRAM."""
     alike: dict[MemoryTraits, list[int]] = {}
     for each in hardware.memory:
         if each != MemoryTraits(each.node, tier=each.tier):

@@ -16,14 +16,15 @@ from agent.view.format import count, size
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A named CPU set. `parts`: its division, empty if it is not divided. `notes`: lines about
-    it."""
+    """A named CPU set."""
 
     noun: str
     title: str
     cpus: CpuSet
     parts: tuple[Part, ...] = ()
+    """Its division, empty if it is not divided."""
     notes: tuple[str, ...] = ()
+    """Lines about the part."""
 
 
 def parts(topology: Topology) -> list[Part]:
@@ -53,12 +54,12 @@ def pages(node: NumaNode) -> str:
 
 
 class _Nesting:
-    """The tree of one machine. `home`: the NUMA node by CPU. `dies`: their names, if sockets have
-    several. `caches`: the CPUs of each L3 cache, unless every core has its own."""
+    """The tree of one machine."""
 
     def __init__(self, topology: Topology) -> None:
         self.nodes = [node for node in topology.numa_nodes if node.cpus]
         self.home = {cpu.id: cpu.node for cpu in topology.cpus}
+        """The NUMA node of each CPU."""
         sockets: dict[int, list[int]] = {}
         dies: dict[tuple[int, int | None], list[int]] = {}
         caches: dict[int, list[int]] = {}
@@ -72,8 +73,10 @@ class _Nesting:
         self.dies = (
             {CpuSet(cpus): f"die {die}" for (_, die), cpus in dies.items()} if several else {}
         )
+        """Their names, empty if no socket has several."""
         private = has_private_l3(topology)
         self.caches = [] if private else [CpuSet(cpus) for cpus in caches.values()]
+        """The CPUs of each L3 cache, empty if every core has its own."""
 
     def outermost(self) -> Iterator[Part]:
         drawn: set[int] = set()
@@ -111,7 +114,6 @@ class _Nesting:
         return _joined("socket", f"Socket {socket}", cpus, inner, ())
 
     def _divided(self, noun: str, title: str, cpus: CpuSet, notes: tuple[str, ...]) -> Part:
-        """A part with its dies and L3 caches."""
         inner = []
         rest = cpus
         while rest:
@@ -122,7 +124,7 @@ class _Nesting:
                 if first <= die and not cpus <= die:
                     members &= die
                     names.append(name)
-            cache = next((each for each in self.caches if first <= each), None)
+            cache = next((cache_cpus for cache_cpus in self.caches if first <= cache_cpus), None)
             if cache is not None:
                 members &= cache
                 names.append("L3" if cache <= cpus else "shared L3")

@@ -42,18 +42,19 @@ _CPUSET: Final = "cpuset.cpus"
 
 
 class RecentChange(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A change that the page and `topolet top` list. `kind`: decision, move, drift or refusal.
-    `pod`: the title of the pod."""
+    """A change that the page and `topolet top` list."""
 
     time: str
     kind: str
+    """decision, move, drift or refusal."""
     text: str
     pod: str = ""
+    """The title of the pod."""
     uid: str = ""
 
 
 class PoolSize(msgspec.Struct, frozen=True):
-    """The number of CPUs of a shared pool on one NUMA node from `time` on."""
+    """How many CPUs a shared pool has on one NUMA node from `time` on."""
 
     time: str
     kind: str
@@ -63,13 +64,14 @@ class PoolSize(msgspec.Struct, frozen=True):
 
 
 class Recent(msgspec.Struct, frozen=True):
-    """The changes from a time on. `since`: by the uid of a pod, the time when it got its CPUs.
-    `pools`: by time; the first entry of each pool has its size at the begin, if that is known.
-    `changes`: the newest first."""
+    """The changes from some time on."""
 
     since: dict[str, str]
+    """The time at which each pod (by uid) got its CPUs."""
     pools: tuple[PoolSize, ...]
+    """By time; the first entry of each pool has its size at the begin, if that is known."""
     changes: tuple[RecentChange, ...]
+    """The newest first."""
 
 
 class RecentChanges:
@@ -139,8 +141,8 @@ def _count(cpus: str | None) -> int:
 
 
 def _kind(record: Record) -> str:
-    """The kind of the change, "" for a record that is not listed: most records repeat for each file
-    what a decision says."""
+    """The kind of the change, "" if it is not listed: most records repeat for each file what a
+    decision says."""
     if record.event in _DECISIONS:
         return "decision"
     if record.event in _REFUSALS:

@@ -17,11 +17,13 @@ from agent.view.format import printable
 
 
 class Style(msgspec.Struct, frozen=True):
-    """`front`, `back`: the colours of text and background, numbers of the palette of 256 colours;
-    None for the terminal's own."""
+    """How characters look. A colour is a number of the palette of 256 colours, None for the
+    terminal's own."""
 
     front: int | None = None
+    """The colour of the text."""
     back: int | None = None
+    """The colour of the background."""
     bold: bool = False
     reverse: bool = False
     underline: bool = False
@@ -47,15 +49,19 @@ Frame = list[Line]
 
 
 class Ability(msgspec.Struct, frozen=True):
-    """What a terminal can show. `colours`: 0, 16 or 256."""
+    """What a terminal can show."""
 
     unicode: bool = True
     colours: int = 256
+    """0, 16 or 256."""
 
 
 def ability(term: str, encoding: str, no_colour: str) -> Ability:
-    """`term`: the variable TERM. `encoding`: of the output. `no_colour`: the variable NO_COLOR; if
-    it is not empty, no colours are used (no-color.org)."""
+    """What the terminal can show.
+
+    `term`: the variable TERM.
+    `encoding`: the encoding of the output.
+    `no_colour`: the variable NO_COLOR; no colours are used if it is not empty (no-color.org)."""
     unicode = encoding.lower().replace("-", "").startswith("utf")
     if no_colour or term in ("", "dumb", "vt100", "vt102", "vt220"):
         return Ability(unicode, 0)
@@ -236,8 +242,9 @@ def rows(frame: Frame, columns: int, colours: int) -> list[str]:
 
 
 def changed(before: Sequence[str], after: Sequence[str]) -> str:
-    """The output that turns the rows `before` on a terminal into `after`: those that differ, or all
-    if `before` is empty. Each is written over the old one, so that the screen does not flicker."""
+    """The output that turns the rows `before` on a terminal into `after`. It writes only rows that
+    differ (all, if `before` is empty), each over the old one, so that the screen does not
+    flicker."""
     return "".join(
         f"\x1b[{number + 1};1H{row}"
         for number, row in enumerate(after)

@@ -50,11 +50,12 @@ _SEVERAL: Final = Mark("*", "several owners", Style(250, 237))
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """`by_cpu`: the mark of each online CPU. `by_pod`: by uid, the mark of a pod that owns CPUs, or
-    the mark of another pod's pool."""
+    """The marks that show who has which CPUs."""
 
     by_cpu: Mapping[int, Mark]
+    """The mark of each online CPU."""
     by_pod: Mapping[str, Mark]
+    """The mark of each pod, by uid: its own if it owns CPUs, otherwise that of its pool."""
 
     def legend(self) -> list[Mark]:
         """The marks of all CPUs, the pools first."""
@@ -90,7 +91,7 @@ def marks(node: LiveNode) -> Marks:
 
 @lru_cache
 def _of_pools(kinds: tuple[str, ...]) -> Mark:
-    """The mark of CPUs that these pools have; always the same object."""
+    """The mark of CPUs that belong to these pools; it is always the same object."""
     letter, style = _POOLS.get(kinds, _OTHER_POOLS)
     return Mark(letter, f"{' and '.join(kinds) or 'no'} pool", style)
 
@@ -105,12 +106,13 @@ class _Cell(msgspec.Struct, frozen=True):
 
 
 class _Block(msgspec.Struct, frozen=True):
-    """A NUMA node, or its part in a socket. `caches`: the CPUs by L3 cache and core. `title`,
-    `short`: each padded to the same width in all blocks."""
+    """A NUMA node, or its part in a socket. In all blocks `title` has the same width, and so has
+    `short`."""
 
     title: str
     short: str
     caches: tuple[tuple[tuple[int, ...], ...], ...]
+    """The CPUs by L3 cache and core."""
 
     @property
     def cpus(self) -> list[int]:
@@ -132,22 +134,27 @@ _ROOMY: Final = 100
 
 
 class _Placing(NamedTuple):
-    """`level`: of the cells. `across`: the number of blocks beside each other. `height`: the number
-    of lines."""
+    """How the blocks are arranged on the screen."""
 
     level: int
+    """The level of detail of the cells."""
     across: int
+    """How many blocks are beside each other."""
     height: int
+    """The number of lines."""
 
 
 class _Unit(NamedTuple):
-    """Cells between which no line is broken: a core, or a cache at the level of caches. `columns`:
-    its width. `before`: the width of the separator before it. `cache`: for the first unit of a
-    cache other than the first, the width of the whole cache; 0 for all other units."""
+    """Cells between which no line is broken: a core, or a whole cache where the level shows caches
+    only."""
 
     columns: int
+    """Its width."""
     before: int
+    """The width of the separator before it."""
     cache: int
+    """The width of a whole cache, at the first unit of each cache but the first; 0 for other
+    units."""
 
 
 class _Layout:
@@ -176,7 +183,7 @@ class _Layout:
         return " " if level == _NUMBERED and self._colours < 256 else ""
 
     def between(self, level: int, first: bool) -> str:
-        """The separator before a core. `first`: the core is the first one of a cache other than the
+        """The separator before a core. `first`: it is the first core of a cache other than the
         first."""
         if level >= _PLAIN:
             return " " if first else ""
@@ -196,11 +203,10 @@ class _Layout:
         return found
 
     def _tried(self, level: int, columns: int) -> _Placing:
-        """The placing at this level with the number of blocks across that needs the fewest
-        lines."""
+        """The placing at this level with as many blocks across as need the fewest lines."""
         roomy = columns >= _ROOMY
-        label = max((len(each.label(None, level, roomy)) for each in self.blocks), default=0)
-        widest = max((unit.columns for each in self._units_of(level) for unit in each), default=0)
+        label = max((len(block.label(None, level, roomy)) for block in self.blocks), default=0)
+        widest = max((unit.columns for units in self._units_of(level) for unit in units), default=0)
         options = []
         for across in _COLUMNS:
             room = _share(columns, across) - label
@@ -213,11 +219,12 @@ class _Layout:
         return _Placing(level, across, height)
 
     def _units_of(self, level: int) -> list[list[_Unit]]:
-        """The units of each block."""
-        found = self._units.get(level)
-        if found is None:
-            found = self._units[level] = [list(self._units_in(each, level)) for each in self.blocks]
-        return found
+        units = self._units.get(level)
+        if units is None:
+            units = self._units[level] = [
+                list(self._units_in(block, level)) for block in self.blocks
+            ]
+        return units
 
     def _units_in(self, block: _Block, level: int) -> Iterator[_Unit]:
         if level == _CACHES:
@@ -237,7 +244,7 @@ class _Layout:
 
 @lru_cache(maxsize=2)
 def _layout(cpus: tuple[LiveCpu, ...], ability: Ability) -> _Layout:
-    """Cached: the screen is drawn each second, and a machine seldom changes."""
+    """The layout is cached: the screen is drawn each second, and a machine seldom changes."""
     return _Layout(cpus, ability)
 
 
@@ -255,7 +262,8 @@ class LoadCells:
         return min(self._layout.placing(columns, rows).height, rows)
 
     def draw(self, chosen: CpuSet, columns: int, rows: int) -> Frame:
-        """At most `rows` lines of at most `columns`. `chosen`: the CPUs of the selected pod."""
+        """The cells in at most `rows` lines of at most `columns`, with the CPUs of the selected pod
+        (`chosen`) marked."""
         level, across, height = self._layout.placing(columns, rows)
         share = _share(columns, across)
         roomy = columns >= _ROOMY

@@ -52,8 +52,10 @@ def help_lines(columns: int) -> Frame:
 def lines_of(
     entry: tuple[str, str], observed: NodeObservation, opened: Opened | None, columns: int
 ) -> tuple[str, Frame]:
-    """The title and the lines of an entry. `entry`: its list and its key. `opened`: what was read
-    of the opened pod, None until it is read."""
+    """The title and the lines of an entry.
+
+    `entry`: the list, and the key in it.
+    `opened`: what was read of the opened pod, None until it is read."""
     name, key = entry
     if name == "devices":
         for device in observed.node.devices:
@@ -63,13 +65,15 @@ def lines_of(
     uid = key
     title = key
     if name == "changes":
-        change = next((each for each in observed.recent.changes if change_key(each) == key), None)
+        change = next(
+            (change for change in observed.recent.changes if change_key(change) == key), None
+        )
         if change is None:
             return "", [(Piece("The change is older than a day."),)]
         if not change.uid and not change.pod:
             return "Change", list(_fact(f"{local(change.time):%H:%M:%S}", change.text, columns))
         uid, title = change.uid, change.pod
-    pod = next((each for each in observed.node.pods if each.uid == uid), None)
+    pod = next((pod for pod in observed.node.pods if pod.uid == uid), None)
     title = pod.title if pod else title
     return f"Pod {title}", list(_pod(uid, title, pod, observed, opened, columns))
 

@@ -38,19 +38,20 @@ _Draw = Callable[[int, int], Frame]
 
 
 class _Pane(msgspec.Struct, frozen=True):
-    """A titled part of the page. `least`: the number of lines without which it is left out.
-    `wanted`: the number of lines that it can fill, for a width and a height. Both do not count the
-    title. `weight`: its share of the lines that are left over, among the panes with a weight; panes
-    with weight 0 get at most 60 % of the screen together. `last`: it gets more than `least` only
-    after all other panes have what they want."""
+    """A titled part of the page. Its numbers of lines do not count the title."""
 
     title: str
     draw: _Draw
     least: int
+    """The number of lines below which the pane is left out."""
     wanted: Callable[[int, int], int]
+    """Returns how many lines it can fill at a width and a height."""
     weight: int = 0
+    """Its share of the lines that are left over, among the panes with a weight; panes with weight 0
+    together get at most 60 % of the screen."""
     legend: Line = ()
     last: bool = False
+    """The pane gets more than `least` only after all other panes have what they want."""
 
 
 def frame(
@@ -61,8 +62,9 @@ def frame(
     rows: int,
     ability: Ability,
 ) -> Frame:
-    """Exactly `rows` lines, each at most `columns` wide. `opened`: what was read of the opened pod,
-    None until it is read."""
+    """The screen: exactly `rows` lines, each at most `columns` wide.
+
+    `opened`: what was read of the opened pod, None until it is read."""
     if columns < NARROWEST or rows < LOWEST:
         note = f"too small: {columns}x{rows}, needs {NARROWEST}x{LOWEST}"
         return _sized([(Piece(note),)], columns, rows)
@@ -107,7 +109,7 @@ def _age(seconds: float) -> str:
 
 
 def _attention(observed: NodeObservation, columns: int, rows: int, ability: Ability) -> Frame:
-    """The problems of the node; the lines that do not fit are counted."""
+    """The problems of the node, with the number of lines that do not fit."""
     texts = list(observed.problems)
     texts += [
         " ".join(filter(None, (f"{each.kind}:", each.pod or each.device, each.text)))
@@ -201,7 +203,6 @@ class _Body:
         )
 
     def _stacked(self, panes: Sequence[_Pane], columns: int, rows: int) -> Frame:
-        """The panes, one below the other, on exactly `rows` lines."""
         lines: Frame = []
         for pane, height in zip(panes, self._heights(panes, columns, rows), strict=True):
             if height > 1:
@@ -255,8 +256,7 @@ class _Body:
         return self.cells.draw(chosen, columns, rows)
 
     def _pools(self, columns: int, rows: int) -> Frame:
-        """For each kind of CPUs: their number, their load, and a chart of their number over
-        time."""
+        """For each kind of CPUs their number, their load, and a chart of their number over time."""
         observed, state = self.observed, self.state
         height = max(min(rows // len(KINDS), 3), 1)
         online = max(len(observed.node.cpus), 1)
@@ -298,7 +298,7 @@ _SHOWN_KINDS: Final = (
 
 
 def _wanted_of_pools(columns: int, rows: int) -> int:
-    """The number of lines: the charts of all kinds have the same height."""
+    """The charts of all kinds have the same height."""
     return min(rows // len(KINDS), 3) * len(KINDS)
 
 

@@ -254,8 +254,8 @@ _BEFORE: Final = re.compile(r" \(before: [^)]*\)")
 
 
 def _with_reason(text: str, columns: int, ability: Ability) -> str:
-    """The sentence, if it is too long without its former value, and then with a shortened first
-    part: the reason stays."""
+    """The sentence, shortened so that the reason stays: first its former value goes, then its first
+    part is cut."""
     if len(text) <= columns:
         return text
     text = _BEFORE.sub("", text)

@@ -18,23 +18,27 @@ Keys = Mapping[str, Sequence[str]]
 
 
 class ScreenState(msgspec.Struct, frozen=True):
-    """`focus`: the list in which arrow keys select. `selected`: by list, the key of the selected
-    entry. `opened`: the list and the key of the entry whose details are shown, None if there is
-    none. `scroll`: the first line of the details that is shown. `typing`: keys go to the filter.
-    `helps`: the help is shown. `window_seconds`: the length of the charts of pools."""
+    """What the user has chosen on the screen."""
 
     page: str = "overview"
     focus: str = "pods"
+    """The list in which arrow keys select."""
     selected: Mapping[str, str] = {}
+    """The key of the selected entry of each list."""
     opened: tuple[str, str] | None = None
+    """The list and the key of the entry whose details are shown, None if there is none."""
     scroll: int = 0
+    """The first shown line of the details."""
     sort: str = SORTS[0]
     reversed: bool = False
     filter: str = ""
     typing: bool = False
+    """Keys go to the filter."""
     frozen: bool = False
     helps: bool = False
+    """The help is shown."""
     window_seconds: float = WINDOWS_SECONDS[0]
+    """The length of the charts of pools."""
     ended: bool = False
 
     def matches(self, *texts: str) -> bool:
@@ -45,8 +49,10 @@ class ScreenState(msgspec.Struct, frozen=True):
 
 
 def pressed(key: str, state: ScreenState, keys: Keys, rows: int) -> ScreenState:
-    """The state after a key. `keys`: see Keys. `rows`: the number of entries by which PageUp and
-    PageDown move."""
+    """The state after a key.
+
+    `keys`: the keys of the entries of each list.
+    `rows`: how many entries PageUp and PageDown move."""
     if key == "interrupt":
         return _with(state, ended=True)
     if state.typing:
@@ -157,7 +163,6 @@ END: Final = 1_000_000
 
 
 def _next_list(state: ScreenState, keys: Keys, step: int) -> ScreenState:
-    """Moves the focus to the next list that has entries."""
     if state.page in LISTS:
         name = _next(LISTS, state.page, step)
         return _with(state, page=name, focus=name)

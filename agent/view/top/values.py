@@ -41,19 +41,23 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class NodeObservation(msgspec.Struct, frozen=True):
-    """`time`: seconds since 1970. `problems`: what could not be read, and why. `decided_seconds`:
-    the age of the agent's decision. `loads`: a byte for each CPU of `node.cpus`, in percent or
-    UNKNOWN. `usage`: by the uid of a pod. `recent`: the changes of the last day. `samples`: by
-    time, since the command began."""
+    """What is known of the node at one moment."""
 
     time: float
+    """Seconds since 1970."""
     node: LiveNode
     problems: tuple[str, ...] = ()
+    """What could not be read, and why."""
     decided_seconds: float | None = None
+    """The age of the agent's decision, None if there is none."""
     loads: bytes = b""
+    """One byte for each CPU of `node.cpus`: its load in percent, or UNKNOWN."""
     usage: Mapping[str, Usage] = {}
+    """By the uid of a pod."""
     recent: Recent = Recent({}, (), ())
+    """The changes of the last day."""
     samples: tuple[Sample, ...] = ()
+    """By time, since the command began."""
 
     @property
     def attention(self) -> tuple[Attention, ...]:
@@ -71,23 +75,27 @@ class NodeObservation(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A cgroup of a pod, with the content of its files. `of`: the name of its container, "" for the
-    pod's own cgroup."""
+    """A cgroup of a pod."""
 
     of: str
+    """The name of its container, "" for the pod's own cgroup."""
     path: str
     files: Mapping[str, str]
+    """The content of its files by name."""
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """What is read of a pod when its details are opened. `problem`: what could not be read, "" for
-    nothing. `labels`, `annotations`: those that decisions use. `containers`: name and state."""
+    """What is read of a pod when its details are opened."""
 
     uid: str
     problem: str = ""
+    """What could not be read, "" if all was."""
     labels: Mapping[str, str] = {}
+    """The labels that decisions use."""
     annotations: Mapping[str, str] = {}
+    """The annotations that decisions use."""
     containers: tuple[tuple[str, str], ...] = ()
+    """Name and state of each."""
     groups: tuple[Group, ...] = ()
 
 
@@ -137,9 +145,9 @@ def _of_trail(changes: Sequence[PoolSize]) -> Points:
 
 
 def over_time(points: Points, end: float, seconds: float, columns: int) -> list[float | None]:
-    """The value for each column of a chart of the last `seconds` before `end`: the last value that
+    """One value for each column of a chart of the last `seconds` before `end`: the last value that
     began before the column's end, None before the first value."""
-    found: list[float | None] = []
+    values: list[float | None] = []
     place = 0
     value: float | None = None
     for column in range(columns):
@@ -147,5 +155,5 @@ def over_time(points: Points, end: float, seconds: float, columns: int) -> list[
         while place < len(points) and points[place][0] <= until:
             value = points[place][1]
             place += 1
-        found.append(value)
-    return found
+        values.append(value)
+    return values
