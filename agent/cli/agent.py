@@ -86,8 +86,10 @@ def check(settings: AgentSettings) -> None:
 
 
 def _frontend(settings: AgentSettings) -> Frontend | None:
-    """The server of Koordinator's hook protocol, None if it is not enabled; it takes 14 MB of
-    memory. Raises SettingsError, LockedError or OSError."""
+    """The server of Koordinator's hook protocol, which takes 14 MB of memory; None if it is not
+    enabled.
+
+    Raises SettingsError, LockedError or OSError."""
     if not settings.hook_server_socket:
         return None
     _needs_grpcio("hook-server-socket")

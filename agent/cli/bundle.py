@@ -69,9 +69,11 @@ _SECRETS: Final = (
 def archive_of(
     settings: DoctorSettings, examined: Examination, text: str, config: str, namespace: str
 ) -> bytes:
-    """The archive (tar.gz). `text`: the examination as the command prints it. `config`: the path of
-    the file of options, "" if there is none. `namespace`: Topolet's; the service account of a pod
-    overrides it. The file `unread.json` says what could not be read, and why."""
+    """The archive (tar.gz). Its file `unread.json` says what could not be read, and why.
+
+    `text`: the examination as the command prints it.
+    `config`: the path of the file of options, "" if there is none.
+    `namespace`: Topolet's, unless the service account of a pod says otherwise."""
     files: dict[str, bytes] = {
         "doctor.json": _json(doctor.body(examined)),
         "doctor.txt": text.encode(),
@@ -129,11 +131,11 @@ def _newest_logs(root: str, namespace: str) -> list[str]:
     """The logs of Topolet's pods. Only pods of its own namespace count: anybody may name a pod like
     one of them."""
     pods = os.path.join(glob.escape(root), "var/log/pods", f"{glob.escape(namespace)}_topolet-*")
-    found: list[tuple[float, str]] = []
+    paths: list[tuple[float, str]] = []
     for path in glob.iglob(os.path.join(pods, "*", "*.log")):
         with contextlib.suppress(OSError):
-            found.append((os.stat(path).st_mtime, path))
-    return sorted(path for _, path in sorted(found)[-MAX_LOGS:])
+            paths.append((os.stat(path).st_mtime, path))
+    return sorted(path for _, path in sorted(paths)[-MAX_LOGS:])
 
 
 def _end_of(path: str) -> bytes:
@@ -197,7 +199,9 @@ def _json(value: Any) -> bytes:
 
 
 def _config(path: str) -> dict[str, Any]:
-    """The options of the file, without names that are not options. Raises ValueError."""
+    """The options of the file, without names that are not options.
+
+    Raises ValueError."""
     if not path:
         return {}
     try:
@@ -225,24 +229,28 @@ def _snapshot(state_dir: str) -> Any:
 def _journal(state_dir: str) -> list[Any]:
     """The entries of the lines that can be decoded. The agent's own reader would repair the
     file."""
-    found: list[Any] = []
+    entries: list[Any] = []
     for line in (Path(state_dir) / "journal").read_bytes().splitlines():
         for kind in (OriginalValue, Original):
             with contextlib.suppress(msgspec.MsgspecError):
-                found.append(msgspec.to_builtins(msgspec.json.decode(line, type=kind)))
+                entries.append(msgspec.to_builtins(msgspec.json.decode(line, type=kind)))
                 break
     return [
-        each for each in found if _CGROUP_VALUE.fullmatch(each.get("value", each.get("cpus", "")))
+        entry
+        for entry in entries
+        if _CGROUP_VALUE.fullmatch(entry.get("value", entry.get("cpus", "")))
     ]
 
 
 def _metrics(address: tuple[str, int] | None) -> list[Any]:
-    """The agent's own series, and those of its process. Raises ValueError."""
+    """The agent's own series, and those of its process.
+
+    Raises ValueError."""
     page = own_processes.page(address) if address else None
     if page is None:
         raise ValueError("no agent answers on its HTTP port")
-    series = [each for each in page.series if each.name.startswith(_METRICS)]
-    return [msgspec.to_builtins(each) for each in series]
+    series = [series for series in page.series if series.name.startswith(_METRICS)]
+    return [msgspec.to_builtins(series) for series in series]
 
 
 def _audit(state_dir: str) -> list[Any]:

@@ -66,10 +66,11 @@ class ClusterFinding(msgspec.Struct, frozen=True):
 
 
 class ExaminedNode(msgspec.Struct, frozen=True):
-    """`examined`: whether its doctor has answered."""
+    """A node with the findings about it."""
 
     node: str
     examined: bool
+    """Whether its doctor has answered."""
     findings: tuple[ClusterFinding, ...]
 
     @property
@@ -106,10 +107,10 @@ def examine(
 def _selected(kubectl: tuple[str, ...], namespace: str) -> frozenset[str]:
     """The nodes that a DaemonSet of agents selects."""
     words = ("get", "daemonsets", "-l", remote.SELECTOR, "-n", namespace, "-o", "json")
-    found = json.loads(remote.kubectl_output(kubectl, *words))["items"]
-    pods = (each["spec"]["template"]["spec"] for each in found)
+    daemonsets = json.loads(remote.kubectl_output(kubectl, *words))["items"]
+    pods = (daemonset["spec"]["template"]["spec"] for daemonset in daemonsets)
     selectors = {selector for pod in pods for selector in remote.node_selectors(pod)}
-    return frozenset(node for each in selectors for node in remote.nodes_of(kubectl, each))
+    return frozenset(node for selector in selectors for node in remote.nodes_of(kubectl, selector))
 
 
 def _of_node(

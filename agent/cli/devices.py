@@ -167,7 +167,7 @@ def read_snapshot(state_dir: str) -> Snapshot:
 
 
 def _health(root: str, state_dir: str) -> Mapping[str, bool]:
-    """By device, from the metrics of the agent that runs; empty without one."""
+    """Whether each device works, from the metrics of the agent that runs; empty without one."""
     page = own_processes.page_of("agent", os.path.join(root, "proc"), state_dir)
     return {
         each.labels.get("id", ""): each.value == 1

@@ -161,19 +161,21 @@ def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequenc
 
 
 def _pods_in(path: str, namespace: str, new: bool) -> Iterator[Object]:
-    """The pods of a file; names its other objects. Raises ExplainError for a file without pods."""
+    """The pods of a file; a warning names its other objects.
+
+    Raises ExplainError for a file without pods."""
     from agent.scheduler.explain.saved import pod_object
 
-    found = False
-    for each in documents.saved_objects(path):
+    has_pod = False
+    for stored in documents.saved_objects(path):
         try:
-            pod = pod_object(each, namespace, new=new)
+            pod = pod_object(stored, namespace, new=new)
         except DocumentError as error:
             options.fail(DocumentError(f"{path}: {error}"))
             continue
-        found = True
+        has_pod = True
         yield pod
-    if not found:
+    if not has_pod:
         raise ExplainError(f"{path}: has no pod and no workload")
 
 
@@ -182,7 +184,7 @@ def _pods(
     pod_named: Callable[[str], Object],
     pods_of: Callable[[str], Iterable[Object]],
 ) -> list[Object]:
-    """The pods to explain. `pods_of`: returns all pods of a node."""
+    """The pods to explain. `pods_of` returns all pods of a node."""
     from agent.scheduler.explain.saved import drained_pods, pod_object
 
     namespace, new = arguments.namespace, arguments.what_if
@@ -190,9 +192,9 @@ def _pods(
         if not arguments.what_if_drained:
             raise ExplainError("POD is missing")
         return [
-            pod_object(each, namespace, new=True)
+            pod_object(pod, namespace, new=True)
             for node in arguments.what_if_drained
-            for each in drained_pods(pods_of(node), node)
+            for pod in drained_pods(pods_of(node), node)
         ]
     if arguments.pod.endswith(_FILES) or "/" in arguments.pod:
         return list(_pods_in(arguments.pod, namespace, new))

@@ -165,8 +165,9 @@ _OF_SERVICE: Final = (
 
 
 def unknown_variables(kind: type[Options], variables: Iterable[str]) -> Iterator[str]:
-    """A sentence for each of the variables `TOPOLET_...` that no process has as an option. `kind`:
-    the options of this process."""
+    """A sentence for each of the variables `TOPOLET_...` that no process has as an option.
+
+    `kind`: the options of this process."""
     own = {name.upper() for name, _ in _names(kind)} | {"CONFIG"}
     rest = [
         name
@@ -225,7 +226,6 @@ def problems(raw: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def _kinds() -> tuple[type[Options], ...]:
-    """The options of all processes."""
     from agent.model.settings import agent, frontends, scheduler
 
     return (

@@ -85,7 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _requested(
     arguments: argparse.Namespace, settings: CallerSettings
 ) -> tuple[RebindRequest, str]:
-    """The object and its JSON. Raises StoreError, ObjectError and UntakenError."""
+    """The object and its JSON.
+
+    Raises StoreError, ObjectError and UntakenError."""
     from agent.kube import kinds
     from agent.kube.transport import Transport
 
@@ -100,21 +102,21 @@ def _requested(
             max_pods=arguments.max_pods,
             deadline_seconds=arguments.deadline_seconds,
         )
-        made = rebind_resource.decode(transport.create(path, body))
-        path = kinds.path(kind.group, kind.versions[0], kind.plural, made.name)
-        print(f"RebindResource {made.name} is created", file=sys.stderr, flush=True)
+        created = rebind_resource.decode(transport.create(path, body))
+        path = kinds.path(kind.group, kind.versions[0], kind.plural, created.name)
+        print(f"RebindResource {created.name} is created", file=sys.stderr, flush=True)
         while True:
             text = followed(lambda: transport.get(path), wait=arguments.wait or arguments.dry_run)
-            found = rebind_resource.decode(text)
-            if found.status.taken or found.status.ended or _withdrawn(transport, path, found):
-                return found, text.decode() + "\n"
+            current = rebind_resource.decode(text)
+            if current.status.taken or current.status.ended or _withdrawn(transport, path, current):
+                return current, text.decode() + "\n"
     finally:
         transport.close()
 
 
 def _withdrawn(transport: Transport, path: str, untaken: RebindRequest) -> bool:
     """Deletes the object unless it has changed, and raises UntakenError. Returns False if it has
-    changed: a scheduler has taken it."""
+    changed, because a scheduler has taken it."""
     why = f"no scheduler has taken RebindResource {untaken.name} within {UNTAKEN_SECONDS:g} s"
     preconditions = {"resourceVersion": untaken.resource_version, "uid": untaken.uid}
     try:

@@ -65,13 +65,15 @@ class DoctorFinding(msgspec.Struct, frozen=True):
 
 
 class ContainerFinding(msgspec.Struct, frozen=True):
-    """A finding about a container; `expected` and `found` are None for an unknown set of CPUs."""
+    """A finding about a container."""
 
     severity: str
     kind: str
     container: str
     expected: str | None
+    """The expected CPUs, None if they are unknown."""
     found: str | None
+    """The CPUs that it has, None if they are unknown."""
     detail: str
     remedy: str
 
@@ -98,25 +100,27 @@ def examination(output: bytes | str, code: int, error: str = "") -> NodeExaminat
 
 
 class Agent(msgspec.Struct, frozen=True):
-    """The agent's pod on a node. `kubectl`: the program with the caller's options. `http_port`: the
-    port of the agent's container with the name `http`."""
+    """The agent's pod on a node."""
 
     kubectl: tuple[str, ...]
+    """The program with the caller's options."""
     namespace: str
     pod: str
     node: str
     http_port: int
+    """The port with the name `http` of the agent's container."""
 
 
 class LeadingScheduler(msgspec.Struct, frozen=True):
-    """The pod of the scheduler that leads. `holder`: the identity of that scheduler in the leader's
-    Lease; only a caller that may read the Lease knows it."""
+    """The pod of the scheduler that leads."""
 
     kubectl: tuple[str, ...]
     namespace: str
     pod: str
     http_port: int
     holder: str
+    """The identity of that scheduler in the leader's Lease, which only a caller that may read the
+    Lease knows."""
 
 
 _NODE_HELP: Final = "run the command in the agent's pod on that node, by kubectl"
@@ -125,15 +129,18 @@ _NODE_HELP: Final = "run the command in the agent's pod on that node, by kubectl
 def add_arguments(
     parser: argparse.ArgumentParser, text: str = _NODE_HELP, when: str = "with NODE: "
 ) -> None:
-    """Adds NODE, and the options with which its agent is found. `text`: the help of NODE. `when`:
-    see `add_agent_options`."""
+    """Adds NODE, and the options with which its agent is found.
+
+    `text`: the help of NODE.
+    `when`: the first words of the help of these options."""
     parser.add_argument("node", nargs="?", metavar="NODE", help=text)
     add_agent_options(parser, when)
 
 
 def add_agent_options(parser: argparse.ArgumentParser, when: str = "") -> None:
-    """Adds the namespace of the agents and the context of the kubeconfig. `when`: the first words
-    of their help."""
+    """Adds the namespace of the agents and the context of the kubeconfig.
+
+    `when`: the first words of their help."""
     parser.add_argument(
         "-n",
         "--namespace",
@@ -237,8 +244,11 @@ def find_leader(arguments: argparse.Namespace, lease: str) -> LeadingScheduler:
 
 
 def kubectl_of(arguments: argparse.Namespace, needed_by: str) -> tuple[str, ...]:
-    """The program kubectl with the caller's options. `needed_by`: the argument or command that the
-    error names. Raises RemoteError."""
+    """The program kubectl with the caller's options.
+
+    `needed_by`: the argument or command that the error names.
+
+    Raises RemoteError."""
     program = shutil.which("kubectl")
     if program is None:
         raise RemoteError(f"{needed_by} needs kubectl, which is not in PATH")
@@ -246,9 +256,9 @@ def kubectl_of(arguments: argparse.Namespace, needed_by: str) -> tuple[str, ...]
 
 
 def why_ending(pod: dict[str, Any]) -> str:
-    """That the pod is being deleted and what ends it sooner, "" if it is not. No other agent starts
-    on its node before it has ended, and a kubelet that has begun to end it ignores a shorter
-    time."""
+    """A sentence that the pod is being deleted, and what ends it sooner; "" if it is not. No other
+    agent starts on its node before it has ended, and a kubelet that has begun to end it ignores a
+    shorter time."""
     until = pod["metadata"].get("deletionTimestamp")
     if until is None:
         return ""
@@ -314,7 +324,9 @@ def command_line(
 
 def run(agent: Agent, command: Sequence[str], *, terminal: bool = False) -> int:
     """Runs a command in the agent's container, with the caller's standard output and error. Returns
-    its exit code, 2 if kubectl failed. `terminal`: the command draws on the caller's terminal."""
+    its exit code, 2 if kubectl failed.
+
+    `terminal`: the command draws on the caller's terminal."""
     exec_ = _exec(agent)
     if terminal and sys.stdin.isatty() and sys.stdout.isatty():
         return subprocess.run([*exec_, "-it", "--", *command], check=False).returncode
@@ -338,7 +350,9 @@ def output_of(agent: Agent, command: Sequence[str], max_bytes: int) -> tuple[int
 def captured(
     agent: Agent, command: Sequence[str], max_bytes: int, seconds: float | None = None
 ) -> tuple[int, bytes, str]:
-    """As `output_of`, and the standard error. Raises RemoteError also after `seconds`."""
+    """The exit code, standard output and standard error of a command, as `output_of` runs it.
+
+    Raises RemoteError also after `seconds`."""
     with tempfile.TemporaryFile() as errors:
         words = [*_exec(agent), "--", *command]
         late = threading.Event()

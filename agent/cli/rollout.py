@@ -41,13 +41,15 @@ _OBSERVE_SECONDS: Final = 60.0
 
 
 class AgentPod(msgspec.Struct, frozen=True):
-    """The pod of an agent. `revision`: of its pod template. `problem`: why it is not Ready, "" if
-    it is. `ending`: it is being deleted."""
+    """The pod of an agent."""
 
     agent: Agent
     revision: str
+    """The revision of its pod template."""
     problem: str
+    """Why it is not Ready, "" if it is."""
     ending: bool = False
+    """It is being deleted."""
 
 
 class StoppedError(RuntimeError):

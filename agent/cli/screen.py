@@ -39,13 +39,11 @@ class TerminalGoneError(Exception):
 
 class Screen:
     """A context in which the terminal shows the alternate screen and does not echo keys. Signals
-    that end or stop the process are handled in `keys`, so only the main thread may call `keys`.
-
-    `ended`: the number of the signal that ended the context, SIGHUP for a terminal that hung up; 0
-    if there was none."""
+    that end or stop the process are handled in `keys`, so only the main thread may call `keys`."""
 
     def __init__(self, input_: int, output: int, encoding: str) -> None:
-        """`input_`, `output`: descriptors. An input that is not a terminal is not read."""
+        """The arguments `input_` and `output` are descriptors. An input that is not a terminal is
+        not read."""
         self._input = input_
         self._output = output
         self._encoding = encoding
@@ -59,6 +57,8 @@ class Screen:
         self._size = (0, 0)
         self._rest = b""
         self.ended = 0
+        """The number of the signal that ended the context, SIGHUP for a terminal that hung up; 0 if
+        there was none."""
 
     def __enter__(self) -> Screen:
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

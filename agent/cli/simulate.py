@@ -171,10 +171,10 @@ def _sample(path: str) -> ApiPod:
 
 
 def _decodable(pods: Iterable[Object]) -> Iterator[ApiPod]:
-    """Without pods that can't be decoded: SavedCluster has reported them."""
-    for each in pods:
+    """Pods that can't be decoded are left out: SavedCluster has reported them."""
+    for pod in pods:
         with contextlib.suppress(ObjectError):
-            yield from_object(each)
+            yield from_object(pod)
 
 
 def _objects_of_cluster(settings: ExplainSettings) -> Iterator[Object]:
@@ -233,12 +233,12 @@ def _simulate(
     from agent.scheduler import simulation, traces
 
     policies = [
-        PlacementPolicy(each)
-        for each in dict.fromkeys(arguments.policy or [PlacementPolicy.RESIDUAL])
+        PlacementPolicy(name)
+        for name in dict.fromkeys(arguments.policy or [PlacementPolicy.RESIDUAL])
     ]
     seeds = range(traces.FIRST_SEED, traces.FIRST_SEED + arguments.seeds)
     progress = format.Progress(sys.stderr, len(policies) * len(seeds))
-    found: dict[str, PolicyResult | OccupancyResult] = {}
+    results: dict[str, PolicyResult | OccupancyResult] = {}
     curves: dict[str, Sequence[tuple[float, float]]] = {}
     for policy in policies:
         runs, occupancies = [], []
@@ -255,11 +255,11 @@ def _simulate(
                 runs.append(simulation.run(*given))
             progress.done(title)
         if arguments.departures:
-            found[policy] = simulation.occupancy_result(occupancies)
+            results[policy] = simulation.occupancy_result(occupancies)
         else:
-            found[policy] = simulation.policy_result(runs)
-            curves[policy] = simulation.mean_curve([each.curve for each in runs])
-    return found, curves
+            results[policy] = simulation.policy_result(runs)
+            curves[policy] = simulation.mean_curve([run.curve for run in runs])
+    return results, curves
 
 
 def _write(found: Mapping[str, PolicyResult | OccupancyResult], output: str) -> None:

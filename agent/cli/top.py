@@ -291,8 +291,7 @@ class _Gpus:
 
 
 class _Background:
-    """A thread that calls the reader, every `every` seconds and when a pod is opened. `opened`:
-    what was read of the pod that was opened last, None before that."""
+    """A thread that calls the reader, each `every` seconds and when a pod is opened."""
 
     def __init__(self, reader: _Reader, wake: Callable[[], None], every: float) -> None:
         self._reader = reader
@@ -303,6 +302,7 @@ class _Background:
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="reads", daemon=True)
         self.opened: Opened | None = None
+        """What was read of the pod that was opened last, None before that."""
 
     def __enter__(self) -> _Background:
         self._thread.start()

@@ -97,20 +97,20 @@ def _devices(root: str, topology: Topology, settings: DevicesSettings) -> tuple[
 
 def _device_lines(root: str, topology: Topology, settings: DevicesSettings) -> list[str]:
     """The lines below the picture, none for a machine without devices."""
-    found = _devices(root, topology, settings)
-    return ["", "Devices", *devices_view.as_tree(found, _width())] if found else []
+    devices = _devices(root, topology, settings)
+    return ["", "Devices", *devices_view.as_tree(devices, _width())] if devices else []
 
 
-def _owned(topology: Topology, state_dir: str, known: Hardware) -> str:
-    """The picture with owners and pods; if no agent has written a snapshot, the picture of the
-    machine with that reason."""
+def _owned(topology: Topology, state_dir: str, hardware: Hardware) -> str:
+    """The picture with owners and pods; without a snapshot of an agent, the picture of the machine
+    with that reason."""
     width, colour = _width(), _coloured()
     try:
         snapshot = devices.read_snapshot(state_dir)
     except SnapshotError as error:
-        picture = machine.draw(topology, width, hardware=known, colour=colour)
+        picture = machine.draw(topology, width, hardware=hardware, colour=colour)
         return f"{picture}\nNo decisions to show: {format.printable(str(error))}\n"
-    return node.draw(topology, snapshot, width, hardware=known, colour=colour)
+    return node.draw(topology, snapshot, width, hardware=hardware, colour=colour)
 
 
 def body(topology: Topology, known: Hardware) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def body(topology: Topology, known: Hardware) -> dict[str, Any]:
 
 
 def _decisions(snapshot: Snapshot) -> dict[str, Any]:
-    """CPU sets as Linux lists, null for those that Topolet does not decide."""
+    """The decisions with CPU sets as lists, null for those that Topolet does not decide."""
     return {
         "pools": {name: [_pool(pool) for pool in pools] for name, pools in snapshot.pools.items()},
         "owners": [
@@ -159,7 +159,7 @@ def _decisions(snapshot: Snapshot) -> dict[str, Any]:
                 "pod": pod.title,
                 "qos": pod.qos.value,
                 "cpus": pod.each.cpuset,
-                "containers": {name: each.cpuset for name, each in pod.containers.items()},
+                "containers": {name: wanted.cpuset for name, wanted in pod.containers.items()},
                 "refused": pod.refused or None,
             }
             for uid, pod in snapshot.pods.items()
