@@ -107,8 +107,9 @@ _WATCHED = ("sys/devices/system/cpu/online", "sys/devices/system/node/online")
 
 
 class TopologyView:
-    """The topology, read again after CPUs or NUMA nodes went online or offline. `root`: the folder
-    with the host's /sys."""
+    """The topology, read again after CPUs or NUMA nodes went online or offline.
+
+    `root`: the folder with the host's /sys."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -174,8 +175,7 @@ def _sockets(tree: Tree, cores: dict[int, CpuSet]) -> dict[int, CpuSet]:
     are one socket (kernels without support of cluster-on-die list the siblings of a NUMA node),
     unless they are in different books (on s390 the ids start again in each). Then the later group,
     like one whose id is unknown (-1 on many ARM and POWER machines), gets the lowest free number.
-    Without sibling files cores with equal ids are a socket; without ids the machine is socket 0.
-    """
+    Without sibling files cores with equal ids are a socket; without ids the machine is socket 0."""
     siblings = _Siblings(tree, _SOCKET_NAMES)
     ids: dict[int, int | None] = {}
 
@@ -257,11 +257,11 @@ def _l3_groups(tree: Tree, cpus: CpuSet, cores: dict[int, CpuSet]) -> dict[int, 
         low = rest & -rest
         cpu = low.bit_length() - 1
         threads = cores[cpu].mask if cpu in cores else low
-        found = _l3(tree, cpu, index)
-        if found is None:
+        groups = _l3(tree, cpu, index)
+        if groups is None:
             rest &= ~(threads | low)
             continue
-        index, sharers = found
+        index, sharers = groups
         # Some ia64 kernels have empty maps: then the cache belongs to the core.
         members = CpuSet.from_int((sharers.mask if sharers else threads) & unclaimed | low)
         unclaimed &= ~members.mask
@@ -271,8 +271,10 @@ def _l3_groups(tree: Tree, cpus: CpuSet, cores: dict[int, CpuSet]) -> dict[int, 
 
 
 def _l3(tree: Tree, cpu: int, likely: str) -> tuple[str, CpuSet] | None:
-    """The name of the folder of the L3 (`indexM`) and the CPUs that share the cache; None without
-    an L3. `likely`: the name that is tried first."""
+    """The name of the folder of the L3 (`indexM`), and the CPUs that share the cache; None without
+    an L3.
+
+    `likely`: the name that is tried first."""
     folder = f"{CPU}/cpu{cpu}/cache"
     if (sharers := _sharers(tree, f"{folder}/{likely}")) is not None:
         return likely, sharers

@@ -199,10 +199,9 @@ def _checked_id(reader: SysfsReader, path: str, text: str) -> str:
 
 
 def _merged(one: Fpga, other: Fpga) -> Fpga:
-    """Merges the FPGAs of two regions of one function."""
     return msgspec.structs.replace(
         one,
-        ports=tuple(sorted({*one.ports, *other.ports}, key=lambda each: each.name)),
+        ports=tuple(sorted({*one.ports, *other.ports}, key=lambda port: port.name)),
         interface_id=one.interface_id or other.interface_id,
         management=one.management or other.management,
     )

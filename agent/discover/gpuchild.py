@@ -33,8 +33,11 @@ _ANY_INSTANCE: Final = 0xFFFFFFFF
 
 
 class EventReader:
-    """Registers for the events of cards, and reads them. `handles`: of the cards, by UUID. Raises
-    DriverGoneError."""
+    """Registers for the events of cards, and reads them.
+
+    `handles`: the cards by UUID.
+
+    Raises DriverGoneError."""
 
     def __init__(self, nvml: Nvml, handles: dict[str, Any]) -> None:
         self._nvml = nvml
@@ -76,7 +79,7 @@ class EventReader:
 
 
 def _address(handle: Any) -> int:
-    """The address of the driver's object: handles themselves can't be compared."""
+    """The address of the driver's object, because handles themselves can't be compared."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 

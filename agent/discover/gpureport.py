@@ -120,7 +120,7 @@ class InventoryReader:
         return tuple(each for each in answered if each is not None)
 
     def _instance(self, index: int, handle: Any) -> MigInstance | None:
-        """None for an instance that is being removed."""
+        """The instance, None if it is being removed."""
         query = self._nvml.maybe
         uuid = query("nvmlDeviceGetUUID", handle)
         gpu_instance = query("nvmlDeviceGetGpuInstanceId", handle)
@@ -183,11 +183,12 @@ Sharing = tuple[Ancestor | None, bool | None]
 
 
 def pairs(gpus: Iterable[Gpu], sharing: Mapping[frozenset[str], Sharing]) -> tuple[GpuPair, ...]:
-    """Every two cards, in order of index. `sharing`: by their two UUIDs.
+    """Every two cards, in order of index.
 
     Direct links between two cards are counted at both ends, and the lower count is used: a link
     with an inactive end carries nothing. Cards at switches reach each other over all their links.
-    """
+
+    `sharing`: by the UUIDs of two cards."""
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     return tuple(_pair(one, two, sharing) for one, two in itertools.combinations(ordered, 2))
 

@@ -23,7 +23,9 @@ _END_SECONDS: Final = 1.0
 
 
 class SessionError(Exception):
-    """The session has ended. `fault`: the reason, in the form of a Condition's."""
+    """The session has ended.
+
+    `fault`: the reason, in the form of a Condition's."""
 
     def __init__(self, fault: str, message: str) -> None:
         super().__init__(message)
@@ -33,8 +35,7 @@ class SessionError(Exception):
 
 class GpuSession:
     """Starts the child. One thread uses and closes the session; the kernel ends the child with that
-    thread. `events`: those received and not yet removed. After a SessionError only `close` is
-    allowed."""
+    thread. After a SessionError only `close` is allowed."""
 
     def __init__(self, driver_root: str = "", environment: Mapping[str, str] | None = None) -> None:
         words = [sys.executable, "-P", "-m", "agent.discover.gpuchild", driver_root]
@@ -56,6 +57,7 @@ class GpuSession:
         self._decoder = msgspec.json.Decoder(Answer)
         self._query_number = 0
         self.events: list[GpuEvent] = []
+        """The events that were received and not removed yet."""
 
     @property
     def pid(self) -> int:
@@ -101,7 +103,7 @@ class GpuSession:
         return self._process.poll() is not None
 
     def _answers(self, seconds: float) -> list[Answer]:
-        """The messages received within the time; events are added to `events`."""
+        """The messages received within the time. Events are added to `events`."""
         if not self._poll.poll(seconds * 1000):
             return []
         try:
@@ -125,16 +127,19 @@ class GpuSession:
 
 
 class GpuTiming(msgspec.Struct, frozen=True):
-    """`period_seconds`: from one report to the next; `least_seconds`: the same after an event.
-    `answer_seconds`: the longest wait for an answer; `first_answer_seconds`: for the first one,
-    before which the driver may have to wake every card. `retry_seconds`: until the child is started
-    again, doubled each time up to `max_retry_seconds`."""
+    """How often the driver is asked, and how long it may take."""
 
     period_seconds: float = 10.0
+    """From one report to the next."""
     least_seconds: float = 1.0
+    """From one report to the next after an event."""
     answer_seconds: float = 30.0
+    """The longest wait for an answer."""
     first_answer_seconds: float = 120.0
+    """The longest wait for the first answer, before which the driver may have to wake every
+    card."""
     retry_seconds: float = 1.0
+    """The time until the child is started again, doubled each time up to `max_retry_seconds`."""
     max_retry_seconds: float = 300.0
 
 
@@ -156,8 +161,9 @@ class GpuNews(msgspec.Struct, frozen=True):
 
 
 class GpuWatcher:
-    """Runs the child on a thread of its own, and keeps its reports and events for `take`. `news` is
-    called from that thread after each new entry; it must not block."""
+    """Runs the child on a thread of its own, and keeps its reports and events for `take`.
+
+    `news`: called from that thread after each new entry; it must not block."""
 
     def __init__(
         self,

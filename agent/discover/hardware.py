@@ -164,14 +164,14 @@ def _tiers(reader: SysfsReader) -> dict[int, int]:
 
 def _of_buses(reader: SysfsReader) -> dict[int, MemoryKind]:
     """The kind of the NUMA nodes whose memory was made from DAX devices."""
-    found = {}
+    kinds = {}
     for name in reader.names(_DAX):
         node = reader.integer(f"{_DAX}/{name}/target_node")
         link = reader.link(f"{_DAX}/{name}")
         kind = next((kind for part, kind in _BUSES if part in link), None)
         if node is not None and kind is not None:
-            found[node] = kind
-    return found
+            kinds[node] = kind
+    return kinds
 
 
 def _of_gpus(reader: SysfsReader) -> Iterator[int]:

@@ -134,7 +134,7 @@ def _port(reader: SysfsReader, path: str, number: int) -> RdmaPort:
 
 
 def _state(reader: SysfsReader, path: str) -> str:
-    """`ACTIVE` of `4: ACTIVE`."""
+    """The name in the kernel's text: `ACTIVE` in `4: ACTIVE`."""
     text = reader.text(path)
     match = _STATE.fullmatch(text) if text else None
     if text and not match:

@@ -66,13 +66,14 @@ _PASSING: Final = (
 
 
 class NvmlError(Exception):
-    """A failed call. `fault`: a Condition's reason; `code`: NVML's number; the text names the
-    call."""
+    """A failed call, which the text names."""
 
     def __init__(self, call: str, code: int, fault: str) -> None:
         super().__init__(f"{call}: {pynvml.NVMLError(code)}")
         self.code = code
+        """NVML's number."""
         self.fault = fault
+        """A Condition's reason."""
 
 
 class DriverGoneError(NvmlError):
@@ -84,8 +85,12 @@ class GpuGoneError(NvmlError):
 
 
 class Nvml:
-    """An open session. `driver_root`: the root of a driver in a container; without a library there,
-    or with "", the linker's paths are searched. Raises DriverGoneError."""
+    """An open session.
+
+    `driver_root`: the root of a driver in a container; without a library there, or with "", the
+        linker's paths are searched.
+
+    Raises DriverGoneError."""
 
     def __init__(self, driver_root: str = "") -> None:
         # pynvml loads the library by its SONAME, and gets the one that is loaded already.

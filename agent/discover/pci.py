@@ -25,10 +25,12 @@ _VIRTUAL: Final = re.compile(r"virtfn([0-9]{1,5})")
 
 
 class Functions(msgspec.Struct, frozen=True):
-    """All functions by address, ordered as numbers; `problems`: invalid or unreadable files."""
+    """All PCI functions."""
 
     by_address: dict[str, Function] = {}
+    """Ordered as numbers."""
     problems: tuple[str, ...] = ()
+    """Invalid or unreadable files."""
 
 
 def read(root: str, topology: Topology) -> Functions:
@@ -71,8 +73,10 @@ class PciLocality:
         self._of_bridge: dict[str, tuple[int, CpuSet]] = {}
 
     def of(self, path: str, folders: tuple[str, ...]) -> tuple[int, int]:
-        """NUMA node and socket of a function, each -1 if unknown. `path`: the function's folder;
-        `folders`: from its root bus to its parent, outermost first."""
+        """NUMA node and socket of a function, each -1 if it is unknown.
+
+        `path`: the function's folder.
+        `folders`: the folders from its root bus to its parent, outermost first."""
         node, local = self._read(path)
         for bridge in reversed(folders):
             if node >= 0:
@@ -103,7 +107,7 @@ class PciLocality:
         return (around[0] if around else -1), local
 
     def _socket(self, of_node: CpuSet, local: CpuSet) -> int:
-        """-1 if the CPUs are in several sockets."""
+        """The socket of the CPUs, -1 if they are in several."""
         for cpus in (of_node, local):
             sockets = {self._socket_of[cpu] for cpu in cpus}
             if len(sockets) == 1:
@@ -164,16 +168,16 @@ def _folders_above(above: list[str]) -> tuple[str, ...]:
 
 
 def _nearest(topology: Topology) -> dict[int, int]:
-    """By NUMA node, the nearest node with CPUs, -1 if unknown: a node with CPUs itself; of two
+    """By NUMA node, the nearest node with CPUs, which may be itself, -1 if it is unknown; of two
     nodes at the same distance, the lower one."""
     with_cpus = [at for at, node in enumerate(topology.numa_nodes) if node.cpus]
-    found = {}
+    nearest = {}
     for node in topology.numa_nodes:
         if node.cpus:
-            found[node.id] = node.id
+            nearest[node.id] = node.id
         elif node.distances and with_cpus:
             at = min(with_cpus, key=lambda other: (node.distances[other], other))
-            found[node.id] = topology.numa_nodes[at].id
+            nearest[node.id] = topology.numa_nodes[at].id
         else:
-            found[node.id] = -1
-    return found
+            nearest[node.id] = -1
+    return nearest

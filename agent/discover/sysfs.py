@@ -76,10 +76,11 @@ def numbered(tree: Tree, path: str, prefix: str) -> CpuSet:
 def partition(
     cpus: CpuSet, sharers: Callable[[int], CpuSet | None]
 ) -> Iterator[tuple[int, CpuSet]]:
-    """Splits `cpus` into groups: yields the lowest CPU of each, and the group. `sharers`: the CPUs
-    that share with a CPU, by its file; None: no other CPU. It is called once for each group, for
-    its lowest CPU. A CPU stays in the first group that has it, so the groups are disjoint even if
-    the files contradict each other."""
+    """Splits `cpus` into groups: yields the lowest CPU of each, and the group. A CPU stays in the
+    first group that has it, so the groups are disjoint even if the files contradict each other.
+
+    `sharers`: the CPUs that share with a CPU, by its file, None for no other CPU. It is called once
+        for each group, for its lowest CPU."""
     rest = cpus.mask
     while rest:
         low = rest & -rest
@@ -113,12 +114,12 @@ _NUMBER: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
 
 
 class SysfsReader:
-    """Reads files of devices. A file that can't be read, or is invalid, gives None and adds a
-    sentence to `problems`."""
+    """Reads files of devices. A file that can't be read, or is invalid, gives None."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.problems: list[str] = []
+        """A sentence for each of these files."""
 
     def text(self, path: str) -> str | None:
         return self._checked(lambda: self.tree.text(path), path)

@@ -16,18 +16,21 @@ RESCAN_SECONDS: Final = 60.0
 
 
 class SysfsDevices:
-    """The devices in sysfs. `functions`: of PCI, by address; `known`: whether PCI could be listed;
-    `problems`: what could not be read."""
+    """The devices in sysfs.
+
+    `root`: the folder with the host's /sys."""
 
     def __init__(self, root: str) -> None:
-        """`root` is where the host's /sys is."""
         self._root = root
         self._scanned: tuple[Topology, float] | None = None
         self.known = False
+        """Whether PCI could be listed."""
         self.functions: Mapping[str, Function] = {}
+        """PCI functions by address."""
         self.rdma = Rdma()
         self.fpgas = Fpgas()
         self.problems: tuple[str, ...] = ()
+        """What could not be read."""
 
     def rescan(self) -> None:
         """Makes the next `update` read sysfs: a device was plugged in or removed."""
