@@ -108,7 +108,7 @@ def _with_flag(text: str, endpoint: str) -> str:
     return "".join(
         line
         if line.lstrip().startswith(("#", ";"))
-        else _GIVEN.sub(lambda found: f"{found[1]}{found[2]}{endpoint}", line)
+        else _GIVEN.sub(lambda flag: f"{flag[1]}{flag[2]}{endpoint}", line)
         for line in text.splitlines(keepends=True)
     )
 

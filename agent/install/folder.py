@@ -140,17 +140,19 @@ def _copy_packages(target: Path) -> None:
 
 
 def _required(name: str, seen: set[str]) -> Iterator[importlib.metadata.Distribution]:
-    """Without extras. Raises FolderError for one that is not installed."""
+    """The distribution and those that it requires, without extras.
+
+    Raises FolderError for one that is not installed."""
     for requirement in importlib.metadata.requires(name) or ():
-        found = _NAME.match(requirement)
-        if ";" in requirement or found is None or found[0] in seen:
+        match = _NAME.match(requirement)
+        if ";" in requirement or match is None or match[0] in seen:
             continue
-        seen.add(found[0])
+        seen.add(match[0])
         try:
-            yield importlib.metadata.distribution(found[0])
+            yield importlib.metadata.distribution(match[0])
         except importlib.metadata.PackageNotFoundError as error:
-            raise FolderError(f"{found[0]} is not installed: {error}") from error
-        yield from _required(found[0], seen)
+            raise FolderError(f"{match[0]} is not installed: {error}") from error
+        yield from _required(match[0], seen)
 
 
 def _loader(interpreter: Path) -> Path:
@@ -171,7 +173,6 @@ def _loader(interpreter: Path) -> Path:
 
 
 def _modules(folder: Path) -> Iterator[Path]:
-    """The shared objects in a folder."""
     for path in folder.rglob("*.so*"):
         with path.open("rb") as file:
             if file.read(4) == _ELF:
@@ -179,8 +180,10 @@ def _modules(folder: Path) -> Iterator[Path]:
 
 
 def _libraries(loader: Path, programs: Iterable[Path]) -> set[Path]:
-    """The shared libraries that these programs and modules need. Raises FolderError."""
-    found: set[Path] = set()
+    """The shared libraries that these programs and modules need.
+
+    Raises FolderError."""
+    paths: set[Path] = set()
     for program in programs:
         listed = subprocess.run(
             [loader, "--list", program], capture_output=True, text=True, check=False
@@ -189,8 +192,8 @@ def _libraries(loader: Path, programs: Iterable[Path]) -> set[Path]:
             raise FolderError(f"{loader} --list {program}: {listed.stderr.strip()[-200:]}")
         if missing := re.search(r"(\S+) => not found", listed.stdout):
             raise FolderError(f"{program}: the library {missing[1]} is missing")
-        found.update(map(Path, _LOADED.findall(listed.stdout)))
-    return {each for each in found if each.name != loader.name}
+        paths.update(map(Path, _LOADED.findall(listed.stdout)))
+    return {path for path in paths if path.name != loader.name}
 
 
 def _compile(folder: Path) -> None:

@@ -45,16 +45,19 @@ class CheckError(RuntimeError):
 
 
 class InstallError(RuntimeError):
-    """A step failed. `undone`: every change is undone; otherwise the message says which is not."""
+    """A step failed."""
 
     def __init__(self, message: str, *, undone: bool) -> None:
         super().__init__(message)
         self.undone = undone
+        """Whether every change is undone; otherwise the message says which is not."""
 
 
 class Checks:
-    """`deadline_seconds`: the longest wait for each condition. `settle_seconds`: the time for which
-    the kubelet has to run without a restart. Methods raise CheckError, OSError."""
+    """Checks of the node. Methods raise CheckError, OSError.
+
+    `deadline_seconds`: the longest wait for each condition.
+    `settle_seconds`: how long the kubelet has to run without a restart."""
 
     def __init__(
         self,
@@ -156,7 +159,10 @@ class Checks:
 
 
 class Installer:
-    """`stage` copies the interpreter to a version's folder. `report` reports each step."""
+    """Runs the steps of an installation, and undoes them.
+
+    `stage`: copies the interpreter to a version's folder.
+    `report`: called with the text of each step."""
 
     def __init__(
         self,
@@ -231,8 +237,9 @@ class Installer:
         return plan.undo(changes, present, journal.unit, journal.runtime)
 
     def _undo(self, journal: InstallJournal) -> None:
-        """Undoes the pending changes of the journal, and removes them from it. Raises InstallError;
-        then the journal keeps them."""
+        """Undoes the pending changes of the journal, and removes them from it.
+
+        Raises InstallError; then the journal keeps them."""
         try:
             if journal.pending:
                 # Containers that ended earlier can't run again: only those that run now are
@@ -271,9 +278,8 @@ class Installer:
                 )
 
     def _remove_versions(self) -> None:
-        """Removes the folders of all versions but the linked one. To be called when no pending
-        change names another version. Other folders there, such as a virtual environment, are not
-        Topolet's."""
+        """Removes the folders of all versions but the linked one, when no pending change names
+        another. Other folders there, such as a virtual environment, are not Topolet's."""
         linked = self._tree.state(plan.CURRENT).link
         for name in self._tree.names(plan.FOLDER):
             if name != linked and folder.VERSION.fullmatch(name):

@@ -18,16 +18,18 @@ class InstallJournalError(ValueError):
 
 
 class InstallJournal(msgspec.Struct, frozen=True):
-    """`unit`: the kubelet's service. `runtime`: the endpoint of the runtime to which the proxy
-    connects. `installed`: the changes of all finished installations, each from the state before
-    the first. `pending`: the changes of a run that has not finished, which are undone next.
-    `removes`: that run undoes all installations."""
+    """What was installed on a node."""
 
     unit: str
+    """The kubelet's service."""
     runtime: str
+    """The endpoint of the runtime to which the proxy connects."""
     installed: tuple[FileChange, ...] = ()
+    """The changes of all finished installations, each from the state before the first."""
     pending: tuple[FileChange, ...] = ()
+    """The changes of a run that has not finished, which are undone next."""
     removes: bool = False
+    """That run undoes all installations."""
 
     @property
     def finished(self) -> bool:
@@ -36,7 +38,9 @@ class InstallJournal(msgspec.Struct, frozen=True):
 
 
 def read(tree: HostTree) -> InstallJournal | None:
-    """None where nothing is installed. Raises InstallJournalError, OSError."""
+    """The journal, None where nothing is installed.
+
+    Raises InstallJournalError, OSError."""
     state = tree.state(PATH)
     if state.text is None:
         return None

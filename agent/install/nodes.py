@@ -38,15 +38,15 @@ class ExcludedLabel(msgspec.Struct, frozen=True):
 
 
 class NodePool(msgspec.Struct, frozen=True, rename="camel"):
-    """The nodes of one DaemonSet of agents. `pod`: `metadata` and `spec` of the pod that removes
-    Topolet from a node of the pool. `remark`: what a person has to do on the nodes; it is printed
-    with each."""
+    """The nodes of one DaemonSet of agents."""
 
     daemon_set: str
     node_selector: dict[str, str]
     excluded: tuple[ExcludedLabel, ...]
     pod: dict[str, Any]
+    """The `metadata` and `spec` of the pod that removes Topolet from a node of the pool."""
     remark: str = ""
+    """What a person has to do on each of the nodes."""
 
     def selects(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels is in the pool."""
@@ -75,23 +75,25 @@ class ClusterNode(msgspec.Struct, frozen=True):
 
 
 class NodePod(msgspec.Struct, frozen=True):
-    """A pod of Topolet on a node. `message`: the last lines of a container that failed, or why a
-    container waits."""
+    """A pod of Topolet on a node."""
 
     name: str
     node: str
     component: str
     phase: str
     message: str = ""
+    """The last lines of a container that failed, or why a container waits."""
 
 
 class RemovalLimits(msgspec.Struct, frozen=True):
-    """`at_once`: the number of nodes at the same time. `node_seconds`: the longest time of each.
-    `whole_seconds`: the longest time of all."""
+    """How many nodes are cleaned, and how long it may take."""
 
     at_once: int
+    """The number of nodes at the same time."""
     node_seconds: float
+    """The longest time of each node."""
     whole_seconds: float
+    """The longest time of all nodes."""
 
 
 class NodeState(enum.Enum):
@@ -102,15 +104,17 @@ class NodeState(enum.Enum):
 
 
 class NodeProgress(msgspec.Struct):
-    """The progress on one node. `pool` None: no pool selects the node. `created`: this run has
-    created the node's pod. `problem`: why something is left on the node, "" otherwise."""
+    """The progress on one node."""
 
     node: str
     pool: NodePool | None
+    """None if no pool selects the node."""
     state: NodeState = NodeState.WAITING
     begun_at: float = 0.0
     created: bool = False
+    """This run has created the node's pod."""
     problem: str = ""
+    """Why something is left on the node, "" otherwise."""
 
 
 class PodChange(msgspec.Struct, frozen=True):
@@ -136,25 +140,27 @@ def nodes_to_clean(
 
 
 def steps(
-    found: Sequence[NodeProgress], pods: Sequence[NodePod], limits: RemovalLimits, now: float
+    progress: Sequence[NodeProgress], pods: Sequence[NodePod], limits: RemovalLimits, now: float
 ) -> Iterator[PodChange]:
-    """Advances the state of each node in `found`, and yields what is to be done. `pods`: the
-    present pods of Topolet. `now`: the time of the same clock as `begun_at`."""
-    agents = {each.node for each in pods if each.component == AGENT}
-    ours = {each.node: each for each in pods if each.component == UNINSTALL}
-    for each in found:
-        if each.state is NodeState.BEGUN:
-            yield from _step(each, each.node in agents, ours.get(each.node), limits, now)
-    free = limits.at_once - sum(each.state is NodeState.BEGUN for each in found)
-    for each in found:
-        if each.state is not NodeState.WAITING or free <= 0:
+    """Advances the state of each node in `progress`, and yields what is to be done.
+
+    `pods`: the present pods of Topolet.
+    `now`: the time of the same clock as `begun_at`."""
+    agents = {pod.node for pod in pods if pod.component == AGENT}
+    ours = {pod.node: pod for pod in pods if pod.component == UNINSTALL}
+    for node in progress:
+        if node.state is NodeState.BEGUN:
+            yield from _step(node, node.node in agents, ours.get(node.node), limits, now)
+    free = limits.at_once - sum(node.state is NodeState.BEGUN for node in progress)
+    for node in progress:
+        if node.state is not NodeState.WAITING or free <= 0:
             continue
-        if each.pool is None:
-            each.state, each.problem = NodeState.FAILED, "no pool of the release selects it"
+        if node.pool is None:
+            node.state, node.problem = NodeState.FAILED, "no pool of the release selects it"
             continue
-        each.state, each.begun_at = NodeState.BEGUN, now
+        node.state, node.begun_at = NodeState.BEGUN, now
         free -= 1
-        yield from _step(each, each.node in agents, ours.get(each.node), limits, now)
+        yield from _step(node, node.node in agents, ours.get(node.node), limits, now)
 
 
 def _step(
@@ -198,8 +204,10 @@ def node_pod(pool: NodePool, node: str) -> dict[str, Any]:
 
 
 class ClusterRemoval:
-    """`report` is called with a line for what was done. `left`: the nodes on which something is
-    left. `clock`, `pause`: `time.monotonic` and `time.sleep`."""
+    """Removes Topolet from all nodes.
+
+    `report`: called with a line for what was done.
+    `clock`, `pause`: as `time.monotonic` and `time.sleep`."""
 
     def __init__(
         self,
@@ -211,6 +219,7 @@ class ClusterRemoval:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.left: list[NodeProgress] = []
+        """The nodes on which something is left."""
         self._transport = transport
         self._pools = pools
         self._limits = limits

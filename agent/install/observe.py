@@ -28,22 +28,24 @@ _K3S: Final = {
 
 
 class ObservedKubelet(msgspec.Struct, frozen=True):
-    """How this node's kubelet is started and configured.
-
-    `unit`: the systemd service that runs it. `argv`: the kubelet's command line; for k3s, whose
-    kubelet has none, the flags in its files. `environment_files`: the existing EnvironmentFiles of
-    the unit. `config`: the file of --config. `drop_ins`: the files in --config-dir (`config_dir`),
-    in the kubelet's order. `k3s_files`: the configuration files of k3s or RKE2 in their order,
-    below `k3s_folder`, which is "" for other kubelets."""
+    """How this node's kubelet is started and configured."""
 
     unit: Unit
+    """The systemd service that runs it."""
     argv: tuple[str, ...]
+    """The kubelet's command line; for k3s, whose kubelet has none, the flags in its files."""
     environment_files: tuple[TextFile, ...] = ()
+    """The existing EnvironmentFiles of the unit."""
     config: TextFile | None = None
+    """The file of --config, None without one."""
     config_dir: str = ""
+    """The folder of --config-dir."""
     drop_ins: tuple[TextFile, ...] = ()
+    """The files in that folder, in the kubelet's order."""
     k3s_folder: str = ""
+    """The folder of k3s or RKE2, "" for other kubelets."""
     k3s_files: tuple[TextFile, ...] = ()
+    """The configuration files in that folder, in their order."""
 
 
 class ObservationError(ValueError):
@@ -51,19 +53,21 @@ class ObservationError(ValueError):
 
 
 def kubelet(tree: HostTree, own_group: str | None) -> ObservedKubelet:
-    """How the node's running kubelet is started and configured. `own_group`: the root of this
-    process's cgroup namespace. Raises ObservationError, TreeError, DocumentError,
-    ConfigurationError, OSError."""
+    """How the node's running kubelet is started and configured.
+
+    `own_group`: the root of this process's cgroup namespace.
+
+    Raises ObservationError, TreeError, DocumentError, ConfigurationError, OSError."""
     proc = tree.path("/proc")
-    found = kubelet_process.find(proc, own_group)
-    if found.doubts:
-        raise ObservationError(f"the kubelet can't be determined: {found.doubts[0]}")
-    if len(found.kubelets) > 1:
-        several = ", ".join(each.title for each in found.kubelets)
+    search = kubelet_process.find(proc, own_group)
+    if search.doubts:
+        raise ObservationError(f"the kubelet can't be determined: {search.doubts[0]}")
+    if len(search.kubelets) > 1:
+        several = ", ".join(candidate.title for candidate in search.kubelets)
         raise ObservationError(f"several kubelets run: {several}")
-    if not found.kubelets:
+    if not search.kubelets:
         raise ObservationError("no kubelet runs on this node: start it first")
-    (process,) = found.kubelets
+    (process,) = search.kubelets
     if process.program == kubelet_process.KUBELITE:
         raise ObservationError(
             "MicroK8s contains this kubelet: change --container-runtime-endpoint in "
@@ -73,8 +77,9 @@ def kubelet(tree: HostTree, own_group: str | None) -> ObservedKubelet:
 
 
 def observed(tree: HostTree, unit: Unit, argv: Sequence[str]) -> ObservedKubelet:
-    """`argv`: the command line of its process. Raises OSError, TreeError, DocumentError,
-    ConfigurationError."""
+    """How the kubelet with the command line `argv` is started and configured.
+
+    Raises OSError, TreeError, DocumentError, ConfigurationError."""
     if folder := _K3S.get(unit.name):
         files = _k3s_files(tree, folder)
         contents = [documents.parse(file.text) or {} for file in files]
@@ -97,14 +102,16 @@ def observed(tree: HostTree, unit: Unit, argv: Sequence[str]) -> ObservedKubelet
 def _k3s_endpoint(unit: Unit, contents: Sequence[Mapping[str, Any]]) -> list[str]:
     """The flag with the runtime endpoint that is configured for k3s; empty if k3s starts its own
     runtime. The command line overrides the files (docs.k3s.io: Configuration File)."""
-    given = [each[FLAG] for each in contents if isinstance(each.get(FLAG), str)]
+    given = [content[FLAG] for content in contents if isinstance(content.get(FLAG), str)]
     for command in unit.values("ExecStart"):
         given += filter(None, [flags(unitfiles.words(command)).get(FLAG)])
     return [f"--{FLAG}={given[-1]}"] if given else []
 
 
 def _unit_of(proc: str, kubelet: KubeletProcess) -> str:
-    """The service of systemd that runs this process. Raises ObservationError."""
+    """The service of systemd that runs this process.
+
+    Raises ObservationError."""
     try:
         with Process(proc, kubelet.pid) as process:
             groups = process.groups()
@@ -126,16 +133,16 @@ def _environment_files(tree: HostTree, unit: Unit) -> list[TextFile]:
 
 
 def _drop_ins(tree: HostTree, folder: str) -> list[TextFile]:
-    """In the order of filepath.WalkDir."""
-    found: list[TextFile] = []
+    """The files in the order of filepath.WalkDir."""
+    files: list[TextFile] = []
     for name in tree.names(folder):
         path = os.path.join(folder, name)
         if tree.is_folder(path):
-            found += _drop_ins(tree, path)
+            files += _drop_ins(tree, path)
         elif name.endswith(".conf") and (file := tree.file(path)):
             # With the path in this folder, not the target of a link: the path determines the order.
-            found.append(TextFile(path, file.state))
-    return found
+            files.append(TextFile(path, file.state))
+    return files
 
 
 def _k3s_files(tree: HostTree, folder: str) -> list[TextFile]:

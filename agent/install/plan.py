@@ -92,15 +92,17 @@ _RELOAD: Final = Systemctl(("daemon-reload",))
 
 
 class ObservedNode(msgspec.Struct, frozen=True):
-    """`own`: the state of the OWN_FILES. `proxy`: the unit of the proxy, and `proxy_active` whether
-    it runs. `runtime`: the runtime endpoint in the journal of an earlier installation, "" without
-    one."""
+    """What an installation depends on."""
 
     kubelet: ObservedKubelet
     own: Mapping[str, FileState] = {}
+    """The state of the OWN_FILES."""
     proxy: Unit = Unit(SERVICE)
+    """The unit of the proxy."""
     proxy_active: bool = False
+    """Whether the proxy runs."""
     runtime: str = ""
+    """The runtime endpoint in the journal of an earlier installation, "" without one."""
 
 
 def runtime_endpoint(node: ObservedNode) -> str:
@@ -123,8 +125,11 @@ def runtime_endpoint(node: ObservedNode) -> str:
 def install(
     node: ObservedNode, version: str, runtime: str, units: Mapping[str, str]
 ) -> tuple[Step, ...]:
-    """The steps of an installation, none if nothing has to change. `units`: the texts of SERVICE
-    and SOCKET. Raises EndpointError."""
+    """The steps of an installation, none if nothing has to change.
+
+    `units`: the texts of SERVICE and SOCKET.
+
+    Raises EndpointError."""
     if not runtime.startswith("unix:///"):
         raise EndpointError(f"the runtime's endpoint {runtime!r} is not a unix socket")
     own = [
@@ -156,22 +161,24 @@ def undo(
     unit: str,
     runtime: str,
 ) -> tuple[Step, ...]:
-    """The steps that undo these changes, whether or not each of them was made. `present`: the
-    present state of the files. In a file of the kubelet that others changed since, only the
-    endpoint is changed; a file of Topolet gets its former state."""
+    """The steps that undo these changes, whether or not each of them was made. In a file of the
+    kubelet that others changed since, only the endpoint is changed; a file of Topolet gets its
+    former state.
+
+    `present`: the present state of the files."""
     reverse = []
     for change in reversed(changes):
         now = present.get(change.path, ABSENT)
         reverse.append(FileChange(change.path, now, former(change, now, runtime)))
-    kubelet = [each for each in reverse if each.path not in OWN_FILES]
-    own = [each for each in reverse if each.path in OWN_FILES]
-    steps: list[Step] = [Put(each) for each in kubelet if each.before != each.after]
+    kubelet = [change for change in reverse if change.path not in OWN_FILES]
+    own = [change for change in reverse if change.path in OWN_FILES]
+    steps: list[Step] = [Put(change) for change in kubelet if change.before != change.after]
     if kubelet:
         steps += _restarted(unit, kubelet, through_proxy=False)
-    removes_proxy = any(each.path == SOCKET_FILE and each.after.absent for each in own)
+    removes_proxy = any(change.path == SOCKET_FILE and change.after.absent for change in own)
     if removes_proxy and not present.get(SOCKET_FILE, ABSENT).absent:
         steps.append(Systemctl(("stop", SOCKET, SERVICE)))
-    steps += [Put(each) for each in own if each.before != each.after]
+    steps += [Put(change) for change in own if change.before != change.after]
     if _of_systemd(own):
         steps.append(_RELOAD)
     if own and not removes_proxy and not present.get(SERVICE_FILE, ABSENT).absent:
@@ -180,7 +187,7 @@ def undo(
 
 
 def former(change: FileChange, now: FileState, runtime: str) -> FileState:
-    """The state of a changed file after the change is undone. `now`: its present state."""
+    """The state of a changed file after the change is undone; `now` is its present state."""
     if now in (change.before, change.after) or change.before.absent or change.path in OWN_FILES:
         return change.before
     if now.text is None:

@@ -46,12 +46,13 @@ ReportLine = Callable[[str], None]
 
 
 class InstallPlan(msgspec.Struct, frozen=True):
-    """The steps of an installation on this node. `unit`: the kubelet's service. `runtime`: the
-    endpoint to which the proxy connects."""
+    """The steps of an installation on this node."""
 
     steps: tuple[Step, ...]
     unit: str
+    """The kubelet's service."""
     runtime: str
+    """The endpoint to which the proxy connects."""
 
 
 class ProxyInstallation:

@@ -15,14 +15,15 @@ _AGENT: Final = ("app.kubernetes.io/component", "agent")
 
 
 class ReleasePart(msgspec.Struct, frozen=True):
-    """A DaemonSet or Deployment. `problem`: why it is not Ready in its present version, "" if it
-    is. `agents`: its pods are agents."""
+    """A DaemonSet or Deployment."""
 
     kind: str
     name: str
     wanted: int
     problem: str
+    """Why it is not Ready in its present version, "" if it is."""
     agents: bool = False
+    """Its pods are agents."""
 
 
 def parts(transport: Transport, namespace: str) -> list[ReleasePart]:

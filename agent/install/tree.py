@@ -25,10 +25,12 @@ class TreeError(ValueError):
 
 
 class FileState(msgspec.Struct, frozen=True):
-    """The state of a path: a text file, a symbolic link, or, without `text` and `link`, nothing."""
+    """The state of a path: a text file, a symbolic link, or nothing."""
 
     text: str | None = None
+    """None unless it is a file."""
     link: str | None = None
+    """The target, None unless it is a link."""
     mode: int = 0o644
     uid: int = 0
     gid: int = 0
@@ -53,15 +55,19 @@ class TextFile(msgspec.Struct, frozen=True):
 
 
 class HostTree:
-    """The files below `root`. Arguments are absolute paths of the host. Methods raise OSError."""
+    """The files of the host, below `root`. Arguments are absolute paths of the host. Methods raise
+    OSError."""
 
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/") or "/"
 
     def path(self, path: str, *, follow: bool = True) -> str:
-        """The path for this process. `follow`: whether a link in the last part is followed. Raises
-        TreeError for too many links."""
-        found = self.root
+        """The path for this process.
+
+        `follow`: whether a link in the last part is followed.
+
+        Raises TreeError for too many links."""
+        at = self.root
         todo = [part for part in reversed(path.split("/")) if part]
         links = 0
         while todo:
@@ -69,20 +75,20 @@ class HostTree:
             if part == ".":
                 continue
             if part == "..":
-                found = os.path.dirname(found) if found != self.root else found
+                at = os.path.dirname(at) if at != self.root else at
                 continue
-            step = os.path.join(found, part)
+            step = os.path.join(at, part)
             target = _target(step) if todo or follow else None
             if target is None:
-                found = step
+                at = step
                 continue
             links += 1
             if links > _MAX_LINKS:
                 raise TreeError(f"{path}: too many symbolic links")
             if target.startswith("/"):
-                found = self.root
-            todo += [each for each in reversed(target.split("/")) if each]
-        return found
+                at = self.root
+            todo += [part for part in reversed(target.split("/")) if part]
+        return at
 
     def real(self, path: str) -> str:
         """The path on the host with all links followed. Raises TreeError."""

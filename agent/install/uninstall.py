@@ -58,9 +58,11 @@ _ERRORS: Final = (*ERRORS, RpcError, SettingsError, StoreError)
 
 
 class NodeRemoval:
-    """`objects`: of the API server; None: they are not changed. `installation`: of the proxy; None:
-    the proxy and its files stay. `report` is called with a line for each part that was done.
-    `left`: a line for everything that is left."""
+    """Removes Topolet from this node.
+
+    `objects`: the objects of the API server, None if they are not to be changed.
+    `installation`: the proxy's, None if the proxy and its files stay.
+    `report`: called with a line for each part that was done."""
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class NodeRemoval:
         report: ReportLine,
     ) -> None:
         self.left: list[str] = []
+        """A line for everything that is left."""
         self._settings = settings
         self._node_name = node_name
         self._objects = objects
@@ -98,7 +101,7 @@ class NodeRemoval:
             self._report("the proxy is removed" if removed else "no proxy was installed")
 
     def _runtime(self) -> str:
-        """The runtime's endpoint. To be read before the proxy is removed, because only its
+        """The runtime's endpoint. It is read before the proxy is removed, because only its
         installation may name it."""
         if self._installation is None:
             return self._settings.runtime_endpoint or RUNTIME_ENDPOINT
@@ -117,15 +120,16 @@ class NodeRemoval:
             trail = Trail(settings.state_dir, "uninstall-node", settings.audit_mebibytes << 20)
             restored = originals.restore(settings, trail.append)
             failed = [
-                f"{each.group}: {each.note}" for each in restored.outcome.having(WriteState.FAILED)
+                f"{outcome.group}: {outcome.note}"
+                for outcome in restored.outcome.having(WriteState.FAILED)
             ]
             failed += [
-                f"{each.group} {each.file}: {each.note}"
-                for each in restored.values.having(WriteState.FAILED)
+                f"{outcome.group} {outcome.file}: {outcome.note}"
+                for outcome in restored.values.having(WriteState.FAILED)
             ]
             if restored.unchecked:
                 failed.append(restored.unchecked)
-            self.left += (f"cgroups: {each}" for each in failed)
+            self.left += (f"cgroups: {failure}" for failure in failed)
             self._report(f"cgroups: {len(restored.outcome.having(WriteState.WRITTEN))} restored")
             return not failed
         return False
@@ -157,7 +161,9 @@ class NodeRemoval:
 
     def _remove_object(self, objects: Objects, kind: str, empty: dict[str, Any]) -> bool:
         """Deletes the object if only Topolet wrote in it, otherwise removes Topolet's part. Returns
-        whether there was one. Raises StoreError, CheckError."""
+        whether there was one.
+
+        Raises StoreError, CheckError."""
         found = objects.get(kind, self._node_name)
         writers = set() if found is None else managers(found)
         if found is None or FIELD_MANAGER not in writers:
@@ -210,7 +216,7 @@ def _remove_files(top: str, pattern: str) -> None:
             os.rmdir(folder)
 
 
-def _zones_of_others(found: dict[str, Any]) -> bool:
+def _zones_of_others(reported: dict[str, Any]) -> bool:
     """Whether the NodeResourceTopology has zones that Topolet did not write."""
-    names = (each.get("name", "") for each in found.get("zones") or ())
+    names = (zone.get("name", "") for zone in reported.get("zones") or ())
     return any(not resource_topology.is_own_entry(("zones",), name) for name in names)

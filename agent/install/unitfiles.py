@@ -25,11 +25,11 @@ _CONTINUED: Final = re.compile(r"\\\n(?:[ \t]*[#;][^\n]*\n)*")
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """A unit. `files`: in the order in which systemd reads them, none if the unit does not
-    exist."""
+    """A unit of systemd."""
 
     name: str
     files: tuple[TextFile, ...] = ()
+    """In the order in which systemd reads them, none if the unit does not exist."""
 
     def values(self, key: str) -> list[str]:
         """The values of a key in [Service] that may occur several times. An empty value removes the
