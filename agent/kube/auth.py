@@ -66,7 +66,7 @@ class FileAccess:
         server_name: str | None = None,
         verify: bool = True,
     ) -> None:
-        """`ca`, `token`, `certificate`, `key` are paths; empty means there is none."""
+        """The paths of `ca`, `token`, `certificate` and `key` are empty for none."""
         self.server = server.rstrip("/")
         self.server_name = server_name
         self._ca = ca

@@ -41,13 +41,14 @@ class LastApply(msgspec.Struct, frozen=True):
 
 
 class Repair(msgspec.Struct, frozen=True):
-    """An object had other fields than those that were applied, and was written again. `manager`:
-    the field manager that wrote it last, "" if that is not known; `deleted`: it did not exist."""
+    """An object had other fields than those that were applied, and was written again."""
 
     kind: str
     name: str
     manager: str = ""
+    """The field manager that wrote it last, "" if it is not known."""
     deleted: bool = False
+    """The object did not exist."""
 
 
 # The first watch of a node begins at a time within this window that depends on its name.
@@ -204,7 +205,9 @@ class Cluster:
         self, kind: Kind, wanted: Object, subresource: str
     ) -> tuple[bool, str, Object | None]:
         """Returns whether anything changed, the version of the object after that, and the object
-        before it, None if it did not exist. Raises ConflictError after a concurrent write."""
+        before it, None if it did not exist.
+
+        Raises ConflictError after a concurrent write."""
         version = wanted["apiVersion"].rpartition("/")[2]
         path = kinds.path(kind.group, version, kind.plural, wanted["metadata"]["name"])
         stored = self._found(kind, path)
@@ -311,23 +314,22 @@ def patch(
 ) -> Object | None:
     """The object to apply as `manager` with force; None if nothing has to be written.
 
-    `stored`: the stored object with its managedFields, None if it does not exist. Without `is_own`
-    all entries of lists without keys belong to others.
-    """
+    `stored`: the stored object with its managedFields, None if it does not exist.
+    `is_own`: whether an entry of a list without keys is Topolet's; without it, none is."""
     if stored is None:
         return wanted
     fields = _managed(stored)
-    written = [_fields(each) for each in fields]
+    written = [_fields(entry) for entry in fields]
     own = [
-        _fields(each)
-        for each in fields
-        if each.get("manager") == manager
-        and each.get("operation") == "Apply"
-        and (each.get("subresource") or "") == subresource
+        _fields(entry)
+        for entry in fields
+        if entry.get("manager") == manager
+        and entry.get("operation") == "Apply"
+        and (entry.get("subresource") or "") == subresource
     ]
     merge = _Merge(is_own or _nothing_own)
     merged = merge.object(wanted, stored, written, ())
-    stale = merge.dropped or any(_stale(each, wanted) for each in own)
+    stale = merge.dropped or any(_stale(owned, wanted) for owned in own)
     fields_wanted = {name: value for name, value in merged.items() if name not in _TYPE}
     if _contains(stored, fields_wanted) and not stale:
         return None
@@ -363,13 +365,14 @@ def _nothing_own(_path: Path, _name: str) -> bool:
 
 
 class _Merge:
-    """Adds the stored entries of others to the wanted lists without keys. `others`: there were such
-    entries. `dropped`: there were entries of Topolet that the wanted object does not have."""
+    """Adds the stored entries of others to the wanted lists without keys."""
 
     def __init__(self, is_own: IsOwn) -> None:
         self._is_own = is_own
         self.others = False
+        """There were entries of others."""
         self.dropped = False
+        """There were entries of Topolet that the wanted object does not have."""
 
     def object(self, wanted: Object, stored: Object, written: list[Object], path: Path) -> Object:
         merged = {}

@@ -11,10 +11,10 @@ from agent.model.bounds import JsonError
 
 
 class StoreError(RuntimeError):
-    """An object can't be written or read; the message names kind, name and reason.
-    `retry_after_seconds`: the time until the next request as the store requests it, or None."""
+    """An object can't be written or read. The message names kind, name and reason."""
 
     retry_after_seconds: float | None = None
+    """The time until the next request that the store asks for, None if it does not."""
 
 
 class KubeError(StoreError):
@@ -30,7 +30,9 @@ class UnreachableError(KubeError):
 
 
 class ServerError(KubeError):
-    """A 5xx. `future_version`: the server has not reached the requested resourceVersion."""
+    """A 5xx.
+
+    `future_version`: the server has not reached the requested resourceVersion."""
 
     def __init__(
         self,
@@ -71,7 +73,9 @@ class NotFoundError(KubeError):
 
 
 class ConflictError(KubeError):
-    """Another client's write conflicts. `fields`: the fields that other managers own."""
+    """Another client's write conflicts.
+
+    `fields`: the fields that other managers own."""
 
     def __init__(self, message: str, fields: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -99,7 +103,7 @@ class StatusCause(msgspec.Struct, frozen=True):
 
 
 class Details(msgspec.Struct, frozen=True, rename="camel"):
-    """The details of a Status; `group` and `kind` name the resource."""
+    """The details of a Status. Its group and kind name the resource."""
 
     group: str = ""
     kind: str = ""

@@ -52,12 +52,13 @@ class Regarding(NamedTuple):
 
 
 class EventKey(NamedTuple):
-    """The identity of one Event. `normal`: its type is Normal, not Warning."""
+    """The identity of one Event."""
 
     regarding: Regarding
     reason: str
     note: str
     normal: bool = False
+    """Its type is Normal, not Warning."""
 
     @property
     def namespace(self) -> str:
@@ -67,18 +68,23 @@ class EventKey(NamedTuple):
 
 
 class _Series:
-    """`count`: the number of occurrences; `sent`: the number that the API server has."""
+    """An Event that may occur several times."""
 
     def __init__(self) -> None:
         self.count = 0
+        """The number of occurrences."""
         self.sent = 0
+        """The number of occurrences that the API server has."""
         self.due = 0.0
 
 
 class Recorder:
     """Records warnings and normal Events; warnings are sent first. Any thread may call `record` and
-    `inform`, which never block. `results` is called with `written`, `failed` or `dropped` for each.
-    The thread starts at the first Event, since most nodes never have one."""
+    `inform`, which never block. The thread starts at the first Event, since most nodes never have
+    one.
+
+    `controller`, `instance`, `action`: fields of every Event.
+    `results`: called with `written`, `failed` or `dropped` for each Event."""
 
     def __init__(
         self,
@@ -90,7 +96,6 @@ class Recorder:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`controller`, `instance` and `action`: fields of every Event."""
         self._transport = transport
         self._controller = controller
         self._instance = instance[:MAX_INSTANCE]
@@ -140,7 +145,7 @@ class Recorder:
         Event can be kept."""
         if len(self._series) < MAX_EVENTS:
             return True
-        oldest = next((key for key, each in self._series.items() if each.sent), None)
+        oldest = next((key for key, series in self._series.items() if series.sent), None)
         if oldest is None:
             return False
         del self._series[oldest]
@@ -166,7 +171,7 @@ class Recorder:
             self._results(result)
 
     def _postpone(self, key: EventKey, error: StoreError) -> None:
-        """Moves the Event behind the others: the API server may accept those."""
+        """Moves the Event behind the others, because the API server may accept those."""
         with self._changed:
             self._not_before = self._clock() + self._backoff.next(error.retry_after_seconds)
             if (series := self._series.pop(key, None)) is not None:
@@ -242,7 +247,7 @@ def _cut(note: str) -> str:
 
 
 def _name(key: EventKey) -> str:
-    """Returns the same name for the same Event after a restart of the agent."""
+    """The name is the same after a restart of the agent."""
     text = "\0".join((key.regarding.uid, key.reason, key.note))
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return f"{key.regarding.name[:_MAX_OBJECT_NAME].rstrip('-.')}.{digest}"

@@ -16,14 +16,15 @@ from agent.model.bounds import JsonError
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """A kind of objects. `versions`: the supported ones, the best first. `must_exist`: Topolet
-    never creates such an object, it only changes some of its fields."""
+    """A kind of objects."""
 
     name: str
     group: str
     versions: tuple[str, ...]
+    """The supported versions, the best first."""
     plural: str
     must_exist: bool = False
+    """Topolet never creates such an object, it only changes some of its fields."""
 
 
 POD: Final = Kind("Pod", "", ("v1",), "pods", must_exist=True)
@@ -63,7 +64,7 @@ RECHECK_SECONDS: Final = 300.0
 
 
 class Discovery:
-    """The versions that the server serves. Each answer is kept for `recheck_seconds`."""
+    """The versions that the server serves. An answer is kept for `recheck_seconds`."""
 
     def __init__(
         self,

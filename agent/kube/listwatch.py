@@ -43,8 +43,10 @@ SILENT_SECONDS: Final = 240.0
 
 
 class ListWatch(Generic[T]):
-    """A watch of the objects at `path` that `select` matches: WatchList when the server has it,
-    otherwise list and watch."""
+    """A watch of the objects at `path` that `select` matches: WatchList if the server has it,
+    otherwise list and watch.
+
+    `first_seconds`: the wait before the first request."""
 
     def __init__(
         self,
@@ -57,7 +59,6 @@ class ListWatch(Generic[T]):
         first_seconds: float = 0.0,
         pace: WatchPace | None = None,
     ) -> None:
-        """`first_seconds`: the wait before the first request."""
         self.path = path
         self._select = dict(select)
         self._changed = changed
@@ -335,10 +336,11 @@ class ListWatch(Generic[T]):
         return metadata.key, self._mirror.decoded(metadata, bytes(raw))
 
     def _sync(
-        self, found: list[tuple[ObjectKey, Known[T] | None]], version: str, *, fresh: bool
+        self, objects: list[tuple[ObjectKey, Known[T] | None]], version: str, *, fresh: bool
     ) -> None:
-        """`fresh`: the list has all changes that were made before it was requested."""
-        self._report(self._mirror.replace(found), first=not self.syncs)
+        """Replaces the objects by those of a list. `fresh`: the list has all changes that were made
+        before it was requested."""
+        self._report(self._mirror.replace(objects), first=not self.syncs)
         self._version = version
         self._received_at = self._pace.clock()
         self.syncs += 1

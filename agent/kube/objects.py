@@ -20,9 +20,10 @@ T = TypeVar("T")
 
 
 class ObjectKey(NamedTuple):
-    """`namespace` is empty for a cluster-scoped object."""
+    """The name of an object of a kind."""
 
     namespace: str
+    """Empty for a cluster-scoped object."""
     name: str
 
 
@@ -35,11 +36,12 @@ class ChangeKind(enum.Enum):
 
 
 class Change(msgspec.Struct, Generic[T], frozen=True):
-    """`value` is the new value, or the last known value of a deleted object."""
+    """A change of an object."""
 
     kind: ChangeKind
     key: ObjectKey
     value: T
+    """The new value, or the last known value of a deleted object."""
 
 
 Read = Callable[[bytes], T]
@@ -88,8 +90,9 @@ class Objects(Protocol):
         ...
 
     def get(self, kind: str, name: str, *, cached: bool = False) -> Object | None:
-        """Returns None if the object does not exist. `cached`: the answer may be some seconds
-        old."""
+        """The object, None if it does not exist.
+
+        `cached`: the answer may be some seconds old."""
         ...
 
     def apply(self, wanted: Object) -> bool:
@@ -133,18 +136,19 @@ class WatchedMetadata(ObjectIdentity, frozen=True, rename="camel", kw_only=True)
 
 
 class Known(msgspec.Struct, Generic[T], frozen=True):
-    """One object; `uid` distinguishes it from another one of the same name."""
+    """One object, as it was read last."""
 
     uid: str
+    """It distinguishes the object from another one of the same name."""
     version: str
     value: T
 
 
 class Mirror(Generic[T]):
-    """The known state of the watched objects. It returns each change once. One thread writes."""
+    """The known state of the watched objects. It returns each change once. One thread writes. An
+    object that can't be decoded is logged, and its last good value stays."""
 
     def __init__(self, read: Read[T]) -> None:
-        """An object that can't be decoded is logged, and its last good value stays."""
         self._read = read
         self._known: dict[ObjectKey, Known[T]] = {}
 

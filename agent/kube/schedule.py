@@ -32,9 +32,11 @@ LONGEST_RETRY_AFTER_SECONDS = 300.0
 
 
 class Backoff:
-    """Steps that double from `base` to `cap`. Each delay is a random time between half a step and
-    one and a half steps: a fleet spreads out, and at most five attempts fall into the time of ten
-    first steps. `random` returns values in [0, 1)."""
+    """Steps that double from `base_seconds` to `cap_seconds`. Each delay is a random time between
+    half a step and one and a half steps: a fleet spreads out, and at most five attempts fall into
+    the time of ten first steps.
+
+    `random`: returns values in [0, 1)."""
 
     def __init__(
         self,
@@ -83,28 +85,31 @@ def _boot_seconds() -> float:
 
 
 class WatchPace(msgspec.Struct, frozen=True):
-    """`wait` returns True when the event ended it.
-
-    The server is to end a watch after `watch_seconds`, a fifth more or less, so that the watches
-    of a fleet do not end together; one that lasts `grace_seconds` longer is dead. Pauses after
-    failures grow to steps of `cap_seconds`. A pause ends within `return_seconds` after the server
-    answers another request of the process again.
-    """
+    """The times of a watch."""
 
     random: Callable[[], float] = random.random
     clock: Callable[[], float] = _boot_seconds
     wait: Callable[[threading.Event, float], bool] = threading.Event.wait
+    """Returns True when the event ended it."""
     watch_seconds: float = 300.0
+    """The server is to end a watch after this time, a fifth more or less, so that the watches of a
+    fleet do not end together."""
     grace_seconds: float = 15.0
+    """A watch that lasts longer by this time is dead."""
     cap_seconds: float = 10.0
+    """Pauses after failures grow to this length."""
     return_seconds: float = 2.0
+    """A pause ends within this time after the server answers another request of the process
+    again."""
 
 
 class Schedule:
-    """`random` returns values in [0, 1); all times are of one monotonic clock."""
+    """When the next request of a watch is sent. All times are of one monotonic clock.
+
+    `random`: returns values in [0, 1).
+    `cap_seconds`: the longest step."""
 
     def __init__(self, random: Callable[[], float], cap_seconds: float) -> None:
-        """No step is longer than `cap_seconds`."""
         self._failing = Backoff(random, cap_seconds=cap_seconds)
         self._busy = Backoff(random, cap_seconds=cap_seconds)
         self._sent_at: deque[float] = deque(maxlen=REQUESTS)
@@ -122,9 +127,10 @@ class Schedule:
         return max(0.0, self._sent_at[0] + WINDOW_SECONDS + _ROUNDING_SECONDS - now)
 
     def after(self, error: StoreError | None, *, version_unusable: bool = False) -> float:
-        """Returns the seconds to pause after a request that failed, or, without `error`, that
-        succeeded and ended too soon. `version_unusable`: the next request must not begin at the
-        same version."""
+        """The seconds to pause after a request that failed, or, without `error`, that succeeded and
+        ended too soon.
+
+        `version_unusable`: the next request must not begin at the same version."""
         retry_after = error.retry_after_seconds if error else None
         if isinstance(error, TooManyRequestsError):
             self._failing.reset()

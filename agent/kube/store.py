@@ -37,10 +37,10 @@ PERIOD_SECONDS: Final = 1.0
 
 
 class EmbeddedStore:
-    """Objects by kind and name; cluster-scoped kinds only."""
+    """Objects by kind and name; cluster-scoped kinds only. A watch reads the folder again after
+    each period."""
 
     def __init__(self, folder: str, *, period_seconds: float = PERIOD_SECONDS) -> None:
-        """A watch reads the folder again after each period."""
         self._folder = folder
         self._period = period_seconds
 
@@ -187,7 +187,7 @@ _SHARED = ("Node",)
 
 
 def _merged_with_others(stored: Object, wanted: Object) -> Object:
-    """Returns the stored object with the wanted fields; Topolet's unwanted labels are removed."""
+    """The stored object with the wanted fields. Topolet's unwanted labels are removed."""
     merged = _merged(stored, wanted)
     if wanted_labels := wanted["metadata"].get("labels"):
         labels = merged["metadata"]["labels"]
@@ -198,7 +198,6 @@ def _merged_with_others(stored: Object, wanted: Object) -> Object:
 
 
 def _is_own(resource: object) -> bool:
-    """Whether Topolet reports the resource."""
     return str(resource).startswith(DOMAIN)
 
 

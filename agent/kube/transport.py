@@ -169,8 +169,10 @@ JSON_PATCH: Final = "application/json-patch+json"
 
 
 class Transport:
-    """One server. Every method may be called from any thread, and raises KubeError or
-    AccessError."""
+    """One server. Every method may be called from any thread, and raises KubeError or AccessError.
+
+    `connections`: how many are kept open; each further request at the same time opens another.
+    `reachability`: shared by all transports to the same server."""
 
     def __init__(
         self,
@@ -181,8 +183,6 @@ class Transport:
         connections: int = 2,
         reachability: Reachability | None = None,
     ) -> None:
-        """`connections` are kept open; each further request at the same time opens another.
-        `reachability` is shared by all transports to the same server."""
         self.limits = limits or ResponseLimits()
         self.access = access
         self.reachability = reachability or Reachability()
@@ -342,16 +342,18 @@ class Transports:
         self._made: list[Transport] = []
 
     def new(self, limits: ResponseLimits | None = None, connections: int = 4) -> Transport:
-        """`connections`: see `Transport`."""
-        made = Transport(
+        """A further transport to the same server.
+
+        `connections`: how many it keeps open."""
+        transport = Transport(
             self._access,
             user_agent=self._user_agent,
             limits=limits,
             connections=connections,
             reachability=self._reachability,
         )
-        self._made.append(made)
-        return made
+        self._made.append(transport)
+        return transport
 
     def close(self) -> None:
         """Closes all of them."""

@@ -169,10 +169,11 @@ class Stream:
 
 
 class ListMetadata(msgspec.Struct, frozen=True):
-    """`continue_`: the token of the next page; empty on the last one."""
+    """The metadata of a list."""
 
     resource_version: str = msgspec.field(name="resourceVersion", default="")
     continue_: str = msgspec.field(name="continue", default="")
+    """The token of the next page; empty on the last one."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -259,24 +260,27 @@ def listed(
     *,
     from_cache: bool = False,
 ) -> Listed[T]:
-    """Lists objects, page by page. `take` decodes one object to the value that is kept.
-    `from_cache`: the server answers from its cache, which may be old, without pages. After a
-    response that is too large the list restarts with smaller pages. Raises KubeError, AccessError
-    and the exceptions of `take`."""
+    """Lists objects, page by page. After a response that is too large the list restarts with
+    smaller pages.
+
+    `take`: decodes one object to the value that is kept.
+    `from_cache`: the server answers from its cache, which may be old, without pages.
+
+    Raises KubeError, AccessError and the exceptions of `take`."""
     request = f"list of {path}"
     size = PAGE
     query: Query = {**select, "limit": size}
     if from_cache:
         query = {**query, "resourceVersion": "0"}
-    found: list[T] = []
+    values: list[T] = []
     while True:
         try:
-            got = page(request, get(path, query))
+            listing = page(request, get(path, query))
         except TooLargeError:
             if size == 1:
                 raise
             size = max(1, size // _SHRINKS)
-            found.clear()
+            values.clear()
             query = {**select, "limit": size}
             continue
         except GoneError:
@@ -284,16 +288,16 @@ def listed(
                 raise
             # The server's new token continues with a newer state: changes on the pages before
             # would be lost.
-            found.clear()
+            values.clear()
             query = dict(select) if size == PAGE else {**select, "limit": size}
             continue
-        found.extend(map(take, got.items or ()))
-        token = got.metadata.continue_
+        values.extend(map(take, listing.items or ()))
+        token = listing.metadata.continue_
         if not token:
             break
         if query.get("continue") == token:
             raise MalformedError(f"{request}: the same page again")
         query = {**select, "limit": size, "continue": token}
-    if not got.metadata.resource_version:
+    if not listing.metadata.resource_version:
         raise MalformedError(f"{request}: has no resourceVersion")
-    return Listed(found, got.metadata.resource_version)
+    return Listed(values, listing.metadata.resource_version)
