@@ -22,13 +22,17 @@ class CertificateError(RuntimeError):
 
 class CertificateFiles:
     """Reads the files again when they change. The previous certificate stays in use while the files
-    can't be used, for example because only one of certificate and key was replaced yet."""
+    can't be used, for example because only one of certificate and key was replaced yet.
+
+    `client_ca`: the CA of the certificate that a client must show; if it is empty, none is
+        requested.
+    `client_optional`: a client may also connect without one.
+
+    Raises CertificateError."""
 
     def __init__(
         self, certificate: str, key: str, client_ca: str = "", *, client_optional: bool = False
     ) -> None:
-        """`client_ca`: the CA of the certificate that a client must show; empty: none is requested.
-        `client_optional`: a client may also connect without one. Raises CertificateError."""
         self._paths = (certificate, key, client_ca) if client_ca else (certificate, key)
         self._client_ca = client_ca
         self.client_optional = client_optional
@@ -82,10 +86,11 @@ def certificate_names(certificate: Mapping[str, Any]) -> frozenset[str]:
 
 
 class TlsStream:
-    """A connection over TLS, as `connection.ByteStream`; all calls raise OSError."""
+    """A connection over TLS, as `connection.ByteStream`; all calls raise OSError.
+
+    `accepted`: a socket that does not block. It is detached, or closed after an OSError."""
 
     def __init__(self, accepted: socket.socket, context: ssl.SSLContext) -> None:
-        """`accepted` does not block; it is detached, or closed after an OSError."""
         try:
             self._socket = context.wrap_socket(
                 accepted, server_side=True, do_handshake_on_connect=False

@@ -25,9 +25,10 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class ByteStream(Protocol):
-    """The bytes of a connection. All methods raise OSError. `names`: see TlsStream."""
+    """The bytes of a connection. All methods raise OSError."""
 
     names: frozenset[str] | None
+    """See TlsStream."""
 
     def fileno(self) -> int: ...
 
@@ -51,12 +52,11 @@ class ByteStream(Protocol):
 
 
 class PlainStream:
-    """A connection without TLS."""
+    """A connection without TLS, over a socket that does not block."""
 
     names: frozenset[str] | None = None
 
     def __init__(self, accepted: socket.socket) -> None:
-        """`accepted` does not block."""
         self._socket = accepted
 
     def fileno(self) -> int:
@@ -119,7 +119,10 @@ class ConnectionOwner(Protocol):
 
 class HttpConnection:
     """The states of a connection from `start` to `close`. All methods are called in the loop's
-    thread, except `encoded` and `send_at_once`."""
+    thread, except `encoded` and `send_at_once`.
+
+    `local`: the client is on the node.
+    `loopback`: the client has a loopback address."""
 
     def __init__(
         self,
@@ -129,7 +132,6 @@ class HttpConnection:
         local: bool,
         loopback: bool = False,
     ) -> None:
-        """`local`: the client is on the node. `loopback`: it has a loopback address."""
         self.peer = peer
         self.local = local
         self._loopback = loopback

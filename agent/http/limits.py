@@ -48,26 +48,29 @@ has this limit too: more than a kube-scheduler binds pods a second, with a conne
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True):
-    """`connections`: the largest number in total; `reserved` of them are for the node's own
-    addresses. `each_peer`: the largest number of another peer, and `new_each_second`: how many it
-    may open in a second, 0 for any number. `local_each_second`: requests of all clients on the node
-    in a second but probes, after `connections` at once, 0 for any number. `idle_seconds`: between
-    two requests, 0 for one request on each connection. The other times are each for one phase.
-    `bodies_bytes`: the size of the bodies of all requests that have no reply yet."""
+    """The limits of one port. Each time but `idle_seconds` is for one phase of a request."""
 
     connections: int
+    """The largest number in total."""
     reserved: int
+    """How many of them are for the node's own addresses."""
     each_peer: int
+    """The largest number of another peer."""
     new_each_second: float = 0.0
+    """How many connections another peer may open in a second, 0 for any number."""
     local_each_second: float = 0.0
+    """Requests of all clients on the node in a second but probes, after `connections` at once; 0
+    for any number."""
     handshake_seconds: float = 5.0
     head_seconds: float = 5.0
     body_seconds: float = 5.0
     reply_seconds: float = 10.0
     idle_seconds: float = 0.0
+    """The time between two requests, 0 for one request on each connection."""
     head_bytes: int = 8 << 10
     body_bytes: int = 0
     bodies_bytes: int = 0
+    """The size of the bodies of all requests that have no reply yet."""
 
     def seconds(self, phase: ConnectionPhase) -> float | None:
         """The longest time of a phase, None if it has no limit."""
@@ -85,8 +88,7 @@ _CLOSING_SECONDS: Final = 2.0
 
 
 class _Entry:
-    """One connection. `since`: the begin of its phase. `answered`: it had a reply. `bytes`: of the
-    body of its request."""
+    """One connection."""
 
     __slots__ = ("answered", "bytes", "local", "peer", "phase", "since")
 
@@ -95,8 +97,11 @@ class _Entry:
         self.local = local
         self.phase = ConnectionPhase.HANDSHAKE
         self.since = now
+        """The begin of its phase."""
         self.answered = False
+        """It had a reply."""
         self.bytes = 0
+        """The size of the body of its request."""
 
     @property
     def age_order(self) -> tuple[int, float]:
@@ -209,7 +214,9 @@ class ConnectionTable(Generic[Key]):
                 del self._of_peer[entry.peer]
 
     def _remove_oldest(self, may_close: Callable[[_Entry], bool]) -> Key:
-        """Raises FullError if no connection may be closed."""
+        """Closes the connection that waits longest.
+
+        Raises FullError if none may be closed."""
         idle = (
             (entry.age_order, key)
             for key, entry in self._entries.items()
@@ -266,9 +273,9 @@ class FullError(RuntimeError):
 
 
 class WaitingRequests(Generic[Item]):
-    """A fair queue of requests for a number of threads. Requests from the node come first, and
-    `reserved` threads are only for them. The other peers take turns, so that none of them waits for
-    all requests of another."""
+    """A fair queue of requests for a number of threads, of which some are reserved for requests
+    from the node, which come first. The other peers take turns, so that none of them waits for all
+    requests of another."""
 
     def __init__(self, threads: int, reserved: int) -> None:
         self._max_remote = threads - reserved

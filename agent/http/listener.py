@@ -56,8 +56,12 @@ OnRequest = Callable[[HttpConnection, HttpRequest], None]
 
 
 class HttpListener:
-    """Accepts connections from its construction on. `port`: the actual port if 0 was requested. All
-    methods are called in the loop's thread."""
+    """Accepts connections from its construction on. All methods are called in the loop's thread.
+
+    `stream`: makes the stream of an accepted connection.
+    `clients`: the accepted names in client certificates; empty accepts any.
+
+    Raises OSError when the address can't be listened on."""
 
     def __init__(
         self,
@@ -69,9 +73,6 @@ class HttpListener:
         stream: Callable[[socket.socket], ByteStream] = PlainStream,
         clients: frozenset[str] = frozenset(),
     ) -> None:
-        """`stream` makes the stream of an accepted connection. `clients`: the accepted names in
-        client certificates; empty accepts any. Raises OSError when the address can't be listened
-        on."""
         self.loop = loop
         self.limits = limits
         size = _BODY_READ_BYTES if limits.body_bytes else limits.head_bytes
@@ -100,6 +101,7 @@ class HttpListener:
         )
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
+        """The actual port, if 0 was requested."""
         self._accept_again()
 
     @property

@@ -26,11 +26,14 @@ _NET: Final = "/proc/self/net"
 
 
 class NodeAddresses:
-    """The node's own addresses. `gateways`: of the process's network. They count only if the
-    server's address is not one of the node, because the gateway of a node is another machine."""
+    """The node's own addresses.
+
+    `gateways`: the gateways of the process's network, which count only if the server's address is
+        not one of the node, because the gateway of a node is another machine.
+
+    Raises SettingsError."""
 
     def __init__(self, configured: Collection[str] = (), gateways: Collection[str] = ()) -> None:
-        """Raises SettingsError."""
         self._configured = frozenset(map(_address, configured))
         self._gateways = frozenset(map(_address, gateways))
 
@@ -44,9 +47,11 @@ class NodeAddresses:
 
 
 def node_addresses(configured: str, net: str = _NET) -> NodeAddresses:
-    """`configured`: addresses separated by commas. Reads the gateways of this process's network
-    below `net`, a folder as /proc/self/net. Raises SettingsError."""
-    names = [each.strip() for each in configured.split(",") if each.strip()]
+    """The addresses in `configured`, separated by commas, and the gateways of this process's
+    network below `net`, a folder as /proc/self/net.
+
+    Raises SettingsError."""
+    names = [name.strip() for name in configured.split(",") if name.strip()]
     found = (*ipv4_gateways(_read(f"{net}/route")), *ipv6_gateways(_read(f"{net}/ipv6_route")))
     return NodeAddresses(names, found if names else ())
 

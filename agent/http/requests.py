@@ -35,7 +35,9 @@ _PHRASES: Final = {
 
 
 class BadRequestError(ValueError):
-    """The request is invalid; the message is the reply. `status`: the HTTP status."""
+    """The request is invalid. The message is the reply.
+
+    `status`: the HTTP status."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -43,28 +45,31 @@ class BadRequestError(ValueError):
 
 
 class RequestHead(msgspec.Struct, frozen=True):
-    """`path`: without the query, decoded. `content_length` is None for a body of unknown length: of
-    chunks, or of a POST without a Content-Length. `keep_alive`: whether the client may send another
-    request. `host`: the header Host, "" without one."""
+    """The head of a request."""
 
     method: str
     path: str
+    """Without the query, decoded."""
     content_type: str
     content_length: int | None
+    """None for a body of unknown length: of chunks, or of a POST without a Content-Length."""
     keep_alive: bool
+    """Whether the client may send another request."""
     expects_continue: bool
     host: str = ""
+    """The header Host, "" without one."""
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """`allow`: the method of the path, if the request has another one. `headers`: name and value of
-    further headers."""
+    """The reply to a request."""
 
     status: int
     body: bytes
     content_type: str = "application/json"
     allow: str = ""
+    """The method of the path, if the request has another one."""
     headers: tuple[tuple[str, str], ...] = ()
+    """Name and value of further headers."""
 
 
 def head_end(received: bytearray, searched: int, most_bytes: int) -> int:

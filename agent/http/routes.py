@@ -23,31 +23,34 @@ log = logging.getLogger(__name__)
 
 
 class Route(msgspec.Struct, frozen=True):
-    """The reply to requests for a path. A route for GET also answers HEAD, without a body. `handle`
-    takes the body of the request, which is empty unless the method is POST; it may raise
-    BadRequestError, and a server with threads calls it in several at once. `certified`: the client
-    must have shown a certificate that the server accepts. `loopback`: the client must have a
-    loopback address, and the header Host must name a loopback host."""
+    """The reply to requests for a path. A route for GET also answers HEAD, without a body."""
 
     method: str
     handle: Callable[[bytes], Reply]
+    """Takes the body of the request, which is empty unless the method is POST. It may raise
+    BadRequestError, and a server with threads calls it in several at once."""
     certified: bool = False
+    """The client must have shown a certificate that the server accepts."""
     loopback: bool = False
+    """The client must have a loopback address, and the header Host must name a loopback host."""
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """`body` is None if the request has no Content-Length. `certified`: whether the client has
-    shown an accepted certificate. `host`: the header Host. `loopback`: whether the client has a
-    loopback address. `tls`: whether the connection has TLS."""
+    """A request."""
 
     method: str
     path: str
     content_type: str
     body: bytes | None
+    """None if the request has no Content-Length."""
     certified: bool = False
+    """Whether the client has shown an accepted certificate."""
     host: str = ""
+    """The header Host."""
     loopback: bool = False
+    """Whether the client has a loopback address."""
     tls: bool = False
+    """Whether the connection has TLS."""
 
 
 def dispatch(routes: Mapping[str, Route], request: HttpRequest) -> Reply:

@@ -33,17 +33,25 @@ class HttpListenError(RuntimeError):
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
-    """`threads`: the number of requests that are handled at the same time. 0: the loop's thread
-    handles them, which saves two thread switches; then each connection has one request
-    (`idle_seconds` is 0). `stop_seconds`: the time for requests in flight when the server stops."""
+    """The limits of a server."""
 
     connections: ConnectionLimits
     threads: int
+    """How many requests are handled at the same time. With 0 the loop's thread handles them, which
+    saves two thread switches; then each connection has one request (`idle_seconds` is 0)."""
     stop_seconds: float = 5.0
+    """The time for requests in flight when the server stops."""
 
 
 class HttpServer:
-    """Serves from `start` to `close`. `port` is the actual port if the address has port 0."""
+    """Serves from `start` to `close`. Its `port` is the actual port if the address has port 0.
+
+    `routes`: by path.
+    `certificate`: None for plain HTTP.
+    `clients`: the accepted names in client certificates, if the certificate files have a client CA;
+        empty accepts any.
+
+    Raises SettingsError for an invalid address."""
 
     def __init__(
         self,
@@ -54,9 +62,6 @@ class HttpServer:
         certificate: CertificateFiles | None = None,
         clients: Collection[str] = (),
     ) -> None:
-        """`routes` are by path. Without a certificate the server serves plain HTTP. `clients` are
-        the accepted names in client certificates, if the certificate files have a client CA; empty
-        accepts any. Raises SettingsError for an invalid address."""
         self._address = address
         self._host_port = host_port(address)
         self._routes = routes
@@ -102,7 +107,6 @@ class HttpServer:
         self._loop.close()
 
     def _run(self) -> None:
-        """The loop's thread."""
         listener = self._listener
         assert listener is not None
         self._loop.run()
@@ -122,7 +126,6 @@ class HttpServer:
             self._threads[-1].start()
 
     def _serve(self) -> None:
-        """A thread for requests."""
         while (taken := self._queue.take()) is not None:
             connection, request = taken
             encoded = memoryview(connection.encoded(dispatch(self._routes, request)))
