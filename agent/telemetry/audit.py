@@ -37,16 +37,20 @@ _SUFFIX: Final = ".jsonl"
 
 
 class _File(msgspec.Struct, frozen=True, order=True):
-    """`begin`: seconds since 1970."""
+    """A file of the trail."""
 
     begin: int
+    """Seconds since 1970."""
     process: str
     path: str
 
 
 class Trail:
     """Appends records of one process, from any thread. Never raises: a trail that can't be written
-    is logged once, and the number of lost records is recorded later."""
+    is logged once, and the number of lost records is recorded later.
+
+    `process`: its name, without dots.
+    `most_bytes`: the room for its files; with 0 no record is written."""
 
     def __init__(
         self,
@@ -55,8 +59,6 @@ class Trail:
         most_bytes: int,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`process`: its name, without dots. `most_bytes`: the room for its files; 0: no record is
-        written."""
         self._folder = os.path.join(state_dir, audit.FOLDER)
         self._process = process
         self._most_bytes = most_bytes
@@ -118,9 +120,11 @@ class Trail:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._folder)
 
     def _open(self, now: float, *, anew: bool = False) -> None:
-        """Opens the newest file, or the next one, and removes the oldest ones. Raises OSError."""
+        """Opens the newest file, or the next one, and removes the oldest ones.
+
+        Raises OSError."""
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        present = [each for each in _files(self._folder) if each.process == self._process]
+        present = [file for file in _files(self._folder) if file.process == self._process]
         if present and not anew:
             path, begin = present[-1].path, present[-1].begin
         else:
@@ -129,7 +133,7 @@ class Trail:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(path, flags, 0o600)
         self._begin = begin
-        self._remove_old([each for each in present if each.path != path], now)
+        self._remove_old([file for file in present if file.path != path], now)
 
     def _remove_old(self, others: Sequence[_File], now: float) -> None:
         room = self._most_bytes - self._file_bytes
@@ -149,10 +153,12 @@ class Trail:
 
 
 class FoundRecords(msgspec.Struct, frozen=True):
-    """`records` by time. `unreadable`: the number of lines that are not records."""
+    """The records of a trail."""
 
     records: list[Record]
+    """By time."""
     unreadable: int
+    """How many lines are not records."""
 
 
 def read(
@@ -219,10 +225,12 @@ def appended(state_dir: str, offsets: dict[str, int], most_bytes: int) -> Iterat
 
 
 def _files(folder: str) -> list[_File]:
-    """The oldest first. Raises OSError."""
-    found = []
+    """The files with the oldest first.
+
+    Raises OSError."""
+    files = []
     for name in os.listdir(folder):
         process, _, begin = name.removesuffix(_SUFFIX).partition(".")
         if name.endswith(_SUFFIX) and begin.isdecimal() and begin.isascii():
-            found.append(_File(int(begin), process, os.path.join(folder, name)))
-    return sorted(found)
+            files.append(_File(int(begin), process, os.path.join(folder, name)))
+    return sorted(files)

@@ -65,7 +65,7 @@ class Numbers:
 
 
 class Histogram:
-    """Counts of observations up to each of `bounds`, in ascending order, and above them."""
+    """Counts of observations up to each of the bounds, which ascend, and above them."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class FrontendMetrics:
-    """Declares and makes the metrics that each frontend has. `process`: the subcommand."""
+    """Declares and makes the metrics that each frontend has. `process` is its subcommand."""
 
     def __init__(self, process: str, declared: Declarations) -> None:
         self._process = process
@@ -92,8 +92,10 @@ def serve_pages(
     problem: Callable[[], str],
 ) -> PageListener | None:
     """Serves /metrics, /healthz and /readyz. Returns None without an address, and if the port is in
-    use: the process does its work without metrics too. `page`: returns the metrics; `problem`:
-    returns why the process is not Ready, "" if it is."""
+    use: the process does its work without metrics too.
+
+    `page`: returns the metrics.
+    `problem`: returns why the process is not Ready, "" if it is."""
     if address is None:
         return None
     routes = {

@@ -29,10 +29,11 @@ FIELDS: Final = ("node", "namespace", "pod", "container", "reason")
 
 class Logfmt(logging.Formatter):
     """`time=... level=... msg="..."`, the FIELDS of the record, and `left_out=N` after records that
-    RateLimit left out; quotes and control characters are escaped."""
+    RateLimit left out; quotes and control characters are escaped.
+
+    `node`: the name of the node for every line, "" for a process that belongs to none."""
 
     def __init__(self, node: str = "") -> None:
-        """`node`: the name of the node, for every line; "" for a process that belongs to none."""
         super().__init__()
         self._node = node
 
@@ -122,8 +123,9 @@ class _Place:
 
 
 def start(level: str, log_format: LogFormat = "logfmt", node: str = "") -> None:
-    """Sends the log records of this process from that level on to standard error. `node`: see
-    Logfmt."""
+    """Sends the log records of this process from that level on to standard error.
+
+    `node`: the name of the node for every line, "" for none."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Json(node) if log_format == "json" else Logfmt(node))
     handler.addFilter(RateLimit())

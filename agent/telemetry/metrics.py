@@ -229,8 +229,10 @@ class DeviceMetrics:
         missing: tuple[str, ...] = (),
         fault: str = "",
     ) -> None:
-        """Replaces all earlier readings. `missing`: PCI addresses of GPUs that their driver does
-        not list; `fault`: why the driver does not answer."""
+        """Replaces all earlier readings.
+
+        `missing`: PCI addresses of GPUs that their driver does not list.
+        `fault`: why the driver does not answer."""
         self._devices, self._readings, self._users = devices, readings, users
         self._missing, self._fault = missing, fault
 
@@ -322,8 +324,9 @@ class AgentMetrics:
         self._numbers[_FOREIGN_CHANGES].inc(kind.value)
 
     def refused_limits(self, numbers: Mapping[tuple[str, str, str], int]) -> None:
-        """Exports these refused limits until the next call. `numbers`: by the title of the pod, the
-        container and the file."""
+        """Exports these refused limits until the next call.
+
+        `numbers`: by the title of the pod, the container and the file."""
         self._numbers[_REFUSED_LIMITS].replace(
             {
                 (*pod_labels(title), container, file): number
@@ -352,9 +355,10 @@ class AgentMetrics:
         owners: tuple[Owner, ...],
         refusals: tuple[tuple[str, str, str], ...],
     ) -> None:
-        """Exports a decision until the next one, without dedicated pools. `refusals`: pod,
-        annotation and cause of each refused claim. There are only a few causes: the text of an
-        annotation can't be a label, as each text would make a new series."""
+        """Exports a decision until the next one, without dedicated pools.
+
+        `refusals`: pod, annotation and cause of each refused claim. There are only a few causes:
+            the text of an annotation can't be a label, as each text would make a new series."""
         self._decision = pools, owners, refusals
 
     def follow(

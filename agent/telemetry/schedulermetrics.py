@@ -101,17 +101,22 @@ DECLARED: Final = (*_SCHEDULER.all, BUILD_INFO)
 
 
 class RebindValues(msgspec.Struct, frozen=True):
-    """`ended`: RebindResources by phase. `plans`: those that began to move pods. `made`,
-    `undone`: writes of pods' annotations. `finished`: the plans that ended, which took
-    `seconds` together. `locked`: nodes that take no pods that need CPUs or devices now."""
+    """What the rebind controller has done."""
 
     ended: Mapping[str, int] = {}
+    """RebindResources by phase."""
     plans: int = 0
+    """The plans that began to move pods."""
     made: int = 0
+    """Writes of pods' annotations that made a move."""
     undone: int = 0
+    """Writes of pods' annotations that undid a move."""
     finished: int = 0
+    """The plans that ended."""
     seconds: float = 0.0
+    """The time of all plans that ended."""
     locked: int = 0
+    """Nodes that take no pods that need CPUs or devices now."""
 
 
 class SchedulerValues(msgspec.Struct, frozen=True):
@@ -141,10 +146,10 @@ class SchedulerValues(msgspec.Struct, frozen=True):
 
 
 class SchedulerMetrics:
-    """The metrics of the scheduler. `render` returns them in the text format."""
+    """The metrics of the scheduler. Every series of `verbs` and `results` exists from the start.
+    `render` returns them in the text format."""
 
     def __init__(self, verbs: Sequence[str], results: Sequence[str]) -> None:
-        """Every series of `verbs` and `results` exists from the start."""
         self._lock = threading.Lock()
         self._seconds: dict[Labels, Histogram] = {(verb,): Histogram(_SECONDS) for verb in verbs}
         self._answers = Numbers(_REQUESTS)

@@ -10,18 +10,19 @@ from agent import VERSION
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One metric. `kind`: counter, gauge, histogram or summary, as the Prometheus text format names
-    it. `labels`: the names of its labels, in the order of their values."""
+    """One metric."""
 
     name: str
     kind: str
+    """counter, gauge, histogram or summary, as the Prometheus text format names it."""
     text: str
     labels: tuple[str, ...] = ()
+    """The names of its labels, in the order of their values."""
 
 
 class Declarations:
-    """The metrics of one process, in the order of their declaration. `prefix` begins their names,
-    as `topolet_proxy`."""
+    """The metrics of one process, in the order of their declaration. Their names begin with the
+    prefix, such as `topolet_proxy`."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -59,5 +60,5 @@ BUILD_INFO: Final = Series(
 
 
 def build_labels(process: str) -> tuple[str, str]:
-    """The values of the labels of BUILD_INFO. `process`: the subcommand."""
+    """The values of the labels of BUILD_INFO for the process of a subcommand."""
     return VERSION, process
