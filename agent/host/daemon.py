@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 
 
 class ServiceManager:
-    """Notifies systemd (sd_notify(3)); does nothing without a manager. `watchdog_seconds`: the
-    interval in which the manager expects `alive`, None for never."""
+    """Notifies systemd (sd_notify(3)); does nothing without a manager. It removes its variables
+    from the environment, because children must not inherit them."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
-        """Removes its variables from the environment: children must not inherit them."""
         self._path = environment.pop("NOTIFY_SOCKET", "")
         pid = environment.pop("WATCHDOG_PID", "")
         period = environment.pop("WATCHDOG_USEC", "")
         self.watchdog_seconds: float | None = None
+        """The interval in which the manager expects `alive`, None for never."""
         if self._path and period.isdigit() and int(period) and pid in ("", str(os.getpid())):
             self.watchdog_seconds = int(period) / 1e6
 

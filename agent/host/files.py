@@ -160,8 +160,10 @@ def replace(path: str, data: bytes, *, durable: bool, mode: int = 0o644) -> None
 
 
 def make_folders(path: str) -> None:
-    """As os.makedirs; nobody else may write to any new folder, whatever the umask. Raises
-    OSError."""
+    """Makes the folder and those above it, as os.makedirs. Nobody else may write to a new folder,
+    whatever the umask.
+
+    Raises OSError."""
     if path and not os.path.isdir(path):
         make_folders(os.path.dirname(path))
         with contextlib.suppress(FileExistsError):

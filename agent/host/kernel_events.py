@@ -29,11 +29,13 @@ _EVENTS_BYTES: Final = 1 << 16
 
 
 class InotifyEvent(msgspec.Struct, frozen=True):
-    """`watch` is what `Inotify.watch` returned, -1 for OVERFLOW; `name` within the directory."""
+    """An event of inotify."""
 
     watch: int
+    """What `Inotify.watch` returned, -1 for OVERFLOW."""
     mask: int
     name: str
+    """The name within the directory."""
 
 
 class Inotify:

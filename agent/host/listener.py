@@ -62,21 +62,21 @@ class Listener:
 
     def _bound(self) -> tuple[socket.socket, int]:
         """A new socket at the path, and its inode."""
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._temporary)
-            os.fchmod(made.fileno(), self._mode)  # before anybody can connect
-            made.bind(self._temporary)
+            os.fchmod(bound.fileno(), self._mode)  # before anybody can connect
+            bound.bind(self._temporary)
             os.chmod(self._temporary, self._mode)
-            made.listen(_BACKLOG)
+            bound.listen(_BACKLOG)
             inode = os.lstat(self._temporary).st_ino
             os.rename(self._temporary, self.path)
         except OSError as error:
-            made.close()
+            bound.close()
             raise ListenError(f"{self.path}: {error.strerror}") from None
-        made.setblocking(False)
-        return made, inode
+        bound.setblocking(False)
+        return bound, inode
 
     def close(self) -> None:
         """Stops listening; removes the socket, unless another one replaced it, and the lock."""

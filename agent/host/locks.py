@@ -80,11 +80,13 @@ def _holder(words: list[str]) -> str:
 
 
 class SharedLock:
-    """A lock that several holders share, or that one holder has exclusively; the file stays."""
+    """A lock that several holders share, or that one holder has exclusively; the file stays.
+
+    `holder`: its name in the errors of other processes.
+
+    Raises LockedError, or OSError when the file can't be opened."""
 
     def __init__(self, path: str, holder: str, *, exclusive: bool) -> None:
-        """`holder`: its name in the errors of other processes. Raises LockedError, or OSError when
-        the file can't be opened."""
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(
@@ -149,7 +151,8 @@ def lock_for_plugin(state_dir: str, patience_seconds: float) -> SharedLock:
 
 
 def lock_for_hook_server(state_dir: str, patience_seconds: float) -> SharedLock:
-    """As `lock_for_plugin`."""
+    """Waits up to `patience_seconds` for a hook server that is ending, and raises the errors of
+    `lock_for_plugin`."""
     return _acquired_within(state_dir, "topolet agent's hook server", patience_seconds)
 
 

@@ -17,26 +17,28 @@ def about(title: str, container: str = "", reason: str = "", node: str = "") -> 
 
 
 def of_title(title: str, reason: str = "") -> dict[str, str]:
-    """As `about`, for the title of a pod, or of a container: `NAMESPACE/POD CONTAINER`."""
+    """The fields of `about`, for the title of a pod, or of a container: `NAMESPACE/POD
+    CONTAINER`."""
     pod, _, container = title.partition(" ")
     return about(pod, container, reason)
 
 
 class Problem:
     """The present problem of one peer or file: logs each text that differs from the one before.
-    `text`: None without a problem; the code that owns it may reset it."""
+
+    `prefix`: the start of each line, before the text."""
 
     __slots__ = ("_level", "_log", "_prefix", "text")
 
     def __init__(self, log: logging.Logger, prefix: str, level: int = logging.WARNING) -> None:
-        """`prefix`: the start of each line, before the text."""
         self.text: str | None = None
+        """None without a problem. The code that owns it may reset it."""
         self._log = log
         self._prefix = prefix
         self._level = level
 
     def report(self, text: str, *, again: bool = False) -> None:
-        """`again`: logs the text also if it has not changed."""
+        """Logs the text if it has changed, or if `again` is set."""
         if again or text != self.text:
             self._log.log(self._level, "%s%s", self._prefix, text)
         self.text = text
@@ -68,7 +70,9 @@ class CountedWarnings:
         text: str,
         fields: Mapping[str, str] = {},
     ) -> None:
-        """`fields`: those of the log record, see `about`."""
+        """Counts a warning.
+
+        `fields`: the fields of the log record, see `about`."""
         counts[key] += 1
         now = self._clock()
         if now - self._logged_at.get(key, -self._seconds) >= self._seconds:

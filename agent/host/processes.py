@@ -32,13 +32,14 @@ class UnreadableError(Exception):
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
-    """Fields of `/proc/PID/status`. `uids`: real, effective, saved and file system; `pids`: the
-    process's number in each PID namespace, from that of the procfs inwards, empty before Linux
-    4.1 (no NSpid)."""
+    """Fields of `/proc/PID/status`."""
 
     parent: int
     uids: tuple[int, ...]
+    """Real, effective, saved and file system."""
     pids: tuple[int, ...]
+    """The process's number in each PID namespace, from that of the procfs inwards; empty before
+    Linux 4.1 (no NSpid)."""
 
 
 class Process:
