@@ -175,8 +175,9 @@ class Connection:
             self._protocol.lost(f"connection broke: {error.strerror or error}")
 
     def _exchange(self, seconds: float | None) -> bool:
-        """Waits at most `seconds` (None: without a limit), then sends and reads what is possible.
-        Returns False if nothing was."""
+        """Waits, then sends and reads what is possible. Returns False if nothing was.
+
+        `seconds`: the longest wait, None for no limit."""
         outgoing = self._protocol.outgoing()
         wanted = select.POLLIN | select.POLLOUT if outgoing else select.POLLIN
         self._poll.modify(self._socket, wanted)

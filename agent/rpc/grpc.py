@@ -19,11 +19,12 @@ NO_ANSWER: Final = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CAN
 
 
 class RpcError(Exception):
-    """A call that ended with a status other than OK; `code` may be a number without a name."""
+    """A call that ended with a status other than OK."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{code_name(code)}: {message}")
         self.code = code
+        """It may be a number without a name."""
         self.message = message
 
 

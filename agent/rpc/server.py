@@ -21,7 +21,11 @@ Method = Callable[[bytes, ServicerContext], bytes]
 
 
 class GrpcServer:
-    """Listens from its construction on, and answers calls after `start`."""
+    """Listens from its construction on, and answers calls after `start`. Replaces a socket that an
+    earlier server left. More than `max_calls` calls at a time, and requests of more than
+    `max_message_bytes`, fail with RESOURCE_EXHAUSTED.
+
+    Raises OSError."""
 
     def __init__(
         self,
@@ -32,9 +36,6 @@ class GrpcServer:
         max_calls: int,
         max_message_bytes: int = 1 << 20,
     ) -> None:
-        """Replaces a socket that an earlier server left. More than `max_calls` calls at a time,
-        and requests of more than `max_message_bytes`, fail with RESOURCE_EXHAUSTED. Raises
-        OSError."""
         self._pool = ThreadPoolExecutor(threads, service.rpartition(".")[2])
         self._server = grpc.server(
             self._pool,

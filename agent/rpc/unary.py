@@ -40,11 +40,11 @@ class _Stream:
 
 
 class UnaryConnection:
-    """A client connection that runs one call at a time. `outcome` is None while the call runs, then
-    the reply's message or the RpcError."""
+    """A client connection that runs one call at a time."""
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self.outcome: bytes | RpcError | None = None
+        """None while the call runs, then the reply's message or the RpcError."""
         self.unprocessed = False
         self.closing = False
         self._limit = max_message_bytes
