@@ -30,25 +30,28 @@ class ConfigurationError(ValueError):
 
 
 class KubeletConfiguration(msgspec.Struct, frozen=True):
-    """`reserved_cpus`: reservedSystemCPUs; `reserved_milli`: the CPUs of kubeReserved and
-    systemReserved together, which count without reservedSystemCPUs. Policies have the kubelet's
-    names. `source`: for messages. `reserved_memory_bytes`: the memory that the static memory
-    manager reserves on each NUMA node. `runtime_endpoint`: the container runtime's, "" for the
-    kubelet's default."""
+    """The kubelet's options that matter here. Policies have the kubelet's names."""
 
     source: str
+    """Where it was read, for messages."""
     cpu_manager_policy: str = "none"
     cpu_manager_options: dict[str, str] = {}
     topology_manager_policy: str = "none"
     topology_manager_scope: str = "container"
     max_numa_nodes: int | None = None
+    """None for the kubelet's default."""
     memory_manager_policy: str = "None"
     reserved_memory_bytes: dict[int, int] = {}
+    """The memory that the static memory manager reserves on each NUMA node."""
     reserved_cpus: CpuSet = EMPTY
+    """The kubelet's reservedSystemCPUs."""
     reserved_milli: int = 0
+    """The CPUs of kubeReserved and systemReserved together, which count without
+    reservedSystemCPUs."""
     cgroup_driver: str = "cgroupfs"
     cgroup_root: str = ""
     runtime_endpoint: str = ""
+    """The container runtime's, "" for the kubelet's default."""
 
     @property
     def static(self) -> bool:
@@ -57,7 +60,9 @@ class KubeletConfiguration(msgspec.Struct, frozen=True):
 
     def differing(self, cpu_state: str, memory_state: str) -> tuple[str, ...]:
         """How the policies in the kubelet's state files differ from this configuration: the kubelet
-        does not start then. `cpu_state`, `memory_state`: the policies there, "" without a file."""
+        does not start then.
+
+        `cpu_state`, `memory_state`: the policies there, "" without a file."""
         return tuple(
             f"its {name} is {policy}, and its state file has the policy {state}"
             for name, policy, state in (
@@ -198,15 +203,15 @@ def _pairs(name: str, text: str, source: str) -> dict[str, str]:
 
 
 def _reserved_memory(text: str, source: str) -> list[_ReservedMemory]:
-    """`0:memory=1Gi,hugepages-2Mi=4Mi;1:memory=2Gi`."""
-    found = []
+    """Reads `0:memory=1Gi,hugepages-2Mi=4Mi;1:memory=2Gi`."""
+    reserved = []
     for part in filter(None, text.split(";")):
         node, colon, limits = part.partition(":")
         if not colon or not node.strip().isdecimal() or len(node) > _NODE_DIGITS:
             raise ConfigurationError(f"{source}: reserved-memory: {part[:60]!r} is not NODE:LIMITS")
         pairs = _pairs("reserved-memory", limits, source)
-        found.append(_ReservedMemory(int(node), dict(pairs)))
-    return found
+        reserved.append(_ReservedMemory(int(node), dict(pairs)))
+    return reserved
 
 
 def _values(written: _Object, source: str) -> KubeletConfiguration:
@@ -283,10 +288,14 @@ _NO_CHECK_TIME: Final = 0x200000
 def read_configz(
     url: str, token_file: str, ca_file: str, kubelet_dir: str
 ) -> KubeletConfiguration | None:
-    """Reads the answer of `/configz`. `url`: `https://NODE:10250/configz`, or a `file:` with such
-    an answer. The server is verified by `ca_file`; without that it must have the certificate in the
-    kubelet's folder, as most kubelets sign their own. A token is sent only to a verified server.
-    Returns None if nothing listens: the kubelet does not run. Raises ConfigurationError."""
+    """Reads the answer of `/configz`. Returns None if nothing listens: the kubelet does not run.
+
+    `url`: `https://NODE:10250/configz`, or a `file:` with such an answer.
+    `token_file`: a token, which is sent only to a verified server.
+    `ca_file`: verifies the server; without it the server must have the certificate in the kubelet's
+        folder, as most kubelets sign their own.
+
+    Raises ConfigurationError."""
     import urllib.error  # with ssl 7 MB, which most configurations do not need
     import urllib.request as http
     from http.client import HTTPException

@@ -30,22 +30,23 @@ _CONTENT: Final = frozenset({"policyName", "defaultCpuSet", "entries", "podEntri
 
 
 class CpuManagerState(msgspec.Struct, frozen=True):
-    """`default`: the shared CPUs; `by_container_id`: version 1 only; `pods`: CPUs of whole pods, by
-    uid; `originals`: the CPUs of containers before they were resized.
-
-    `version` is None for an unknown one, whose known fields are read. `problems` name the entries
-    that can't be read; all others are used.
-    """
+    """The state of the kubelet's CPU manager. Entries that can't be read are left out."""
 
     policy: str = "none"
     default: CpuSet = EMPTY
+    """The shared CPUs."""
     entries: Entries = {}
     by_container_id: dict[str, CpuSet] = {}
+    """Only version 1 has these."""
     pods: dict[str, CpuSet] = {}
+    """The CPUs of whole pods by uid."""
     originals: Entries = {}
+    """The CPUs of containers before they were resized."""
     version: int | None = None
+    """None for an unknown version, whose known fields are read."""
     checked: Checked = Checked.UNKNOWN
     problems: tuple[str, ...] = ()
+    """The entries that can't be read."""
 
     @property
     def checksum_field(self) -> str:
@@ -253,7 +254,7 @@ def _readable(texts: dict[str, Any], place: str, problems: list[str]) -> dict[st
 
 
 def _cpus(text: Any, place: str, problems: list[str]) -> CpuSet:
-    """Empty if the text is invalid, which is added to the problems."""
+    """The CPUs in the text, none if it is invalid, which is added to the problems."""
     if not isinstance(text, str):
         problems.append(f"{place}: {text!r:.80} is not a CPU list")
         return EMPTY

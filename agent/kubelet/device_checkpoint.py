@@ -31,27 +31,31 @@ _KNOWN_DATA: Final = frozenset({"PodDeviceEntries", "RegisteredDevices"})
 
 
 class DeviceEntry(msgspec.Struct, frozen=True):
-    """The devices of one resource that a container has: ids by NUMA node. `answer`: the device
-    plugin's ContainerAllocateResponse (protobuf), None without one."""
+    """The devices of one resource that a container has."""
 
     uid: str
     container: str
     resource: str
     devices: dict[int, tuple[str, ...]]
+    """Ids by NUMA node."""
     answer: bytes | None = None
+    """The device plugin's ContainerAllocateResponse (protobuf), None without one."""
 
 
 class DeviceCheckpoint(msgspec.Struct, frozen=True):
-    """`registered`: device ids by resource. `boot_id` is empty if the kubelet wrote none. Version 1
-    has device ids without NUMA nodes, which are under NO_NODE here; `version` None: unknown.
-    `problems` name the entries that can't be read; all others are used."""
+    """The kubelet's device checkpoint. Entries that can't be read are left out. Version 1 has
+    device ids without NUMA nodes, which are under NO_NODE here."""
 
     entries: tuple[DeviceEntry, ...] = ()
     registered: dict[str, tuple[str, ...]] = {}
+    """Device ids by resource."""
     boot_id: str = ""
+    """Empty if the kubelet wrote none."""
     version: int | None = None
+    """None for an unknown version."""
     checked: Checked = Checked.UNKNOWN
     problems: tuple[str, ...] = ()
+    """The entries that can't be read."""
 
     @property
     def checksum_field(self) -> str:
@@ -202,24 +206,26 @@ def grants_of(
     checkpoint: DeviceCheckpoint, boot_id: str = ""
 ) -> tuple[tuple[ReportedDevices, ...], tuple[str, ...]]:
     """The devices of containers, and problems. The ids name the devices; the plugin's answer adds
-    those of arbitrary ids. `boot_id`: of this boot; entries of the last boot are used too, because
-    a kubelet gives pods the same devices again after a reboot."""
-    found: list[ReportedDevices] = []
+    those of arbitrary ids.
+
+    `boot_id`: the id of this boot. Entries of the last boot are used too, because a kubelet gives
+        pods the same devices again after a reboot."""
+    reported: list[ReportedDevices] = []
     problems = list(checkpoint.problems)
     if boot_id and checkpoint.boot_id and checkpoint.boot_id != boot_id:
         problems.append(f"BootID {checkpoint.boot_id}: written before the last reboot")
     for entry in checkpoint.entries:
         names = tuple(sorted({name for ids in entry.devices.values() for name in ids}))
-        found.append(
+        reported.append(
             ReportedDevices(
                 entry.uid, entry.container, entry.resource, names, HoldingSource.CHECKPOINT
             )
         )
         try:
-            found += grants.of_answer(entry.uid, entry.container, entry.answer)
+            reported += grants.of_answer(entry.uid, entry.container, entry.answer)
         except WireError as error:
             problems.append(f"pod {entry.uid}, {entry.container}: AllocResp: {error}")
-    return tuple(found), tuple(problems)
+    return tuple(reported), tuple(problems)
 
 
 def nodes_of(checkpoint: DeviceCheckpoint) -> dict[tuple[str, str], Counter[int]]:

@@ -34,22 +34,24 @@ _BLOCK_FIELDS: Final = {"nodes": "numaAffinity", "kind": "type", "size_bytes": "
 
 
 class MemoryTable(msgspec.Struct, frozen=True, rename=_TABLE_FIELDS):
-    """One kind of memory of a NUMA node; `reserved_bytes` are assigned to containers."""
+    """One kind of memory of a NUMA node."""
 
     total_bytes: int
     system_reserved_bytes: int
     allocatable_bytes: int
     reserved_bytes: int
+    """What is assigned to containers."""
     free_bytes: int
 
 
 class NodeMemory(msgspec.Struct, frozen=True, rename=_NODE_FIELDS):
-    """`memory` by kind (`memory`, `hugepages-1Gi`); `group`: the NUMA nodes that containers hold
-    together with this one, itself among them."""
+    """The memory of a NUMA node."""
 
     assignments: int
     memory: dict[str, MemoryTable]
+    """By kind (`memory`, `hugepages-1Gi`)."""
     group: tuple[int, ...]
+    """The NUMA nodes that containers hold together with this one, itself among them."""
 
 
 class Block(msgspec.Struct, frozen=True, rename=_BLOCK_FIELDS):
@@ -68,19 +70,20 @@ class _PodEntry(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class MemoryManagerState(msgspec.Struct, frozen=True):
-    """`machine` by NUMA node, `entries` by pod uid and container name, `pods` by pod uid.
-
-    `version` is None for an unknown one, whose known fields are read. `problems` name the entries
-    that can't be read; all others are used.
-    """
+    """The state of the kubelet's memory manager. Entries that can't be read are left out."""
 
     policy: str = "None"
     machine: dict[int, NodeMemory] = {}
+    """By NUMA node."""
     entries: dict[str, dict[str, Blocks]] = {}
+    """By pod uid and container name."""
     pods: dict[str, Blocks] = {}
+    """By pod uid."""
     version: int | None = None
+    """None for an unknown version, whose known fields are read."""
     checked: Checked = Checked.UNKNOWN
     problems: tuple[str, ...] = ()
+    """The entries that can't be read."""
 
     @property
     def checksum_field(self) -> str:

@@ -287,8 +287,9 @@ Known = tuple[Corrections, Keys]
 
 class CorrectedLister:
     """Answers each request with the kubelet's corrected answer; its errors and rate limits are
-    passed on. `known`: returns the present corrections, None before the first pass. Safe for
-    threads."""
+    passed on. Safe for threads.
+
+    `known`: returns the present corrections, None before the first pass."""
 
     def __init__(self, kubelet_socket: str, known: Callable[[], Known | None]) -> None:
         self._channel = Channel(kubelet_socket, MAX_REPLY_BYTES)
@@ -354,7 +355,7 @@ def _types(entry: pb.ContainerDevices, keys: Keys) -> set[str]:
 
 
 def _entry(resource: str, device: CorrectedDevice) -> pb.ContainerDevices:
-    """As the kubelet writes it: without topology for a device without a NUMA node."""
+    """The device as the kubelet writes it: without topology if it has no NUMA node."""
     nodes = [pb.NUMANode(ID=node) for node in device.nodes]
     topology = pb.TopologyInfo(nodes=nodes) if nodes else None
     return pb.ContainerDevices(resource_name=resource, device_ids=[device.id], topology=topology)

@@ -24,11 +24,13 @@ _FILES: Final[dict[str, Callable[[bytes], State]]] = {
 
 
 class StateFile(msgspec.Struct, frozen=True):
-    """`error`: why the file can't be read. Without an error and a `state` it is absent."""
+    """A file of the folder."""
 
     name: str
     state: State | None = None
+    """None if the file is absent or can't be read."""
     error: str = ""
+    """Why the file can't be read."""
 
     @property
     def problem(self) -> str:

@@ -67,7 +67,9 @@ def read(path: str, decode: Callable[[bytes], Some], absent: Some) -> Some:
 
 
 def load(path: str) -> bytes | None:
-    """None for an absent file. Raises StateFileError."""
+    """The content of the file, None if it is absent.
+
+    Raises StateFileError."""
     try:
         return files.read(path, _MAX_BYTES)
     except FileNotFoundError:
@@ -98,17 +100,23 @@ def _unwrap(outer: dict[str, Any]) -> tuple[dict[str, Any], Checked] | None:
 
 
 class ManagerState(NamedTuple):
-    """The content of a manager's file. `checked`: of the wrapped content; None: it is not wrapped,
-    and its checksum is in it. `problems`: the unknown fields."""
+    """The content of a manager's file."""
 
     content: dict[str, Any]
     checked: Checked | None
+    """Whether the checksum of the wrapped content matches; None if it is not wrapped, and has the
+    checksum in it."""
     problems: list[str]
+    """The unknown fields."""
 
 
 def manager_state(raw: bytes, fields: Set[str], fields_in_data: Set[str]) -> ManagerState:
-    """The file of the CPU manager or the memory manager. `fields`: those of the content, and
-    `fields_in_data` those of content that is wrapped. Raises StateFileError."""
+    """The file of the CPU manager or the memory manager.
+
+    `fields`: the fields of the content.
+    `fields_in_data`: the fields of content that is wrapped.
+
+    Raises StateFileError."""
     outer = parse(raw)
     unwrapped = _unwrap(outer)
     content, checked = unwrapped or (outer, None)
@@ -124,9 +132,10 @@ def manager_state(raw: bytes, fields: Set[str], fields_in_data: Set[str]) -> Man
 
 
 def matching_version(recorded: int, forms: Iterable[tuple[int, int]]) -> tuple[int | None, Checked]:
-    """The version of a content, None if unknown, and whether its checksum matches. `recorded`: the
-    checksum in the file, 0 without one, which a kubelet does not check either. `forms`: the
-    possible versions of the content with their checksums, likeliest first."""
+    """The version of a content, None if it is unknown, and whether its checksum matches.
+
+    `recorded`: the checksum in the file, 0 without one, which a kubelet does not check either.
+    `forms`: the possible versions of the content with their checksums, likeliest first."""
     first = None
     for version, computed in forms:
         if recorded and computed == recorded:
