@@ -46,13 +46,15 @@ _Change = tuple[str, str, GroupChange | ValueChange]
 
 
 class _Subject(msgspec.Struct, frozen=True):
-    """The pod or container that a cgroup belongs to. `title`: of the pod; `container`: "" for the
-    pod itself and its sandbox; `role`: why it has its CPUs, "" if unknown."""
+    """The pod or container that a cgroup belongs to."""
 
     title: str
+    """The title of the pod."""
     uid: str = ""
     container: str = ""
+    """Empty for the pod itself and its sandbox."""
     role: str = ""
+    """Why it has its CPUs, empty if that is unknown."""
 
 
 class PassAudit:
@@ -60,12 +62,12 @@ class PassAudit:
 
     Between passes it keeps the last value that was written to each file, to detect values that
     another process has set since, and the last failures: a failure that lasts is recorded once.
-    """
+
+    `foreign`: called with the record of each write that undid another process's change."""
 
     def __init__(
         self, append: Append, foreign: Callable[[Record], None] = lambda record: None
     ) -> None:
-        """`foreign` is called with the record of each write that undid another process's change."""
         self._append = append
         self._foreign = foreign
         self._decisions: list[Record] = []
@@ -78,39 +80,47 @@ class PassAudit:
     def decided(
         self, before: Snapshot | None, after: Snapshot | None, moves: Iterable[Move]
     ) -> None:
-        """Adds what the pass decided. `before`, `after`: the last snapshot of this boot, before and
-        after the pass published one; `moves`: of containers to other CPUs."""
+        """Adds what the pass decided.
+
+        `before`, `after`: the last snapshot of this boot, before and after the pass published one.
+        `moves`: the moves of containers to other CPUs."""
         if after is not None and before is not after:
             self._decisions = decisions(before, after, moves)
             self._cause = cause(before, after)
 
     def written(self, writes: Iterable[Written], created: Iterable[Record] = ()) -> None:
-        """Adds what the pass wrote. `created`: records of containers that the runtime will start
-        with other values."""
+        """Adds what the pass wrote.
+
+        `created`: records of containers that the runtime will start with other values."""
         self._created += created
-        self._writes += [each for of in writes for each in _changes(of)]
+        self._writes += [change for of in writes for change in _changes(of)]
 
     def end(self, pods: Iterable[Pod], wanted: Mapping[str, PodWanted]) -> None:
-        """Appends the records at the end of a pass, also of one that failed. `pods`: those of the
-        runtime; `wanted`: the decision, by pod uid."""
+        """Appends the records at the end of a pass, also of one that failed.
+
+        `pods`: the pods of the runtime.
+        `wanted`: the decision by pod uid."""
         writes, records = self._writes, [*self._decisions, *self._created]
         self._decisions, self._created, self._writes = [], [], []
         failed = {
-            (each.group, field, each.note or "")
-            for _, field, each in writes
-            if each.state is WriteState.FAILED
+            (change.group, field, change.note or "")
+            for _, field, change in writes
+            if change.state is WriteState.FAILED
         }
         subjects: dict[str, _Subject] = {}
-        if any(each.state is WriteState.WRITTEN for _, _, each in writes) or failed - self._failed:
+        if (
+            any(change.state is WriteState.WRITTEN for _, _, change in writes)
+            or failed - self._failed
+        ):
             subjects = _subjects(pods, wanted)
             self._set = {key: text for key, text in self._set.items() if key[0] in subjects}
-        for reason, field, each in writes:
-            if each.state is WriteState.WRITTEN or (
-                each.state is WriteState.FAILED
-                and (each.group, field, each.note or "") not in self._failed
+        for reason, field, change in writes:
+            if change.state is WriteState.WRITTEN or (
+                change.state is WriteState.FAILED
+                and (change.group, field, change.note or "") not in self._failed
             ):
-                subject = subjects.get(each.group) or _of_group(each.group, wanted)
-                records.append(self._record(reason, field, each, subject))
+                subject = subjects.get(change.group) or _of_group(change.group, wanted)
+                records.append(self._record(reason, field, change, subject))
         self._failed = frozenset(failed)
         self._append(records)
         self._cause = ""
@@ -148,7 +158,9 @@ class PassAudit:
 
 def decisions(before: Snapshot | None, after: Snapshot, moves: Iterable[Move]) -> list[Record]:
     """Records of what differs between two snapshots: pools, pods, their CPUs and devices, and
-    refusals; the ends of pods last. `before` None: there was no snapshot."""
+    refusals; the ends of pods last.
+
+    `before`: None if there was no snapshot."""
     records = [*_of_pools(before, after)]
     known = before.pods if before else {}
     if known != after.pods:
@@ -157,7 +169,7 @@ def decisions(before: Snapshot | None, after: Snapshot, moves: Iterable[Move]) -
                 records += _of_pod(uid, known.get(uid), after.pods.get(uid))
     records += _of_owners(before, after)
     records += (_of_move(move, after) for move in moves)
-    return sorted(records, key=lambda each: each.event == AuditEvent.POD_ENDED)
+    return sorted(records, key=lambda record: record.event == AuditEvent.POD_ENDED)
 
 
 def _of_pools(before: Snapshot | None, after: Snapshot) -> Iterator[Record]:
@@ -222,13 +234,14 @@ def write_record(reason: str, field: str, change: GroupChange | ValueChange) -> 
 
 
 def write_records(written: Written, pods: Mapping[str, PodWanted]) -> list[Record]:
-    """Records of what was written or failed. `pods`: by uid, those that the groups may belong
-    to."""
+    """Records of what was written or failed.
+
+    `pods`: the pods by uid that the groups may belong to."""
     records = []
-    for reason, field, each in _changes(written):
-        if each.state in (WriteState.WRITTEN, WriteState.FAILED):
-            record = write_record(reason, field, each)
-            subject = _of_group(each.group, pods)
+    for reason, field, change in _changes(written):
+        if change.state in (WriteState.WRITTEN, WriteState.FAILED):
+            record = write_record(reason, field, change)
+            subject = _of_group(change.group, pods)
             about = _about(subject) if subject else {}
             records.append(msgspec.structs.replace(record, **about))
     return records
@@ -237,18 +250,20 @@ def write_records(written: Written, pods: Mapping[str, PodWanted]) -> list[Recor
 def _changes(written: Written) -> list[_Change]:
     """The changes, without those to groups that had the right value already."""
     right, related = WriteState.RIGHT, WriteReason.RELATED_GROUP
-    found: list[_Change] = [
-        (written.reason, CPUSET, each)
-        for each in written.cpusets.changes
-        if each.state is not right
+    changes: list[_Change] = [
+        (written.reason, CPUSET, change)
+        for change in written.cpusets.changes
+        if change.state is not right
     ]
-    found += [(related, CPUSET, each) for each in written.cpusets.others if each.state is not right]
-    found += [
-        (written.reason, each.file, each)
-        for each in written.values.changes
-        if each.state is not right
+    changes += [
+        (related, CPUSET, change) for change in written.cpusets.others if change.state is not right
     ]
-    return found
+    changes += [
+        (written.reason, change.file, change)
+        for change in written.values.changes
+        if change.state is not right
+    ]
+    return changes
 
 
 def _subjects(pods: Iterable[Pod], wanted: Mapping[str, PodWanted]) -> dict[str, _Subject]:
@@ -335,7 +350,11 @@ def _of_pod(uid: str, before: PodWanted | None, after: PodWanted | None) -> Iter
         yield of_pod(before.title, AuditEvent.POD_ENDED, uid=uid)
         return
     if before is None:
-        cpus = {each.cpuset for each in (after.each, *after.containers.values()) if each.cpuset}
+        cpus = {
+            container.cpuset
+            for container in (after.each, *after.containers.values())
+            if container.cpuset
+        }
         record = of_pod(after.title, AuditEvent.POD_DECIDED, uid=uid)
         yield msgspec.structs.replace(
             record,
@@ -384,7 +403,7 @@ def _of_devices(
 
 
 def _devices(visible: Visibility | None) -> str | None:
-    """The devices that a container sees; None if that is not decided."""
+    """The devices that a container sees, None if that is not decided."""
     if visible is None:
         return None
     nodes = [node.path for of_type in visible.nodes.values() for node in of_type]

@@ -65,8 +65,10 @@ class ChangeRecorder:
         holds: Mapping[str, CpuSet],
     ) -> None:
         """Logs refused claims, moved CPUs, new owners with devices or huge pages, owners of offline
-        CPUs, and containers on the CPUs of owners that run. `owners`: those whose CPUs must be free
-        of other containers; `holds`: by container id, the CPUs that it holds."""
+        CPUs, and containers on the CPUs of owners that run.
+
+        `owners`: the owners whose CPUs must be free of other containers.
+        `holds`: by container id, the CPUs that it holds."""
         self._log_refusals(decision)
         titles = {pod.uid: pod.title for pod in pods}
         for move in decision.moves:
@@ -76,7 +78,9 @@ class ChangeRecorder:
         for owner in decision.alignments:
             fields = about(titles[owner.uid], owner.name)
             log.info("%s %s: %s", titles[owner.uid], owner.name, owner.text, extra=fields)
-        self._log_offline({each.title: each.offline for each in decision.owners if each.offline})
+        self._log_offline(
+            {owner.title: owner.offline for owner in decision.owners if owner.offline}
+        )
         self._log_overlaps(pods, owners, holds)
 
     def _log_refusals(self, decision: Decision) -> None:
@@ -93,7 +97,7 @@ class ChangeRecorder:
         self._refused = refused
 
     def _log_offline(self, offline: dict[str, str]) -> None:
-        """`offline`: by the title of a pod, the CPUs that it owns and that are offline."""
+        """Logs, by the title of a pod, the CPUs that it owns and that are offline."""
         for title in sorted(offline.keys()):
             if offline[title] != self._offline.get(title):
                 fields = about(title, reason="offline")
@@ -132,6 +136,7 @@ class ChangeRecorder:
 
     def without_cgroup(self, titles: Mapping[str, str], now: float) -> None:
         """Logs running containers, by id, whose cgroup stays unknown: their CPUs can't be set.
+
         `now`: monotonic seconds."""
         self._no_cgroup = {each: self._no_cgroup.get(each, now) for each in titles}
         staying = frozenset(
@@ -182,9 +187,11 @@ class ChangeRecorder:
     def written(
         self, outcomes: Sequence[WriteOutcome], others: ValueOutcome, titles: Mapping[str, str]
     ) -> list[str]:
-        """Logs what was written to cpusets (`outcomes`) and other files (`others`). `titles`: by
-        group. Returns the failures as texts, without refused limits."""
-        for change in (each for of in outcomes for each in of.having(WriteState.WRITTEN)):
+        """Logs what was written to cpusets (`outcomes`) and other files (`others`). Returns the
+        failures as texts, without refused limits.
+
+        `titles`: by group."""
+        for change in (change for of in outcomes for change in of.having(WriteState.WRITTEN)):
             self._metrics.cgroup_writes.inc("written")
             title = titles[change.group]
             log.info("%s: cpuset %s -> %s", title, change.old, change.new, extra=of_title(title))
@@ -237,12 +244,14 @@ class EventRecorder(Protocol):
 
 
 class _Cause(NamedTuple):
-    """The cause of an Event. `since`: when it appeared; `recorded`: when its last Event was
-    recorded, with `note`; None before the first. All times are monotonic seconds."""
+    """The cause of an Event. All times are monotonic seconds."""
 
     since: float
+    """When the cause appeared."""
     recorded: float | None = None
+    """When its last Event was recorded, None before the first."""
     note: str = ""
+    """The text of that Event."""
 
     def due(self, note: str, now: float, delay_seconds: float) -> bool:
         """Whether an Event with this note is to be recorded."""
@@ -259,8 +268,9 @@ class PodEvents:
     a limit that its cgroup does not allow, or belongs to a class that owns CPUs and got none; and
     about faults of the Node. One for each object and reason when the cause appears, again every
     REPEAT_SECONDS while it lasts, and with a new text after PAUSE_SECONDS. Normal Events when a pod
-    gets or loses CPUs, and when the Node changes. `records` None: no Event is recorded.
-    """
+    gets or loses CPUs, and when the Node changes.
+
+    `records`: None if no Event is recorded."""
 
     def __init__(
         self, records: EventRecorder | None, clock: Callable[[], float] = time.monotonic
@@ -278,14 +288,16 @@ class PodEvents:
         """Whether Events are recorded; otherwise their notes need not be made."""
         return self._records is not None
 
-    def owners(self, owners: Iterable[Owner], known: Mapping[str, ApiPod]) -> None:
+    def owners(self, owners: Iterable[Owner], api_pods: Mapping[str, ApiPod]) -> None:
         """Records a normal Event for each pod that gets CPUs of its own, gets other ones, or loses
         them. A change is recorded after it has lasted LASTING_SECONDS: while a pod moves it has
         both sets of CPUs, and a pod that is ending loses its CPUs. The owners at the agent's start
-        are not recorded. An owner whose CPUs are all offline has none. `known`: the API's pods."""
+        are not recorded. An owner whose CPUs are all offline has none.
+
+        `api_pods`: by uid."""
         if self._records is None:
             return
-        current = {each.uid: each.cpuset for each in owners if each.cpuset}
+        current = {owner.uid: owner.cpuset for owner in owners if owner.cpuset}
         if self._owned is None:
             self._owned = current
             return
@@ -293,7 +305,7 @@ class PodEvents:
             each for each in self._owned | current if self._owned.get(each) != current.get(each)
         ]
         self._changed = {uid: since for uid, since in self._changed.items() if uid in uids}
-        by_uid = {pod.runtime_uid: pod for pod in known.values()} if uids else {}
+        by_uid = {pod.runtime_uid: pod for pod in api_pods.values()} if uids else {}
         for uid in uids:
             before, cpus = self._owned.get(uid, ""), current.get(uid, "")
             since = self._changed.setdefault(uid, self._clock())
@@ -314,19 +326,23 @@ class PodEvents:
         refusals: Iterable[ClaimRefusal],
         unallocated: Iterable[Unallocated],
         created: Container[str],
-        known: Mapping[str, ApiPod],
+        api_pods: Mapping[str, ApiPod],
         labels: Iterable[tuple[str, str]] = (),
         node: NodeNotes | None = None,
         limits: Iterable[RefusedLimit] = (),
     ) -> None:
-        """Records the warnings of a pass that are due. `refusals`: of annotations; `created`: the
-        uids of pods with a container; `known`: the API's pods; `labels`: pairs of a pod's uid and a
-        fault of its labels; `node` None: nothing about the Node."""
+        """Records the warnings of a pass that are due.
+
+        `refusals`: refused annotations.
+        `created`: the uids of pods with a container.
+        `api_pods`: by uid.
+        `labels`: pairs of a pod's uid and a fault of its labels.
+        `node`: None to record nothing about the Node."""
         if self._records is None:
             return
         now = self._clock()
         notes = _notes(shortfalls, refusals, unallocated, labels, limits)
-        by_uid = {pod.runtime_uid: pod for pod in known.values()} if notes else {}
+        by_uid = {pod.runtime_uid: pod for pod in api_pods.values()} if notes else {}
         events: dict[tuple[Regarding, str], tuple[str, float]] = {}
         for (uid, reason), texts in notes.items():
             pod = by_uid.get(uid)
@@ -387,7 +403,6 @@ class PodEvents:
 
 
 def _change(before: str, cpus: str) -> tuple[str, str]:
-    """Reason and note."""
     if not before:
         return CPUS_ASSIGNED, f"owns CPUs {cpus}"
     if not cpus:
@@ -402,8 +417,8 @@ def _notes(
     labels: Iterable[tuple[str, str]],
     limits: Iterable[RefusedLimit],
 ) -> dict[tuple[str, str], list[str]]:
-    """By pod uid and reason. Omits the refusal of a pod with a shortfall, whose text has the same
-    reason."""
+    """The notes by pod uid and reason, without the refusal of a pod with a shortfall, whose text
+    has the same reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for short in shortfalls:
         found.setdefault((short.uid, CLAIM_NOT_HONORED), []).append(short.text)

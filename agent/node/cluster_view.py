@@ -60,20 +60,26 @@ CLOSE_SECONDS: Final = 2.0
 
 
 class ClusterState(msgspec.Struct, frozen=True):
-    """The state of the cluster at one moment. `node` None: unknown, or it does not exist. `pods`:
-    of this node, by the API's uid, without mirror pods that its kubelet did not write;
-    `pods_listed`: whether all are known. `devices`: the Device object when the agent started, None
-    while unknown."""
+    """The state of the cluster at one moment."""
 
     node: ApiNode | None = None
+    """None if it is unknown or does not exist."""
     pods: dict[str, ApiPod] = {}
+    """The pods of this node by the API's uid, without mirror pods that its kubelet did not
+    write."""
     pods_listed: bool = False
+    """Whether all pods are known."""
     devices: Published | None = None
+    """The Device object when the agent started, None while it is unknown."""
 
 
 class ClusterView:
     """Watches the objects of this node, and delivers its reports: to an API server through an
-    outbox, to a folder of files (standalone) at once."""
+    outbox, to a folder of files (standalone) at once.
+
+    `wake`: called after each change, on any thread.
+    `pace`: None for a view without an outbox.
+    `append`: adds records to the audit trail."""
 
     def __init__(
         self,
@@ -84,8 +90,6 @@ class ClusterView:
         pace: ReportPace | None,
         append: Append = lambda records: None,
     ) -> None:
-        """`wake` is called after each change, on any thread. `pace` None: the view has no outbox.
-        `append` adds records to the audit trail."""
         self._objects = objects
         self._name = node_name
         self._metrics = metrics
@@ -144,8 +148,9 @@ class ClusterView:
             self._outbox.close()
 
     def _read_devices(self) -> None:
-        """Reads the Device object of the last agent: devices keep their numbers. Raises
-        StoreError."""
+        """Reads the Device object of the last agent, because devices keep their numbers.
+
+        Raises StoreError."""
         try:
             body = self._objects.get(device_object.KIND, self._name)
             devices, problems = published(body) if body is not None else (Published(), ())
@@ -184,10 +189,11 @@ class ClusterView:
 
 class ClusterWatches:
     """Watches the Node and its pods. A pod that can't be decoded keeps its last valid state; an
-    unavailable server changes nothing."""
+    unavailable server changes nothing.
+
+    `changed`: called on any thread after a change that affects decisions or reports."""
 
     def __init__(self, objects: Objects, node_name: str, changed: Callable[[], None]) -> None:
-        """`changed` is called on any thread after a change that affects decisions or reports."""
         self._changed = changed
         self._lock = threading.Lock()
         self._node: ApiNode | None = None
@@ -272,17 +278,19 @@ class ClusterStateSource(Protocol):
 
 
 class CachedState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The last known state, as the file has it. `pods`: by the runtime's uid; `devices`: the Device
-    object, which has their numbers, None before it was read once; `files`: how containers reach the
-    devices, also those that can't be discovered while pods hold them; `kubelet`: the last
-    configuration of the kubelet that could be read as a whole
-    (`kubelet.configuration.to_object`)."""
+    """The last known state, as the file has it."""
 
     node: ApiNode = ApiNode()
     pods: dict[str, PodMetadata] = {}
+    """By the runtime's uid."""
     devices: Published | None = None
+    """The Device object, which has the numbers of the devices; None before it was read once."""
     files: DeviceFiles = NO_FILES
+    """How containers reach the devices, also those that can't be discovered while pods hold
+    them."""
     kubelet: dict[str, Any] = {}
+    """The last configuration of the kubelet that could be read as a whole
+    (`kubelet.configuration.to_object`)."""
 
     @property
     def configuration(self) -> KubeletConfiguration | None:
@@ -315,7 +323,8 @@ class ClusterCache:
         return self._source.now()
 
     def update(self, state: ClusterState, listed: Iterable[str]) -> CachedState:
-        """Stores a state; `listed`: uids of the pods that the runtime has."""
+        """Stores a state, and returns the known one. `listed` has the uids of the pods that the
+        runtime has."""
         self._keep(merged(self.known, state, listed))
         return self.known
 
@@ -332,7 +341,8 @@ class ClusterCache:
             )
 
     def _keep(self, new: CachedState) -> None:
-        """Logs a file that can't be written. The next call tries again."""
+        """Writes the file. If it can't be written, that is logged, and the next call tries
+        again."""
         if new == self.known and not self._unwritten:
             return
         self.known = new
@@ -383,10 +393,12 @@ _MIRROR_KEYS: Final = {CONFIG_MIRROR: 256, CONFIG_HASH: 256}
 
 def _pod_of_node(text: bytes) -> ApiPod:
     """The part of a pod of this node that the agent keeps, from an object's JSON: what
-    `pod_metadata` keeps, the keys of a mirror pod, and MAX_CONTAINERS of its containers. Omits the
-    resource version, which changes with every write of the status. Keeps only the name of a pod
-    that has ended: whoever may create pods can name this node in any number of them, and the
-    kubelet ends at once those that it does not admit. Raises ObjectError."""
+    `pod_metadata` keeps, the keys of a mirror pod, and MAX_CONTAINERS of its containers. It has no
+    resource version, which changes with every write of the status. Of a pod that has ended only the
+    name is kept: whoever may create pods can name this node in any number of them, and the kubelet
+    ends at once those that it does not admit.
+
+    Raises ObjectError."""
     pod = apiobjects.decode(text)
     mirror = bounds.kept(pod.annotations, _MIRROR_KEYS)
     if pod.terminal:

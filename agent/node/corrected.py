@@ -95,8 +95,10 @@ def corrections(
     files: DeviceFiles,
     devices: Iterable[Device],
 ) -> Corrections:
-    """The corrections by the name of a pod. `wanted`: by pod uid, with the visible devices. Omits
-    pods that have the same name as another one: the kubelet's list has no uids."""
+    """The corrections by the name of a pod. Pods that have the same name as another one are left
+    out, because the kubelet's list has no uids.
+
+    `wanted`: by pod uid, with the visible devices."""
     pods = tuple(pods)
     of_name = Counter((pod.namespace, pod.name) for pod in pods)
     own = _Devices(files, devices)
@@ -114,7 +116,7 @@ def corrections(
 
 
 def _cpus(wanted: Wanted) -> CpuSet | None:
-    """The CPUs of an owner. PodResources lists exclusive CPUs only."""
+    """The CPUs of an owner; PodResources lists exclusive CPUs only."""
     if wanted.cpuset is None:
         return None
     return CpuSet.parse(wanted.cpuset) if wanted.exclusive else EMPTY

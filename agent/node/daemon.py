@@ -109,10 +109,13 @@ def run(
     standalone: bool,
 ) -> None:
     """Runs until SIGTERM or SIGINT. Does not change any cpuset at its end. SIGHUP reads the
-    settings again. `serve` makes the server of corrected PodResources; None: they are not served.
-    `standalone`: without a cluster. Raises LockedError, HttpListenError, CgroupError,
-    SettingsError, ConfigurationError, StoreError or OSError when it can't start, OSError when its
-    state folder is removed."""
+    settings again.
+
+    `serve`: makes the server of corrected PodResources, None if they are not served.
+    `standalone`: without a cluster.
+
+    Raises LockedError, HttpListenError, CgroupError, SettingsError, ConfigurationError, StoreError
+    or OSError when it can't start, OSError when its state folder is removed."""
     use_one_malloc_arena()
     return_large_blocks()
     use_batch_scheduling()
@@ -155,7 +158,7 @@ def run(
 
 
 class _Agent:
-    """The parts of an agent; `closing` ends them."""
+    """The parts of an agent, which `closing` ends."""
 
     def __init__(
         self,

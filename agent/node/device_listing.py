@@ -56,30 +56,34 @@ _NUMBERED_HERE: Final = frozenset({DeviceType.RDMA, DeviceType.FPGA})
 
 
 class DiscoveredDevices(msgspec.Struct, frozen=True):
-    """The discovered devices. `functions`: all PCI functions by address. `gpus`: the result of
-    `gpu_devices.devices`."""
+    """The discovered devices."""
 
     functions: Mapping[str, Function] = {}
+    """All PCI functions by address."""
     gpus: tuple[Device, ...] = ()
+    """The result of `gpu_devices.devices`."""
     rdma: tuple[RdmaDevice, ...] = ()
     fpgas: tuple[Fpga, ...] = ()
 
 
 class Published(msgspec.Struct, frozen=True):
-    """The content of the published Device object; empty on a new node. `gone`: minors of removed
-    devices. `pairs`: the links of its GPUs."""
+    """The content of the published Device object; empty on a new node."""
 
     devices: tuple[Device, ...] = ()
     gone: Minors = {}
+    """Minors of removed devices."""
     gpus: GpuInfo = GpuInfo()
     pairs: tuple[GpuPair, ...] = ()
+    """The links of its GPUs."""
 
 
 class DeviceList(msgspec.Struct, frozen=True):
-    """`devices` sorted by type and minor. `gone`: minors of removed devices, to be stored."""
+    """All devices with their minors."""
 
     devices: tuple[Device, ...]
+    """By type and minor."""
     gone: Minors
+    """Minors of removed devices, to be stored."""
 
 
 def published(body: object) -> tuple[Published, tuple[str, ...]]:
@@ -112,7 +116,9 @@ def device_list(
     now: str,
     held: Collection[tuple[str, str]] = (),
 ) -> DeviceList:
-    """All devices with their minors. `now`: the time of conditions that change, in RFC 3339.
+    """All devices with their minors.
+
+    `now`: the time of conditions that change, in RFC 3339.
     `held`: type and id of the devices that pods hold."""
     numbered_here = (each for each in before.devices if each.type in _NUMBERED_HERE)
     known = known_minors(numbered_here, before.gone)
@@ -236,10 +242,12 @@ def rdma_devices(
     held: Collection[tuple[str, str]],
 ) -> list[Device]:
     """The visible devices, and those of `before` whose function exists without RDMA files. The
-    latter are healthy if a pod holds them (`held`: by type and id), because they are in the pod's
-    network namespace, else unhealthy."""
-    seen = [_rdma(each) for each in rdma]
-    return seen + _hidden(functions, before, {each.uuid for each in seen}, held)
+    latter are healthy if a pod holds them, because they are in the pod's network namespace, else
+    unhealthy.
+
+    `held`: type and id of the devices that pods hold."""
+    seen = [_rdma(device) for device in rdma]
+    return seen + _hidden(functions, before, {device.uuid for device in seen}, held)
 
 
 def fpga_devices(fpgas: Iterable[Fpga]) -> list[Device]:

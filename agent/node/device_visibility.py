@@ -101,11 +101,14 @@ def visibility(
     by: VisibilityPolicy = VisibilityPolicy(),  # noqa: B008  a frozen value
     before: Holders = MappingProxyType({}),
 ) -> DeviceVisibility:
-    """Decides which devices the containers of `pods` see. `api_pods`: the pods whose requests are
-    known; `existing`: devices that pods hold without an allocation of a scheduler; `by`: the
-    settings; `before`: the holders at the last call. If two pods claim one device, it goes to the
-    pod that held it, otherwise to one whose containers exist, otherwise to the older one. On a node
-    without GPUs no GPU is hidden."""
+    """Decides which devices the containers of `pods` see. If two pods claim one device, it goes to
+    the pod that held it, otherwise to one whose containers exist, otherwise to the older one. On a
+    node without GPUs no GPU is hidden.
+
+    `api_pods`: the pods whose requests are known.
+    `existing`: devices that pods hold without an allocation of a scheduler.
+    `by`: the settings.
+    `before`: the holders at the last call."""
     ordered = sorted(pods, key=lambda pod: (not pod.containers, pod.created_at, pod.uid))
     known = in_api(ordered, api_pods)
     decided = pod_visibility(
@@ -131,8 +134,10 @@ def visibility(
 
 
 class DeviceVisibilityView:
-    """The devices of the node and the containers that see them. `devices` is None when the settings
-    switch devices off: then there are no decisions about them."""
+    """The devices of the node and the containers that see them.
+
+    `devices`: None when the settings switch devices off, so that there are no decisions about
+        them."""
 
     def __init__(self, devices: DeviceView | None, policy: VisibilityPolicy | None = None) -> None:
         self._devices = devices
@@ -147,9 +152,11 @@ class DeviceVisibilityView:
         grants: tuple[ReportedDevices, ...],
         before: Holders,
     ) -> tuple[DeviceState, DeviceVisibility | None]:
-        """The devices and their visibility. The visibility is UNDECIDED until PCI could be listed
-        and the numbers of the devices are known, from the Device object or from `cache`; None if
-        the settings switch devices off. `before`: the holders at the last call."""
+        """The devices and their visibility, which is UNDECIDED until PCI could be listed and the
+        numbers of the devices are known, from the Device object or from `cache`; None if the
+        settings switch devices off.
+
+        `before`: the holders at the last call."""
         if self._devices is None:
             return DeviceState(), None
         known = cache.known
@@ -167,14 +174,14 @@ class DeviceVisibilityView:
 def _held_otherwise(
     existing: Iterable[DeviceHolding], titles: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """Devices that pods hold without an allocation of a scheduler: by name, and by the holder's uid
-    its title. A part of a card is listed under its own name, so that no other pod can hold the
-    whole card."""
-    found: dict[str, dict[str, str]] = {}
-    for each in existing:
-        if each.source is HoldingSource.ALLOCATION or each.form in _TAKES_NOTHING:
+    """The devices that pods hold without an allocation of a scheduler: by name, the title of each
+    holder by its uid. A part of a card is listed under its own name, so that no other pod can hold
+    the whole card."""
+    holders: dict[str, dict[str, str]] = {}
+    for holding in existing:
+        if holding.source is HoldingSource.ALLOCATION or holding.form in _TAKES_NOTHING:
             continue
         # A share of an instance, `MIG-a::1`, holds the instance.
-        key = each.part.partition("::")[0] if each.form in _PARTS else each.device
-        found.setdefault(key, {})[each.uid] = titles.get(each.uid, each.uid)
-    return found
+        key = holding.part.partition("::")[0] if holding.form in _PARTS else holding.device
+        holders.setdefault(key, {})[holding.uid] = titles.get(holding.uid, holding.uid)
+    return holders

@@ -68,24 +68,32 @@ _LONGEST: Final = 64
 
 
 class DeviceState(msgspec.Struct, frozen=True):
-    """The devices of the node in one pass. `report`: for the cluster; `files`: how containers reach
-    the devices; `existing`: devices that pods hold without an allocation of a scheduler;
-    `readings`: the last ones of the GPUs; `keys`: the devices by each of their names. `missing`:
-    PCI addresses of GPUs that the driver does not list; `fault`: why the driver could not be
-    queried."""
+    """The devices of the node in one pass."""
 
     report: DeviceReport = DeviceReport()
+    """For the cluster."""
     files: DeviceFiles = DeviceFiles()
+    """How containers reach the devices."""
     existing: tuple[DeviceHolding, ...] = ()
+    """Devices that pods hold without an allocation of a scheduler."""
     readings: tuple[GpuReading, ...] = ()
+    """The last readings of the GPUs."""
     keys: Keys = {}
+    """The devices by each of their names."""
     missing: tuple[str, ...] = ()
+    """PCI addresses of GPUs that the driver does not list."""
     fault: str = ""
+    """Why the driver could not be queried."""
 
 
 class DeviceView:
     """Observes the devices of the node. It starts from the Device object of the last agent, so that
-    devices keep their numbers and conditions."""
+    devices keep their numbers and conditions.
+
+    `root`: where the host's /sys and /proc are.
+    `watch`: makes the watcher of GPUs.
+    `withhold`: the Device object omits devices that a device plugin gave to pods.
+    `files`: the files that the last agent found."""
 
     def __init__(
         self,
@@ -99,9 +107,6 @@ class DeviceView:
         clock: Callable[[], float] = time.time,
         sources: Sources | None = None,
     ) -> None:
-        """`root`: where the host's /sys and /proc are; `watch` makes the watcher of GPUs;
-        `withhold`: the Device object omits devices that a device plugin gave to pods; `files`:
-        those that the last agent found."""
         self._checkpoint = checkpoint
         self._root = root
         self._withhold = withhold
@@ -148,10 +153,12 @@ class DeviceView:
         pods: Collection[Pod],
         grants: Iterable[ReportedDevices] = (),
     ) -> DeviceState | None:
-        """None before PCI could be listed, and on a node with devices before `published` is known.
-        `published`: the Device object when the agent started, None while it is not known. `grants`:
-        devices that the kubelet gave to pods according to PodResources, and those that containers
-        show. Logs once what can't be read, and raises no error."""
+        """The devices in this pass; None before PCI could be listed, and on a node with devices
+        before `published` is known. What can't be read is logged once.
+
+        `published`: the Device object when the agent started, None while it is not known.
+        `grants`: devices that the kubelet gave to pods according to PodResources, and those that
+            containers show."""
         plugged = self._plugged
         plugged.update(topology)
         if not plugged.known:
@@ -216,9 +223,10 @@ class DeviceView:
         health: GpuHealth,
         allocations: Mapping[str, AllocatedDevices],
     ) -> Published:
-        """The next state of the Device object: the discovered devices with their numbers.
-        `allocations`: by pod uid. A device that a pod holds keeps its number while it is
-        missing."""
+        """The next state of the Device object: the discovered devices with their numbers. A device
+        that a pod holds keeps its number while it is missing.
+
+        `allocations`: by pod uid."""
         plugged = self._plugged
         cards = [card.gpu for card in health.cards]
         made = device_list(
@@ -250,8 +258,10 @@ class DeviceView:
         holdings: tuple[DeviceHolding, ...],
         held: Mapping[str, DeviceAmounts],
     ) -> DeviceReport:
-        """`holdings`: devices that pods hold without an allocation; `held`: by pod uid, the amounts
-        of its allocation."""
+        """The report of these devices.
+
+        `holdings`: devices that pods hold without an allocation.
+        `held`: by pod uid, the amounts of its allocation."""
         links = interconnect.link_matrix(made.devices, self._gpus.pairs)
         if links != self._links:
             # This takes 50 ms with sixteen cards.

@@ -80,11 +80,12 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Examination(msgspec.Struct, frozen=True):
-    """`node`: what is wrong with the node itself, the most serious first; `seen` sorted by title,
-    None if the containers can't be examined."""
+    """What the doctor has found."""
 
     node: tuple[NodeFinding, ...]
+    """What is wrong with the node itself, the most serious first."""
     seen: tuple[ObservedContainer, ...] | None
+    """The containers by title, None if they can't be examined."""
     findings: tuple[Finding, ...]
     facts: Facts = Facts()
 
@@ -254,8 +255,11 @@ def _containers(
     given: Mapping[str, CpuSet],
     hierarchy: Hierarchy,
 ) -> tuple[tuple[ObservedContainer, ...], list[str], str]:
-    """The running containers, sorted by title, their groups, and the runtime's name. `given`: by
-    pod uid, the CPUs of the kubelet's checkpoint. Raises RpcError, SettingsError."""
+    """The running containers, sorted by title, their groups, and the runtime's name.
+
+    `given`: by pod uid, the CPUs of the kubelet's checkpoint.
+
+    Raises RpcError, SettingsError."""
     cri = Cri(options.socket_path(settings.runtime_endpoint))
     seen, groups, runtime = [], [], ""
     pids_of = drift.members(hierarchy)
@@ -279,7 +283,7 @@ def _containers(
             runtime = cri.version()
     finally:
         cri.close()
-    return tuple(sorted(seen, key=lambda each: each.title)), groups, runtime
+    return tuple(sorted(seen, key=lambda container: container.title)), groups, runtime
 
 
 def _agent_answer(state_dir: str) -> tuple[NodeCode, str] | None:

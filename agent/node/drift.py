@@ -29,29 +29,33 @@ _NVIDIA: Final = "nvidia.com/"
 
 
 class ObservedContainer(msgspec.Struct, frozen=True):
-    """One running container and its CPUs by each source; None when a source has none. `claimed`:
-    its pod's annotation; `kubelet`: the kubelet's checkpoint; `wanted`: the agent's snapshot;
-    `group`: the effective cpuset of its cgroup; `processes`: the union of its processes'
-    affinities. `problem`: why the agent does not honor the pod's claim, or why the annotation
-    can't be read. `wanted_mems` and `mems`: NUMA nodes by the snapshot and by the cgroup.
-    `devices_missing` and `devices_foreign`: the allocated devices that the container does not have,
-    and the GPUs that it has instead; `variables`: the names of variables with other values than
-    decided."""
+    """One running container and its CPUs by each source, None where the source has none."""
 
     pod_uid: str
     title: str
     qos: QoS
     claimed: CpuSet | None = None
+    """By its pod's annotation."""
     kubelet: CpuSet | None = None
+    """By the kubelet's checkpoint."""
     wanted: CpuSet | None = None
+    """By the agent's snapshot."""
     group: CpuSet | None = None
+    """The effective cpuset of its cgroup."""
     processes: CpuSet | None = None
+    """The union of its processes' affinities."""
     problem: str = msgspec.field(default="", name="trouble")
+    """Why the agent does not honor the pod's claim, or why the annotation can't be read."""
     wanted_mems: CpuSet | None = None
+    """The NUMA nodes by the snapshot."""
     mems: CpuSet | None = None
+    """The NUMA nodes by the cgroup."""
     devices_missing: tuple[str, ...] = ()
+    """The allocated devices that the container does not have."""
     devices_foreign: tuple[str, ...] = ()
+    """The GPUs that it has instead."""
     variables: tuple[str, ...] = ()
+    """The names of variables with other values than decided."""
 
 
 class DriftKind(enum.StrEnum):
@@ -93,14 +97,16 @@ _WARNINGS: Final = frozenset({DriftKind.CLAIM, DriftKind.CLAIM_UNSEEN})
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`expected` and `found`: CPU lists, when there are two to compare; `detail`: an explanation,
-    such as the owner of the CPUs that overlap."""
+    """A difference between two sources."""
 
     kind: DriftKind
     container: str
     expected: str = ""
+    """A CPU list, empty if there are no two lists to compare."""
     found: str = ""
+    """A CPU list, empty if there are no two lists to compare."""
     detail: str = ""
+    """An explanation, such as the owner of the CPUs that overlap."""
 
     @property
     def remedy(self) -> str:
@@ -232,8 +238,11 @@ def observed(
     pids_of: Callable[[str], Sequence[int]],
     carriers: Carriers | None,
 ) -> ObservedContainer:
-    """Observes one running container. `of_pod`: the agent's decision about its pod, None without
-    one; `kubelet`: the pod's CPUs in the kubelet's checkpoint; `pids_of`: see `members`;
+    """Observes one running container.
+
+    `of_pod`: the agent's decision about its pod, None without one.
+    `kubelet`: the pod's CPUs in the kubelet's checkpoint.
+    `pids_of`: see `members`.
     `carriers`: what shows its devices, None if no devices were decided."""
     wanted = of_pod.of(container.name) if of_pod else NOTHING
     claimed, problem = _claim(pod, of_pod)

@@ -38,38 +38,45 @@ log = logging.getLogger(__name__)
 
 
 class Freed(msgspec.Struct, frozen=True):
-    """The result of the stage "make room". `outcomes`: of the cpusets of running containers and
-    announced pods; `holds`: by container id, the CPUs that it runs on afterwards, or will start on;
-    `failures`: those that `outcomes` does not have; `titles`: of announced pods, by group;
-    `writes`: all writes, also to excluded containers; `created`: records of created containers that
-    will start with other values."""
+    """The result of the stage "make room"."""
 
     outcomes: tuple[WriteOutcome, ...]
+    """What was written to the cpusets of running containers and announced pods."""
     holds: dict[str, CpuSet]
+    """By container id, the CPUs that it runs on afterwards, or will start on."""
     failures: tuple[str, ...] = ()
+    """The failures that `outcomes` does not have."""
     titles: Mapping[str, str] = {}
+    """The titles of announced pods by group."""
     writes: tuple[Written, ...] = ()
+    """All writes, also to excluded containers."""
     created: tuple[Record, ...] = ()
+    """Records of created containers that will start with other values."""
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """The result of the stages "make room" and "apply". `cpusets`, `values`: what was written to
-    groups; `titles`: pod and container by group; `failures`: those of this stage that `cpusets` and
-    `values` do not have; `refused`: limits that pods' own cgroups do not accept. `writes`: those of
-    this stage only."""
+    """The result of the stages "make room" and "apply"."""
 
     cpusets: tuple[WriteOutcome, ...]
+    """What was written to cpusets."""
     values: ValueOutcome
+    """What was written to other files."""
     titles: Mapping[str, str]
+    """Pod and container by group."""
     failures: tuple[str, ...] = ()
+    """The failures of this stage that `cpusets` and `values` do not have."""
     refused: tuple[RefusedLimit, ...] = ()
+    """Limits that pods' own cgroups do not accept."""
     writes: tuple[Written, ...] = ()
+    """The writes of this stage only."""
 
 
 class Enforcement:
-    """Writes cgroups and updates the runtime. `updater` None: the runtime is not updated. `notices`
-    None: no container gets a file with its CPUs. `migrate_memory`: pages of running containers
-    move to their new NUMA nodes."""
+    """Writes cgroups and updates the runtime.
+
+    `updater`: None if the runtime is not updated.
+    `notices`: None if no container gets a file with its CPUs.
+    `migrate_memory`: pages of running containers move to their new NUMA nodes."""
 
     def __init__(
         self,
@@ -129,10 +136,13 @@ class Enforcement:
         announced: Mapping[str, str] = {},
     ) -> Freed:
         """Moves containers off the CPUs that the decision gives to others. Restores the original
-        values of `unmanaged` containers. `holds`: the CPUs before; `pending`: an update of the
-        runtime was in progress. `dynamic`: containers read their CPUs in a file, which is written
-        before a snapshot gives the CPUs to others. `announced`: the cgroup_parent of announced pods
-        by uid."""
+        values of `unmanaged` containers.
+
+        `holds`: the CPUs of containers before.
+        `pending`: an update of the runtime was in progress.
+        `dynamic`: containers read their CPUs in a file, which is written before a snapshot gives
+            the CPUs to others.
+        `announced`: the cgroup_parent of announced pods by uid."""
         groups = announced_groups(announced)
         narrowed, failures = self._announced.narrow(cpus_of_others(groups, decision))
         sandboxes = sandbox_cpusets(runtime.pods, decision)
@@ -334,9 +344,9 @@ class Enforcement:
 
 
 def _parted(outcome: WriteOutcome, groups: Collection[str]) -> tuple[WriteOutcome, WriteOutcome]:
-    """The outcome split in two: of these groups, and of all others."""
-    of_groups = tuple(each for each in outcome.changes if each.group in groups)
-    others = tuple(each for each in outcome.changes if each.group not in groups)
+    """The part of the outcome about these groups, and the rest."""
+    of_groups = tuple(change for change in outcome.changes if change.group in groups)
+    others = tuple(change for change in outcome.changes if change.group not in groups)
     return WriteOutcome(of_groups), msgspec.structs.replace(outcome, changes=others)
 
 
@@ -447,5 +457,5 @@ def wanted_limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, Cgroup
 
 @lru_cache(maxsize=1_024)  # hundreds of containers share a handful of cpusets
 def _parsed(cpuset: str | None) -> CpuSet | None:
-    """None when the agent does not set the cpuset."""
+    """The CPUs, None when the agent does not set the cpuset."""
     return None if cpuset is None else CpuSet.parse(cpuset)

@@ -84,9 +84,11 @@ def is_xid(reason: str) -> bool:
 
 
 class GpuActions:
-    """The action for each reason. `overrides`: the site's actions. `any_other`: for XIDs that the
-    catalogue does not have. Any other reason is a fault of the driver, which needs an
-    administrator: `SUPPORT`."""
+    """The action for each reason. A reason without one is a fault of the driver, which needs an
+    administrator: `SUPPORT`.
+
+    `overrides`: the site's actions.
+    `any_other`: the action for XIDs that the catalogue does not have."""
 
     def __init__(self, overrides: Mapping[str, Action], any_other: Action = ANY_OTHER) -> None:
         catalogue = {xid_reason(number): action for number, action in CATALOGUE.items()}

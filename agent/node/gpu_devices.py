@@ -33,9 +33,12 @@ def devices(
     cordoned: Mapping[str, str] = MappingProxyType({}),
     host_memory_bytes: int = 0,
 ) -> tuple[Device, ...]:
-    """The devices, sorted by minor. `places`: by PCI address. `cordoned`: reasons by UUID.
-    `host_memory_bytes`: the memory that cards without their own memory use. A card without a minor,
-    or with the minor of another card, gets the next number above all minors, in order of index."""
+    """The devices, sorted by minor. A card without a minor, or with the minor of another card, gets
+    the next number above all minors, in order of index.
+
+    `places`: by PCI address.
+    `cordoned`: reasons by UUID.
+    `host_memory_bytes`: the memory that cards without their own memory use."""
     ordered = sorted(
         health.cards, key=lambda card: (card.gpu.index < 0, card.gpu.index, card.gpu.uuid)
     )
@@ -160,8 +163,10 @@ def release_requested(annotations: Mapping[str, str]) -> bool:
 
 
 def conditions(card: GpuCard, *, cordoned: str = "") -> tuple[Condition, ...]:
-    """`Healthy` has the reason of the most severe condition and the messages of all. `cordoned`:
-    the reason, "" if the card is not cordoned."""
+    """The conditions of a card. `Healthy` has the reason of the most severe one and the messages of
+    all.
+
+    `cordoned`: the reason, "" if the card is not cordoned."""
     by_severity = sorted(
         card.gpu_conditions, key=lambda each: (-_SEVERITY.index(each.action), each.reason)
     )
@@ -183,7 +188,9 @@ def conditions(card: GpuCard, *, cordoned: str = "") -> tuple[Condition, ...]:
 
 def restored(devices: Iterable[Device], actions: GpuActions, driver: str = "") -> GpuHealth:
     """The conditions of an earlier run of the agent, with the current actions. They stay until a
-    report refutes them. `driver`: its version in that run, "" if unknown."""
+    report refutes them.
+
+    `driver`: its version in that run, "" if it is unknown."""
     cards = {
         each.uuid: _card(each, actions)
         for each in devices
@@ -230,7 +237,7 @@ def _is_gpu_condition(condition: Condition) -> bool:
 
 
 def _seconds(text: str) -> int:
-    """0 if the time is invalid."""
+    """The time in seconds since 1970, 0 if it is invalid."""
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:

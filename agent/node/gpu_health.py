@@ -32,8 +32,9 @@ from agent.node.gpu_actions import Action, GpuActions
 
 
 class GpuStates:
-    """The faults that one report shows. `buses`: the PCI addresses of NVIDIA's GPUs, None before
-    PCI was read."""
+    """The faults that one report shows.
+
+    `buses`: the PCI addresses of NVIDIA's GPUs, None before PCI was read."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class GpuStates:
         return frozenset(reason for reason, known in answered.items() if not known)
 
     def _silence(self, gpu: Gpu) -> SilentGpu | None:
-        """The driver may list a lost card by its index only, without its UUID."""
+        """The entry of a lost card. The driver may list it by its index only, without its UUID."""
         for each in self._silent:
             nameless = not each.uuid and gpu.uuid not in self._enumerated
             if each.uuid == gpu.uuid or (nameless and each.index == gpu.index):
@@ -140,31 +141,36 @@ RESET_ENDS: Final = frozenset({*gpu_actions.STATES, gpu_actions.DRIVER_NOT_LOADE
 
 
 class GpuCondition(msgspec.Struct, frozen=True):
-    """A fault of a card. `since`: for an XID the last time it was reported. `holders`: the
-    processes that used the card in the first report after the XID and still use it. `reloaded`:
-    evidence RELOADED was found; `cleared`: a state that only a reset ends has occurred since."""
+    """A fault of a card."""
 
     reason: str
     action: Action
     since: int
+    """For an XID the last time it was reported."""
     message: str
     holders: tuple[int, ...] | None = None
+    """The processes that used the card in the first report after the XID and still use it; None
+    before that report."""
     reloaded: bool = False
+    """The evidence RELOADED was found."""
     cleared: bool = False
+    """A state that only a reset ends has occurred since."""
 
 
 class GpuCard(msgspec.Struct, frozen=True):
-    """A card that the driver has listed. `seen`: the time when it was listed last.
-    `health_changed`: the time when its health changed last. `energy_millijoules`: the last reading,
-    which falls only when the driver restarts. `labels`: of a card from an earlier run, until the
-    driver lists it again."""
+    """A card that the driver has listed."""
 
     gpu: Gpu
     seen: int
+    """When it was listed last."""
     health_changed: int
+    """When its health changed last."""
     gpu_conditions: tuple[GpuCondition, ...] = ()
     energy_millijoules: int | None = None
+    """The last reading, which falls only when the driver restarts; None if the driver does not
+    report it."""
     labels: dict[str, str] = {}
+    """The labels of a card from an earlier run, until the driver lists it again."""
 
     @property
     def healthy(self) -> bool:
@@ -172,12 +178,13 @@ class GpuCard(msgspec.Struct, frozen=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True):
-    """`cards` sorted by UUID. `unclaimed`: PCI addresses of GPUs that NVML never listed: for
-    example, no driver is loaded."""
+    """The health of all cards."""
 
     cards: tuple[GpuCard, ...] = ()
+    """By UUID."""
     driver: str = ""
     unclaimed: tuple[str, ...] = ()
+    """PCI addresses of GPUs that NVML never listed, for example because no driver is loaded."""
 
 
 def on_event(health: GpuHealth, event: GpuEvent, now: int, actions: GpuActions) -> GpuHealth:
@@ -214,8 +221,10 @@ def on_report(
     booted: int | None = None,
     restart_seconds: int = RESTART_SECONDS,
 ) -> GpuHealth:
-    """The health after a report. `buses`: the PCI addresses of NVIDIA's GPUs, None before PCI was
-    read. `booted`: the boot time."""
+    """The health after a report.
+
+    `buses`: the PCI addresses of NVIDIA's GPUs, None before PCI was read.
+    `booted`: the boot time, None if it is unknown."""
     if report.inventory is None:
         if report.fault in NOT_QUERIED:
             return health
@@ -314,7 +323,7 @@ class _Update:
         return _with(known, [*xids, *states, *kept], self._now)
 
     def _after(self, gpu_condition: GpuCondition, reading: GpuReading) -> GpuCondition | None:
-        """The XID after a report without any other fault of the card; None if it has ended."""
+        """The XID after a report without any other fault of the card, None if it has ended."""
         found = {
             Evidence.BOOTED: self._booted is not None and self._booted > gpu_condition.since,
             Evidence.RELOADED: gpu_condition.reloaded,

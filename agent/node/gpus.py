@@ -21,7 +21,11 @@ log = logging.getLogger(__name__)
 
 
 class GpuView:
-    """Starts the child process when PCI lists an NVIDIA card."""
+    """Starts the child process when PCI lists an NVIDIA card.
+
+    `root`: where the host's /proc is.
+    `watch`: makes the watcher.
+    `clock`: seconds since 1970."""
 
     def __init__(
         self,
@@ -30,8 +34,6 @@ class GpuView:
         actions: GpuActions,
         clock: Callable[[], float],
     ) -> None:
-        """`root` is where the host's /proc is; `watch` makes the watcher; `clock`: seconds
-        since 1970."""
         self._root = root
         self._watch = watch
         self._actions = actions
@@ -80,7 +82,9 @@ class GpuView:
         return GpuReport(self.fault, self.message, found, self.readings)
 
     def observe(self, cards: tuple[str, ...], *, release: bool = False) -> GpuHealth:
-        """Applies the reports since the last call. `cards`: PCI addresses of NVIDIA's cards;
+        """The health after the reports since the last call.
+
+        `cards`: PCI addresses of NVIDIA's cards.
         `release`: whether the child has to close the driver."""
         if self._watcher is None:
             if not cards:

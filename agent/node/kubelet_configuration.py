@@ -46,11 +46,12 @@ FIRST_SECONDS: Final = 15.0
 
 
 class CpuManagerStatus(msgspec.Struct, frozen=True):
-    """What other sources show of the kubelet's CPU manager: its `state` file, None without one, and
-    the CPUs that it reserves according to PodResources."""
+    """What other sources show of the kubelet's CPU manager."""
 
     state: CpuManagerState | None = None
+    """Its file `state`, None without one."""
     reserved: CpuSet = EMPTY
+    """The CPUs that it reserves according to PodResources."""
 
     @property
     def policy(self) -> str:
@@ -72,7 +73,11 @@ UNKNOWN_CPU_MANAGER: Final = CpuManagerStatus()
 class KubeletConfigurationView:
     """Reads the kubelet's configuration periodically, on a thread of its own. While a part of it
     can't be read, the last known configuration stays in force; without one it is inferred from
-    other sources."""
+    other sources.
+
+    `own_group`: the root of the agent's cgroup namespace.
+    `changed`: called on any thread after a change.
+    `last`: the configuration that the last agent knew."""
 
     def __init__(
         self,
@@ -82,8 +87,6 @@ class KubeletConfigurationView:
         changed: Callable[[], None] = lambda: None,
         last: KubeletConfiguration | None = None,
     ) -> None:
-        """`own_group`: the root of the agent's cgroup namespace; `changed` is called on any thread
-        after a change; `last`: the configuration that the last agent knew."""
         self._settings = settings
         self._sources = sources or Sources()
         self._own_group = own_group
@@ -201,25 +204,28 @@ _K3S_DROP_INS = "agent/etc/kubelet.conf.d"
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """`whole`: the configuration, None when a part of it could not be read; then `argv` and
-    `content` hold the known parts of the command line and the files. `memory_policy`: the memory
-    manager's, from its state, "" when unknown. `problems`: by source, for every source that was
-    read."""
+    """What could be read of the kubelet's configuration."""
 
     whole: KubeletConfiguration | None = None
+    """The configuration, None when a part of it could not be read."""
     argv: tuple[str, ...] = (kubelet_process.KUBELET,)
+    """The known part of the command line, if not all could be read."""
     content: Mapping[str, Any] = {}
+    """The known part of the files, if not all could be read."""
     source: str = ""
     memory_policy: str = ""
+    """The memory manager's policy, from its state; empty if it is unknown."""
     problems: Mapping[SourceName, tuple[str, ...]] = {}
+    """By source, for every source that was read."""
 
 
 class _Files:
-    """Reads the kubelet's files below `root` and collects `problems`."""
+    """Reads the kubelet's files below `root`."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self.problems: list[str] = []
+        """Why files could not be read."""
         self.names: list[str] = []
 
     def path(self, path: str) -> str:
@@ -267,13 +273,15 @@ class _Files:
 
 
 def _reason(error: Exception) -> str:
-    """The reason without the path below `root`."""
+    """The reason without the path below the root."""
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Reading:
     """Reads the first available source: the kubelet's /configz, the declared file, or the command
-    line and the files of its process. `own_group`: the root of the agent's cgroup namespace."""
+    line and the files of its process.
+
+    `own_group`: the root of the agent's cgroup namespace."""
     problems: dict[SourceName, tuple[str, ...]] = dict.fromkeys(_SOURCES, ())
     memory_policy = _memory_policy(settings, problems)
     if settings.kubelet_configz:
@@ -409,9 +417,12 @@ def merged(content: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
 def inferred(
     reading: Reading, cpu_policy: str, reserved: CpuSet, *, strict: bool
 ) -> KubeletConfiguration | None:
-    """The known part of the configuration; None when nothing is known. Flags override the kubelet's
-    state and its PodResources (`cpu_policy`, `reserved` CPUs, `strict`: no pod runs on them; empty
-    when unknown). These override the files, some of which could not be read."""
+    """The known part of the configuration, None when nothing is known. Flags override the kubelet's
+    state and its PodResources, and these override the files, some of which could not be read.
+
+    `cpu_policy`: the policy in the state, "" if it is unknown.
+    `reserved`: the CPUs that PodResources shows as reserved, empty if they are unknown.
+    `strict`: no pod runs on them."""
     known: dict[str, Any] = {}
     if cpu_policy:
         known["cpuManagerPolicy"] = cpu_policy

@@ -55,11 +55,13 @@ _TRIES: Final = 3
 
 
 class KubeletProcess(msgspec.Struct, frozen=True):
-    """`program`: `kubelet`, or the program that contains the kubelet; `argv`: its command line."""
+    """A process that is the node's kubelet."""
 
     pid: int
     program: str
+    """`kubelet`, or the program that contains the kubelet."""
     argv: tuple[str, ...]
+    """Its command line."""
     parent: int = 0
 
     @property
@@ -68,10 +70,12 @@ class KubeletProcess(msgspec.Struct, frozen=True):
 
 
 class FoundKubelets(msgspec.Struct, frozen=True):
-    """`kubelets`: the processes that are kubelets; `doubts`: why others may be kubelets too."""
+    """The result of a search."""
 
     kubelets: tuple[KubeletProcess, ...] = ()
+    """The processes that are kubelets."""
     doubts: tuple[str, ...] = ()
+    """Why others may be kubelets too."""
 
     def of_folder(self, root: str, kubelet_dir: str) -> KubeletProcess | None:
         """The only kubelet, or the only one of several whose --root-dir below `root` is
@@ -89,8 +93,9 @@ class FoundKubelets(msgspec.Struct, frozen=True):
 
 
 def find(proc: str, own_group: str | None = "/") -> FoundKubelets:
-    """Searches a procfs for kubelets. `own_group`: the root of this process's cgroup namespace,
-    None when unknown."""
+    """Searches a procfs for kubelets.
+
+    `own_group`: the root of this process's cgroup namespace, None if it is unknown."""
     try:
         pids = processes.pids(proc)
     except OSError as error:
@@ -113,8 +118,10 @@ def find(proc: str, own_group: str | None = "/") -> FoundKubelets:
 
 
 def _kubelet(proc: str, process: Process, own_group: str | None) -> KubeletProcess | None:
-    """None for any other process. The cheapest checks come first: a pod may have thousands of
-    processes that call themselves kubelet. Raises ProcessGoneError, UnreadableError."""
+    """The kubelet, None for any other process. The cheapest checks come first: a pod may have
+    thousands of processes that call themselves kubelet.
+
+    Raises ProcessGoneError, UnreadableError."""
     try:
         program = program_of(process.argv0())
     except UnreadableError:
@@ -135,7 +142,9 @@ def _kubelet(proc: str, process: Process, own_group: str | None) -> KubeletProce
 
 
 def _below_pods(proc: str, process: Process, own_group: str | None) -> bool:
-    """Whether an ancestor belongs to a pod. Raises ProcessGoneError, UnreadableError."""
+    """Whether an ancestor belongs to a pod.
+
+    Raises ProcessGoneError, UnreadableError."""
     for _ in range(_TRIES):
         parent = process.status().parent
         try:

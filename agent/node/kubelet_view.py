@@ -52,13 +52,14 @@ DefaultTimeout)."""
 
 
 class KubeletState(msgspec.Struct, frozen=True):
-    """`resources`: what PodResources reports; `cpus`: the CPUs of pods, by CPU manager state,
-    PodResources and claims; `grants`: devices and CPUs of pods, also those that only containers
-    show."""
+    """What the kubelet gave to pods."""
 
     resources: PodResourcesState
+    """The report of PodResources."""
     cpus: KubeletCpus
+    """The CPUs of pods, by CPU manager state, PodResources and claims."""
     grants: tuple[ReportedDevices, ...] = ()
+    """Devices and CPUs of pods, also those that only containers show."""
 
 
 class KubeletView:
@@ -80,8 +81,11 @@ class KubeletView:
     def state(
         self, topology: Topology, pods: tuple[Pod, ...], shown: tuple[ReportedDevices, ...]
     ) -> KubeletState:
-        """The state of these pods. `shown`: the devices and CPUs that their containers show. Call
-        it after the runtime was listed: then the CPU manager's state names every listed container.
+        """The state of these pods. Call it after the runtime was listed: then the CPU manager's
+        state names every listed container.
+
+        `shown`: the devices and CPUs that the containers show.
+
         Raises StateFileError before the first readable answer."""
         resources = self._pod_resources.now(topology, pods)
         grants = (*resources.grants, *shown)
@@ -110,21 +114,23 @@ class KubeletView:
 
 
 class PodResourcesAnswer(msgspec.Struct, frozen=True):
-    """`allocatable` None: the kubelet does not serve it. `called_at`: on the monotonic clock, in
-    seconds; later events may be missing."""
+    """An answer of the kubelet."""
 
     pods: tuple[PodResources, ...]
     allocatable: Allocatable | None
+    """None if the kubelet does not serve it."""
     called_at: float
+    """Seconds on the monotonic clock; later events may be missing."""
 
 
 class PodResourcesView:
     """Polls every `period_seconds`, and `settle_seconds` after `refresh`.
 
     `last_answer` never waits: None before the first answer, then the last valid one, also while no
-    kubelet answers: its pods keep their resources. `changed` is called on the thread after an
-    answer that differs from the last. With an empty `socket_path` there is no poll and no thread.
-    """
+    kubelet answers: its pods keep their resources.
+
+    `socket_path`: empty for no poll and no thread.
+    `changed`: called on the thread after an answer that differs from the last."""
 
     def __init__(
         self,
@@ -193,19 +199,23 @@ class PodResourcesView:
 
 
 class PodResourcesState(msgspec.Struct, frozen=True):
-    """`held` by pod uid; `portions` of devices that plugins gave to the kubelet;
-    `reserved_memory_bytes` by NUMA node; `grants`: devices by plugin or driver; `reserved_cpus`:
-    those that no pod gets exclusively; `cpus`: the part of the CPU manager's state that
-    PodResources has, None when the kubelet does not serve its allocatable CPUs. `device_nodes`: of
-    the devices that plugins gave."""
+    """What PodResources reports."""
 
     held: Mapping[str, Allocated] = {}
+    """By pod uid."""
     portions: tuple[Portion, ...] = ()
+    """The portions of devices that plugins gave to the kubelet."""
     reserved_memory_bytes: Mapping[int, int] = {}
+    """By NUMA node."""
     grants: tuple[ReportedDevices, ...] = ()
+    """Devices by plugin or driver."""
     reserved_cpus: CpuSet = EMPTY
+    """The CPUs that no pod gets exclusively."""
     cpus: KubeletCpus | None = None
+    """The part of the CPU manager's state that PodResources has, None when the kubelet does not
+    serve its allocatable CPUs."""
     device_nodes: DeviceNodes = {}
+    """The NUMA nodes of the devices that plugins gave."""
 
 
 class PodResourcesSource(Protocol):
@@ -270,20 +280,21 @@ class PodResourcesStateView:
 def _containers(
     pods: Iterable[PodResources], uids: Mapping[PodName, str], allocatable: CpuSet
 ) -> dict[str, dict[str, CpuSet]]:
-    """By pod uid, the exclusive CPUs of containers. Omits pods that hold CPUs as a whole."""
+    """By pod uid, the exclusive CPUs of containers, without pods that hold CPUs as a whole."""
     return {
         uids[pod.key]: {
-            each.name: each.cpus
-            for each in pod.containers
-            if each.cpus and each.cpus <= allocatable
+            container.name: container.cpus
+            for container in pod.containers
+            if container.cpus and container.cpus <= allocatable
         }
         for pod in pods
-        if pod.key in uids and not pod.cpus and any(each.cpus for each in pod.containers)
+        if pod.key in uids and not pod.cpus and any(container.cpus for container in pod.containers)
     }
 
 
 def _unique_names(names: Mapping[str, PodName]) -> dict[PodName, str]:
-    """The uids of pods by name, without names that several pods have: PodResources has no uids."""
+    """The uids of pods by name, without names that several pods have, because PodResources has no
+    uids."""
     uids: dict[PodName, list[str]] = {}
     for uid, name in names.items():
         uids.setdefault(name, []).append(uid)

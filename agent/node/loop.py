@@ -54,8 +54,9 @@ class Health:
         self._begun = time.monotonic()
 
     def end(self, error: str) -> None:
-        """A pass ended; `error`: "" if it succeeded. Logs an error that the last pass did not
-        have."""
+        """A pass ended. An error that the last pass did not have is logged.
+
+        `error`: empty if the pass succeeded."""
         if self.is_new(error):
             log.error("%s", error)
         self._error = error
@@ -96,7 +97,10 @@ class Health:
 
 
 class PassLoop:
-    """`run` ends after `stop`. Signal handlers call `reload` and `stop`."""
+    """`run` ends after `stop`. Signal handlers call `reload` and `stop`.
+
+    `devices`, `pod_resources`, `kubelet_configuration`: refreshed after the triggers that concern
+        them."""
 
     def __init__(
         self,
@@ -111,8 +115,6 @@ class PassLoop:
         pod_resources: PodResourcesView,
         kubelet_configuration: KubeletConfigurationView,
     ) -> None:
-        """`devices`, `pod_resources` and `kubelet_configuration` are refreshed after the triggers
-        that concern them."""
         self._settings = settings
         self._read_again = read_again
         self._socket = socket
@@ -175,7 +177,7 @@ class PassLoop:
             self._settings = reloaded(self._settings, self._read_again, self._reconciler)
 
     def _pass(self, triggers: Set[Trigger], began: float) -> float:
-        """One pass; returns after how many seconds from `began` the next one is due."""
+        """Runs one pass. Returns after how many seconds from `began` the next one is due."""
         healthy = self._reconcile()
         pause = self._triggers.pause(self._settings, healthy, triggers, began)
         if self._reconciler.again:
@@ -185,7 +187,7 @@ class PassLoop:
         return pause
 
     def _reconcile(self) -> bool:
-        """Whether the pass succeeded."""
+        """Returns whether the pass succeeded."""
         self._health.begin()
         start = time.monotonic()
         error = ""

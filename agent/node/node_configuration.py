@@ -45,8 +45,7 @@ class CombinationError(SettingsError):
 
 
 class NodeObject:
-    """Keeps the last valid value of each annotation. `faults`: why annotations can't be read or
-    labels have no effect."""
+    """Keeps the last valid value of each annotation."""
 
     def __init__(self, node_name: str, sources: Sources | None = None) -> None:
         self._name = node_name
@@ -54,6 +53,7 @@ class NodeObject:
         self._last = NodeConfiguration()
         self._read: tuple[Topology, ApiNode] | None = None
         self.faults: tuple[str, ...] = ()
+        """Why annotations can't be read or labels have no effect."""
 
     def configuration(self, node: ApiNode, topology: Topology) -> NodeConfiguration:
         """Logs once an annotation that can't be read and a label with an unknown value, and never

@@ -36,22 +36,25 @@ _NAMED: Final = 8
 
 
 class NodeNotes(NamedTuple):
-    """`faults`: notes by the reason of a warning; `state`: by the reason of the normal Event that
-    reports its change. `uid`: the Node's in the API, "" while it is not known."""
+    """What Events of the Node say."""
 
     name: str
     uid: str
+    """The Node's uid in the API, empty while it is not known."""
     faults: Mapping[str, str]
+    """Notes by the reason of a warning."""
     state: Mapping[str, str] = {}
+    """By the reason of the normal Event that reports its change."""
 
 
 class DeviceFaults(NamedTuple):
-    """`missing`: PCI addresses of GPUs that the driver does not list; `fault`: why the driver can't
-    be read."""
+    """What is wrong with devices."""
 
     devices: Iterable[Device] = ()
     missing: Iterable[str] = ()
+    """PCI addresses of GPUs that the driver does not list."""
     fault: str = ""
+    """Why the driver can't be read."""
 
 
 def faults(
@@ -61,9 +64,12 @@ def faults(
     devices: DeviceFaults,
     others: Iterable[str] = (),
 ) -> dict[str, str]:
-    """Notes by reason. `of_object`: why annotations and labels of the Node have no effect;
-    `sources`: the problems of each; `overlaps`, `others`: sentences about containers on CPUs of
-    owners, and about other processes that keep changing values."""
+    """Notes by reason.
+
+    `of_object`: why annotations and labels of the Node have no effect.
+    `sources`: the problems of each source.
+    `overlaps`: sentences about containers on CPUs of owners.
+    `others`: sentences about other processes that keep changing values."""
     kubelet = sources.get(SourceName.KUBELET_COMBINATION, ())
     reported = (SourceName.KUBELET_COMBINATION, SourceName.NODE_OBJECT)
     unreadable = (
@@ -103,8 +109,9 @@ def _first(texts: Iterable[str]) -> str:
 
 
 def state(topology: Topology, kubelet: KubeletConfiguration | None) -> dict[str, str]:
-    """What normal Events of the Node report when it changes, by reason. `kubelet` None: its
-    configuration is not known."""
+    """What normal Events of the Node report when it changes, by reason.
+
+    `kubelet`: None if its configuration is not known."""
     nodes = ", ".join(
         f"{each.cpus} on NUMA node {each.id}" for each in topology.numa_nodes if each.cpus
     )

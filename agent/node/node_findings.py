@@ -126,13 +126,13 @@ is; they do not change the exit code."""
 
 
 class NodeFinding(msgspec.Struct, frozen=True):
-    """One thing that is wrong with the node itself, and its remedy. `severity`: error or
-    warning."""
+    """One thing that is wrong with the node itself, and its remedy."""
 
     code: NodeCode
     text: str
     remedy: str
     severity: str
+    """error or warning."""
 
 
 AS_ROOT: Final = "run the command as root: this user may not use it"
@@ -142,35 +142,40 @@ AS_ROOT: Final = "run the command as root: this user may not use it"
 def found(
     wrong: Mapping[NodeCode, str], remedies: Mapping[NodeCode, str] = MappingProxyType({})
 ) -> tuple[NodeFinding, ...]:
-    """The findings in the order of their codes: the most serious first. `remedies`: those that
-    differ from REMEDIES, because the reason is known."""
+    """The findings in the order of their codes: the most serious first.
+
+    `remedies`: the remedies that differ from REMEDIES because the reason is known."""
     return tuple(
         NodeFinding(
-            each,
-            wrong[each],
-            remedies.get(each, REMEDIES[each]),
-            "warning" if each in WARNINGS else "error",
+            code,
+            wrong[code],
+            remedies.get(code, REMEDIES[code]),
+            "warning" if code in WARNINGS else "error",
         )
-        for each in NodeCode
-        if each in wrong
+        for code in NodeCode
+        if code in wrong
     )
 
 
 class KubeletStatus(msgspec.Struct, frozen=True):
-    """The node's kubelet: its program, "" if none runs; its configuration, None if that can't be
-    read, for the reasons `unread`. `cpu_state` and `memory_state`: the policies in its state files,
-    "" without a file. `registered`: the number of devices of its plugins, by resource."""
+    """The node's kubelet."""
 
     program: str = ""
+    """Empty if none runs."""
     configuration: KubeletConfiguration | None = None
+    """None if it can't be read."""
     unread: tuple[str, ...] = ()
+    """Why the configuration can't be read."""
     cpu_state: str = ""
+    """The policy in the state file of the CPU manager, empty without a file."""
     memory_state: str = ""
+    """The policy in the state file of the memory manager, empty without a file."""
     registered: Mapping[str, int] = {}
+    """The number of devices of its plugins, by resource."""
 
     @property
     def runtime_endpoint(self) -> str | None:
-        """None if it is not known."""
+        """The endpoint of the runtime, None if it is not known."""
         if self.configuration is None:
             return None
         default = K3S_ENDPOINT if self.program == K3S else RUNTIME_ENDPOINT
@@ -180,8 +185,9 @@ class KubeletStatus(msgspec.Struct, frozen=True):
 def of_kubelet(
     kubelet: KubeletStatus, snapshot: Snapshot | None, proxy: str
 ) -> dict[NodeCode, str]:
-    """What is wrong between the kubelet, its state files and the agent's decisions. `proxy`: the
-    path of the socket that a proxy serves, "" without one."""
+    """What is wrong between the kubelet, its state files and the agent's decisions.
+
+    `proxy`: the path of the socket that a proxy serves, "" without one."""
     wrong: dict[NodeCode, str] = {}
     if not kubelet.program:
         if kubelet.cpu_state and not kubelet.unread:
@@ -294,9 +300,9 @@ def of_free_bytes(path: str, free_bytes: int) -> dict[NodeCode, str]:
 
 
 def of_groups(groups: Iterable[str]) -> dict[NodeCode, str]:
-    """Whether kubelet and runtime use different cgroup drivers. `groups`: of running containers. A
-    runtime with the driver cgroupfs takes a kubelet's path for systemd (`slice:prefix:name`) as the
-    name of a folder."""
+    """Whether kubelet and runtime use different cgroup drivers, by the groups of running
+    containers. A runtime with the driver cgroupfs takes a kubelet's path for systemd
+    (`slice:prefix:name`) as the name of a folder."""
     for group in groups:
         if ".slice:" in group:
             text = f"{group} has a name for systemd, and the runtime's cgroup driver is cgroupfs"
@@ -309,9 +315,10 @@ CHANGES_SECONDS: Final = 300.0
 
 
 def of_changes(changes: Sequence[Record], programs: Mapping[NodeCode, str]) -> dict[NodeCode, str]:
-    """Whether another process keeps changing what the agent has set. `changes`: the records of the
-    agent's writes that undid one, within CHANGES_SECONDS; `programs`: `of_programs`, since the
-    kernel does not say who wrote a file."""
+    """Whether another process keeps changing what the agent has set.
+
+    `changes`: the records of the agent's writes that undid one, within CHANGES_SECONDS.
+    `programs`: the result of `of_programs`, since the kernel does not say who wrote a file."""
     files = repeated(changes)
     if not files:
         return {}
@@ -364,8 +371,9 @@ _NRI_INDEX: Final = re.compile(r"^\d\d-")
 
 
 def of_programs(command_lines: Iterable[Sequence[str]], *, proxy: bool) -> dict[NodeCode, str]:
-    """Running programs that set the same values as Topolet. `proxy`: whether Topolet's proxy runs;
-    only one program may rewrite a request."""
+    """Running programs that set the same values as Topolet.
+
+    `proxy`: whether Topolet's proxy runs; only one program may rewrite a request."""
     wrong: dict[NodeCode, str] = {}
     for argv in command_lines:
         program = _NRI_INDEX.sub("", os.path.basename(argv[0])) if argv else ""
@@ -398,8 +406,9 @@ def of_plugins(
     registered: Mapping[str, int], devices: NodeVisibility | None
 ) -> dict[NodeCode, str]:
     """Devices that both a device plugin of the kubelet and a scheduler of Topolet may allocate.
-    `devices` None: the agent does not decide about devices."""
-    if devices is None or not any(each.is_gpu for each in devices.held):
+
+    `devices`: None if the agent does not decide about devices."""
+    if devices is None or not any(device.is_gpu for device in devices.held):
         return {}
     offered = [
         f"{name} ({number})"

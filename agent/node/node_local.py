@@ -54,7 +54,8 @@ class NodeLocalCpus:
 
     The policy is suspended while the kubelet has the static policy, to which it may switch while
     the agent runs.
-    """
+
+    `root`: where the host's /sys is."""
 
     def __init__(
         self,
@@ -63,7 +64,6 @@ class NodeLocalCpus:
         reserved: CpuSet = EMPTY,
         root: str = "/",
     ) -> None:
-        """`root`: where the host's /sys is."""
         self._policy = LocalPolicy(policy)
         self._options = options
         self._reserved = reserved
@@ -91,10 +91,13 @@ class NodeLocalCpus:
         by_claim: Mapping[str, Collection[str]] = MappingProxyType({}),
         device_nodes: DeviceNodes | None = MappingProxyType({}),
     ) -> LocalInput:
-        """`holds`: by container id, the CPUs of its cgroup; `last`: by pod uid and container name,
-        the last decision; `by_claim`: by pod uid, the containers with CPUs of a resource claim
-        (DRA); they get no other CPUs. While `device_nodes` are not known, None, no container moves
-        to better CPUs."""
+        """The input of the node-local policy.
+
+        `holds`: by container id, the CPUs of its cgroup.
+        `last`: by pod uid and container name, the last decision.
+        `by_claim`: by pod uid, the containers with CPUs of a resource claim (DRA), which get no
+            other CPUs.
+        `device_nodes`: None while they are not known; then no container moves to better CPUs."""
         if self._layout is None or self._layout[0] != topology:
             self._layout = topology, layouts.of_topology(topology)
         rules = LocalRules(self._policy, self._layout[1], self._options, self._reserved)
@@ -206,15 +209,18 @@ def _virtual(pod: Pod) -> bool:
     """Whether its containers run in a virtual machine. The first container of a pod is virtual when
     the pod has no sandbox on this kernel."""
     if pod.containers:
-        return any(each.virtual for each in pod.containers)
+        return any(container.virtual for container in pod.containers)
     return not pod.sandboxes
 
 
 def configured(
     settings: AgentSettings, machine: TopologyView, kubelet: KubeletConfiguration | None
 ) -> NodeLocalCpus:
-    """`kubelet`: its configuration, None if it is not known. Raises SettingsError that names the
-    option."""
+    """The node-local policy of the settings.
+
+    `kubelet`: its configuration, None if it is not known.
+
+    Raises SettingsError that names the option."""
     if settings.cpu_policy == "none":
         return NodeLocalCpus()
     try:

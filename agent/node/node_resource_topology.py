@@ -151,15 +151,16 @@ def _binary(size_bytes: int) -> str:
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
-    """The devices of a node, and the amounts that pods hold of them. `annotations`: those of the
-    Device object. `withheld`: the devices that the Device object and the Node list instead, for
-    schedulers that do not read holdings."""
+    """The devices of a node, and the amounts that pods hold of them."""
 
     devices: tuple[Device, ...] = ()
     gpus: GpuInfo = GpuInfo()
     annotations: dict[str, str] = {}
+    """The annotations of the Device object."""
     held: DeviceAmounts = {}
     withheld: tuple[Device, ...] | None = None
+    """The devices that the Device object and the Node list instead, for schedulers that do not read
+    holdings; None for all."""
 
     @property
     def listed(self) -> tuple[Device, ...]:
@@ -168,8 +169,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
 
 
 class ReportValues(msgspec.Struct, frozen=True):
-    """The input of a report. `plugged`: devices of device plugins. `owner` and `fingerprint` are
-    None without a cluster."""
+    """The input of a report."""
 
     name: str
     topology: Topology
@@ -180,18 +180,22 @@ class ReportValues(msgspec.Struct, frozen=True):
     configured: NodeConfiguration
     devices: DeviceReport = DeviceReport()
     plugged: tuple[Portion, ...] = ()
+    """Devices of device plugins."""
     owner: OwnerReference | None = None
+    """None without a cluster."""
     fingerprint: str | None = None
+    """None without a cluster."""
     refused: tuple[RefusedClaim, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True):
-    """`labels`: Topolet's labels of the Node. `resources`: the Node's extended resources by
-    name."""
+    """What the agent writes to the cluster."""
 
     topology: NodeTopology
     labels: dict[str, str]
+    """Topolet's labels of the Node."""
     resources: dict[str, int]
+    """The Node's extended resources by name."""
     devices: DeviceReport
 
 

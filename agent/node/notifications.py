@@ -142,11 +142,12 @@ oldest are dropped first."""
 
 
 class _PodEntry(msgspec.Struct, frozen=True):
-    """`until`: seconds on the monotonic clock."""
+    """An announced pod."""
 
     pod: Pod
     cgroup_parent: str
     until: float
+    """Seconds on the monotonic clock."""
     session: tuple[int, int] | None
 
 
@@ -185,8 +186,9 @@ class AnnouncedPods:
 
     def in_api(self, pods: Mapping[str, ApiPod]) -> None:
         """Drops the pods that have ended according to the API server, and those that it has
-        removed. `pods`: all pods of the node in the API, by uid. Keeps a pod that the API never
-        had: it is static, or the API does not list it yet."""
+        removed. Keeps a pod that the API never had: it is static, or the API does not list it yet.
+
+        `pods`: all pods of the node in the API, by uid."""
         gone = self._in_api.difference(pods)
         self._in_api = frozenset(pods)
         for uid in [*self._pods]:
@@ -210,21 +212,23 @@ class AnnouncedPods:
 
 
 class AnnouncedContainer(msgspec.Struct, frozen=True):
-    """`created_at` (of its first notification) in nanoseconds since 1970; `hugepages`: by page
-    size, the requested bytes."""
+    """An announced container."""
 
     uid: str
     name: str
     shares: int
     created_at: int
+    """The time of its first notification, in nanoseconds since 1970."""
     hugepages: dict[int, int] = {}
+    """The requested bytes by page size."""
 
 
 class _ContainerEntry(msgspec.Struct, frozen=True):
-    """`until`: seconds on the monotonic clock."""
+    """An announced container, and how long it counts."""
 
     container: AnnouncedContainer
     until: float
+    """Seconds on the monotonic clock."""
     session: tuple[int, int] | None
 
 

@@ -95,7 +95,9 @@ class OriginalValues:
 
     def record(self, containers: Iterable[Container]) -> list[str]:
         """Journals the values that a frontend replaced, for containers that have a cgroup now.
-        `containers`: all that the runtime lists. Returns the failures."""
+        Returns the failures.
+
+        `containers`: all containers that the runtime lists."""
         groups = {each.id: each.group for each in containers}
         for unlisted in self._replaced.keys() - groups.keys():
             del self._replaced[unlisted]
@@ -163,8 +165,10 @@ class AnnouncedPodGroups:
         }
 
     def narrow(self, others: Mapping[str, CpuSet]) -> tuple[dict[str, CpuSet], list[str]]:
-        """Journals the cgroups that have CPUs of other pods. `others`: by group, the CPUs with
-        which its sandbox must not begin. Returns, by group, the CPUs to write, and the failures."""
+        """Journals the cgroups that have CPUs of other pods. Returns, by group, the CPUs to write,
+        and the failures.
+
+        `others`: by group, the CPUs with which its sandbox must not begin."""
         # The journal drops the entry of a removed group; one of its name is another group.
         self._narrowed.intersection_update(self._journal.originals)
         new = []
@@ -184,7 +188,7 @@ class AnnouncedPodGroups:
                 new.append(Original(group, str(own), _UNTIL_SANDBOX))
         failures = []
         try:
-            self._journal.update(new, remove=[each.group for each in new])
+            self._journal.update(new, remove=[original.group for original in new])
             self._narrowed.update(each.group for each in new)
         except JournalError as error:
             failures.append(str(error))
@@ -227,7 +231,7 @@ class AnnouncedPodGroups:
 def _replaced(controllers: Controllers, group: str, created: Created) -> tuple[OriginalValue, ...]:
     """The requested values, for the files that have another value; none when the group can't be
     read. A value that the request omits is the runtime's default: no limit, and the minimum of
-    shares. Omits the values that the frontend passed on unchanged (`kept`)."""
+    shares. Values that the frontend passed on unchanged (`kept`) are left out."""
     requested = created.requested
     try:
         mems: CpuSet | None = CpuSet.parse(requested.mems)
@@ -246,8 +250,8 @@ def _replaced(controllers: Controllers, group: str, created: Created) -> tuple[O
 def _resized(
     controllers: Controllers, group: str, requested: RequestedResources
 ) -> tuple[OriginalValue, ...]:
-    """As `_replaced`, but only the quota, which is what the agent lifts. An update omits values
-    that do not change."""
+    """The requested quota, if the file has another value: it is what the agent lifts. An update
+    omits values that do not change."""
     quota = requested.quota_microseconds or None
     return _values(controllers, group, CgroupLimits(quota_microseconds=quota))
 
@@ -270,19 +274,25 @@ def _values(
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """`outcome`: of cpusets; `values`: of other files. `unchecked`: why the runtime, or a container
-    that began with CPUs of the agent's choice, could not be updated; "" for none."""
+    """What was restored."""
 
     outcome: WriteOutcome
+    """What was written to cpusets."""
     values: ValueOutcome
+    """What was written to other files."""
     unchecked: str
+    """Why the runtime, or a container that began with CPUs of the agent's choice, could not be
+    updated; empty if all were."""
 
 
 def restore(settings: RestoreSettings, append: Append) -> Restored:
     """Updates the runtime with the original values of its containers, so that it does not write the
     agent's values again, restores every journalled file, and removes the snapshot, so that the
-    proxy rewrites no more requests. `append`: to the audit trail. Raises LockedError while an agent
-    or an NRI plugin runs, CgroupError, OSError."""
+    proxy rewrites no more requests.
+
+    `append`: adds records to the audit trail.
+
+    Raises LockedError while an agent or an NRI plugin runs, CgroupError, OSError."""
     state = Path(settings.state_dir)
     lock = Lock(str(state / AGENT_LOCK))
     try:
@@ -367,7 +377,7 @@ def _original_values(
     group = container.group or "/"
     original = journal.originals.get(group)
     cpuset = original.cpus if original else ""
-    texts = {file: each.value for (of, file), each in journal.values.items() if of == group}
+    texts = {file: original.value for (of, file), original in journal.values.items() if of == group}
     limits = limit_files.parsed(controllers, group, texts)
     return Wanted(cpuset or str(hierarchy.effective_cpus("/")), limits=limits)
 

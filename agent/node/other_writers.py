@@ -27,7 +27,7 @@ class OtherWriters:
         self._changes: deque[tuple[float, Record]] = deque(maxlen=_MOST)
 
     def changed(self, record: Record) -> None:
-        """`record`: of the agent's write that undid the change."""
+        """Counts the change that the agent's write in `record` undid."""
         self._metrics.foreign_changes(_KINDS.get(record.field, ForeignChange.LIMIT))
         self._changes.append((self._clock(), record))
 

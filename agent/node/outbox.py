@@ -40,18 +40,23 @@ RECHECK_SECONDS = 15.0
 
 
 class ReportPace(msgspec.Struct, frozen=True):
-    """A report is delivered when there was no newer one for `settle_seconds`, at the latest after
-    `max_seconds`. After `recheck_seconds` it is delivered again, since others may have changed the
-    stored objects."""
+    """When a report is delivered."""
 
     settle_seconds: float = 1.0
+    """How long there must be no newer report."""
     max_seconds: float = 10.0
+    """The report is delivered after this time at the latest."""
     recheck_seconds: float = RECHECK_SECONDS
+    """When it is delivered again, since others may have changed the stored objects."""
 
 
 class Outbox:
     """Delivers the newest report. A failed delivery is repeated with a growing backoff, and soon
-    after an unavailable server answers any request of this process."""
+    after an unavailable server answers any request of this process.
+
+    `deliver`: returns whether it wrote anything, or raises StoreError.
+    `first`: called before the first delivery, until it does not raise StoreError.
+    `changed`: the thread waits on it, by the `clock`."""
 
     def __init__(
         self,
@@ -62,9 +67,6 @@ class Outbox:
         first: Callable[[], None] = lambda: None,
         changed: threading.Condition | None = None,
     ) -> None:
-        """`deliver` returns whether it wrote anything. `first` is called before the first delivery,
-        until it succeeds. Both raise StoreError. `changed`: on which the thread waits, by the
-        `clock`."""
         self._deliver = deliver
         self._first = first
         self._metrics = metrics
@@ -120,7 +122,7 @@ class Outbox:
         self._changed.notify()
 
     def _due(self) -> float | None:
-        """The time of the next delivery; None without a report."""
+        """The time of the next delivery, None without a report."""
         if self._report is None:
             return None
         due = self._checked + self._pace.recheck_seconds
@@ -137,7 +139,6 @@ class Outbox:
             self._send(report)
 
     def _ran_first(self) -> bool:
-        """Calls `first`. Returns whether it succeeded."""
         try:
             self._first()
         except StoreError as error:
@@ -157,7 +158,7 @@ class Outbox:
             return False
 
     def _next(self) -> Report | None:
-        """Waits until a report is due. None after `close`."""
+        """Waits until a report is due. Returns None after `close`."""
         with self._changed:
             while not self._closed.is_set():
                 due = self._due()

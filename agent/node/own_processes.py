@@ -50,11 +50,12 @@ _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class OwnProcess(msgspec.Struct, frozen=True):
-    """`flags`: the options in its command line that have a value, by name with dashes."""
+    """A process of Topolet."""
 
     pid: int
     command: str
     flags: dict[str, str]
+    """The options in its command line that have a value, by name with dashes."""
 
 
 class MetricSeries(msgspec.Struct, frozen=True):
@@ -66,11 +67,12 @@ class MetricSeries(msgspec.Struct, frozen=True):
 
 
 class ProcessPage(msgspec.Struct, frozen=True):
-    """The answers of a process's HTTP port. `ready`: why it is not Ready, "" if it is; `series`:
-    its metrics."""
+    """The answers of a process's HTTP port."""
 
     ready: str = ""
+    """Why it is not Ready, empty if it is."""
     series: tuple[MetricSeries, ...] = ()
+    """Its metrics."""
 
 
 def running(proc: str) -> Iterator[OwnProcess]:
@@ -128,10 +130,12 @@ def page_of(command: str, proc: str, state_dir: str) -> ProcessPage | None:
 def address_of(
     command: str, own: Sequence[OwnProcess], proc: str, state_dir: str
 ) -> tuple[str, int] | None:
-    """Where the process with this state folder serves HTTP; None if it does not run, or
-    does not serve on this machine's addresses. `own`: Topolet's processes in the procfs. Only the
-    process that holds the lock of the state folder counts, which takes root: any process may have
-    such a command line, and may listen on the address of one that is in a pod."""
+    """Where the process with this state folder serves HTTP; None if it does not run, or does not
+    serve on this machine's addresses. Only the process that holds the lock of the state folder
+    counts, which takes root: any process may have such a command line, and may listen on the
+    address of one that is in a pod.
+
+    `own`: Topolet's processes in the procfs."""
     locked_by = processes.lock_holders(os.path.join(state_dir, _PORTS[command].lock), proc)
     return http_address(command, own, {pid for pid in locked_by if _in_own_network(proc, pid)})
 
@@ -161,7 +165,8 @@ def _in_own_network(proc: str, pid: int) -> bool:
 
 
 def page(address: tuple[str, int]) -> ProcessPage | None:
-    """None if nobody answers there: the port may be in another network namespace."""
+    """The answers of the process, None if nobody answers there: the port may be in another network
+    namespace."""
     try:
         status, text = _get(address, "/readyz")
         ready = "" if status == http.HTTPStatus.OK else text.strip() or f"status {status}"

@@ -51,12 +51,12 @@ class _DeviceUse(msgspec.Struct, frozen=True):
 
 
 class _History(msgspec.Struct, frozen=True):
-    """The fields of `recent.Recent`, with pools and drift of the last hour, which starts at
-    `begin`."""
+    """The fields of `recent.Recent`, with pools and drift of the last hour."""
 
     schema_version: int
     revision: int
     begin: str
+    """When that hour starts."""
     since: dict[str, str]
     pools: tuple[PoolSize, ...]
     changes: tuple[RecentChange, ...]
@@ -64,21 +64,28 @@ class _History(msgspec.Struct, frozen=True):
 
 
 class _Load(msgspec.Struct, frozen=True):
-    """`time` of the agent; `state`, `history`: their revisions; `problem`: why the agent is not
-    Ready. `load`: a byte for each CPU of the state, see `live.loads`, in base64; `devices`: by
-    address."""
+    """What the page asks for often."""
 
     time: str
+    """The agent's time."""
     state: int
+    """The revision of the state."""
     history: int
+    """The revision of the history."""
     problem: str
+    """Why the agent is not Ready."""
     load: str
+    """One byte for each CPU of the state, see `live.loads`, in base64."""
     devices: dict[str, _DeviceUse]
+    """By address."""
 
 
 class NodePage:
-    """`last`: what the last pass found, None before the first one; `sysfs`: its devices, None if
-    they are switched off; `problem`: why the agent is not Ready, "" for no reason."""
+    """The page of the node, and what it asks for.
+
+    `last`: returns what the last pass found, None before the first one.
+    `sysfs`: the devices, None if they are switched off.
+    `problem`: returns why the agent is not Ready, "" if it is."""
 
     def __init__(
         self,

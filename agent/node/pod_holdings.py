@@ -26,10 +26,12 @@ Amounts = dict[int, dict[str, int]]
 
 
 class Holdings(msgspec.Struct, frozen=True):
-    """`pods`: without pods that hold nothing. `problems`: what was left out, and why."""
+    """What pods hold."""
 
     pods: Mapping[PodName, Allocated] = {}
+    """Without pods that hold nothing."""
     problems: tuple[str, ...] = ()
+    """What was left out, and why."""
 
 
 def holdings(
@@ -38,12 +40,12 @@ def holdings(
     allocatable: Allocatable | None = None,
     ended: Collection[PodName] = (),
 ) -> Holdings:
-    """The CPUs, bytes of memory and numbers of devices that pods hold.
+    """The CPUs, bytes of memory and numbers of devices that pods hold. Two pods with one name are
+    one entry, with the resources of both. A device counts on each NUMA node that it is near to.
 
     `ended`: ended pods that the runtime has removed. Kubelets before 1.34 list them until they are
-    deleted (Kubernetes issue 119423; later kubelets have the feature gate
-    KubeletPodResourcesListUseActivePods). Two pods with one name are one entry, with the resources
-    of both. A device counts on each NUMA node that it is near to."""
+        deleted (Kubernetes issue 119423; later kubelets have the feature gate
+        KubeletPodResourcesListUseActivePods)."""
     alive = [pod for pod in pods if pod.key not in ended]
     problems: list[str] = []
     cpus: dict[PodName, CpuSet] = {}
@@ -83,8 +85,10 @@ def with_running(
 
 
 def by_uid(held: Mapping[PodName, Allocated], names: Mapping[str, PodName]) -> dict[str, Allocated]:
-    """The resources by pod uid. `names`: the names of the node's pods by uid. If several pods have
-    one name, none of them is included, because the API does not identify the pod."""
+    """The resources by pod uid. If several pods have one name, none of them is included, because
+    the API does not identify the pod.
+
+    `names`: the names of the node's pods by uid."""
     uids: dict[PodName, list[str]] = {}
     for uid, name in names.items():
         uids.setdefault(name, []).append(uid)
@@ -140,7 +144,7 @@ def _own_cpus(
     pods = tuple(pods)
     # Containers of a pod with pod-level CPUs share those that no container has exclusively.
     seen = pool = EMPTY
-    for cpus in (each.cpus for pod in pods if not pod.cpus for each in pod.containers):
+    for cpus in (container.cpus for pod in pods if not pod.cpus for container in pod.containers):
         seen, pool = seen | cpus, pool | cpus & seen
     for pod in pods:
         sets = (pod.cpus, *(container.cpus for container in pod.containers))

@@ -96,13 +96,15 @@ class Publisher:
         visibility: DeviceVisibility | None = None,
         announced: Collection[str] = (),
     ) -> None:
-        """Writes the snapshot if something changed, or if `fresh` is set. Raises OSError.
+        """Writes the snapshot if something changed, or if `fresh` is set.
 
-        `blocked`: by pod uid, why its containers must not be created yet. `excluded_ids`: ids of
-        containers that a pattern of `excluded` names. `memory_stays`: no update changes the memory
-        nodes of a container that runs. `visibility` None: the snapshot has no decisions about
-        devices. `announced`: uids of pods whose sandbox may be made.
-        """
+        `blocked`: by pod uid, why its containers must not be created yet.
+        `excluded_ids`: ids of containers that a pattern of `excluded` names.
+        `memory_stays`: no update changes the memory nodes of a container that runs.
+        `visibility`: None for no decisions about devices.
+        `announced`: uids of pods whose sandbox may be made.
+
+        Raises OSError."""
         wanted = {
             uid: _blocked(each, blocked[uid]) if uid in blocked else each
             for uid, each in decision.pods.items()

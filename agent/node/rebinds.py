@@ -37,7 +37,12 @@ UNTAKEN_SECONDS: Final = 60.0
 
 
 class NodeRebinds:
-    """One thread calls `step`. `clock` is monotonic; `now` returns seconds since 1970."""
+    """Fails the objects that no scheduler takes, and records those that have ended. One thread calls
+    `step`.
+
+    `clock`: monotonic.
+    `now`: seconds since 1970.
+    `append`: adds records to the audit trail."""
 
     def __init__(
         self,
@@ -48,7 +53,6 @@ class NodeRebinds:
         now: Callable[[], float] = time.time,
         append: Append = lambda records: None,
     ) -> None:
-        """`append`: to the audit trail."""
         self._cluster = cluster
         self._node = node_name
         self._clock = clock
@@ -82,11 +86,11 @@ class NodeRebinds:
 
     def _record(self, ended: Sequence[RebindRequest]) -> None:
         """Records the objects that ended since the agent's start, each once."""
-        for each in ended:
-            at = rebind_resource.unix_seconds(each.status.update_timestamp)
-            if each.uid not in self._recorded and at is not None and at >= self._since:
-                self._append(records(each))
-        self._recorded = {each.uid for each in ended}
+        for request in ended:
+            at = rebind_resource.unix_seconds(request.status.update_timestamp)
+            if request.uid not in self._recorded and at is not None and at >= self._since:
+                self._append(records(request))
+        self._recorded = {request.uid for request in ended}
 
     def _fail(self, request: RebindRequest) -> None:
         reason = "NoController: no scheduler of Topolet has taken it for more than a minute"
@@ -135,7 +139,7 @@ def _cpus(text: str) -> str:
 
 
 def _read(raw: msgspec.Raw) -> RebindRequest | None:
-    """None for an object that can't be read."""
+    """The request, None for an object that can't be read."""
     try:
         return rebind_resource.decode(bytes(raw))
     except ObjectError as error:

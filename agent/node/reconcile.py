@@ -93,31 +93,34 @@ DecisionInputs = tuple[
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """The result of the stage "observe". `began_nanoseconds`: on the monotonic clock; `listed`: all
-    pods of the runtime; `managed`: without the pods and containers that `exclude` names;
-    `unmanaged`: the excluded containers. `update_pending`: an update of the runtime is in progress,
-    which may still apply CPUs of the last decision."""
+    """The result of the stage "observe"."""
 
     began_nanoseconds: int
+    """On the monotonic clock."""
     listed: RuntimeState
+    """All pods of the runtime."""
     managed: RuntimeState
+    """All pods without the pods and containers that `exclude` names."""
     unmanaged: tuple[Container, ...]
+    """The excluded containers."""
     topology: Topology
     cluster: ClusterState
     update_pending: bool
+    """An update of the runtime is in progress, which may still apply CPUs of the last decision."""
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """The result of the stage "resolve". `pods`: those to decide about; `all_pods`: also excluded
-    ones, which hold devices and CPUs of claims too. `holds`: by container id, the CPUs that it runs
-    on or will start on."""
+    """The result of the stage "resolve"."""
 
     pods: tuple[Pod, ...]
+    """The pods to decide about."""
     all_pods: tuple[Pod, ...]
+    """All pods, also excluded ones, which hold devices and CPUs of claims too."""
     kubelet: KubeletState
     configuration: NodeConfiguration
     cpu_policy: CpuPolicy
     holds: dict[str, CpuSet]
+    """By container id, the CPUs that it runs on or will start on."""
 
 
 class LastPass(msgspec.Struct, frozen=True):
@@ -132,7 +135,10 @@ class LastPass(msgspec.Struct, frozen=True):
 
 class Reconciler:
     """Runs passes. Its state between passes only keeps decisions stable: after a restart the
-    runtime and the cgroups show everything else again."""
+    runtime and the cgroups show everything else again.
+
+    `node_local`: None without a node-local policy.
+    `devices`: None without devices."""
 
     def __init__(
         self,
@@ -147,8 +153,6 @@ class Reconciler:
         node_local: NodeLocalCpus | None = None,
         devices: DeviceVisibilityView | None = None,
     ) -> None:
-        """`node_local` None: there is no node-local policy; `devices` None: there are no
-        devices."""
         self._topology = topology
         self._runtime = runtime
         self._cluster = cluster
@@ -306,7 +310,7 @@ class Reconciler:
         return freed
 
     def _announced_groups(self, pods: tuple[Pod, ...]) -> dict[str, str]:
-        """By uid, the cgroup_parent of announced pods. Omits pods with excluded containers, which
+        """By uid, the cgroup_parent of announced pods, without pods with excluded containers, which
         may start on any CPU."""
         parents = self._announced.cgroup_parents
         return {
@@ -407,16 +411,18 @@ class Reconciler:
 def _without_cgroup(pods: tuple[Pod, ...]) -> dict[str, str]:
     """By id, the titles of running containers whose cgroup is not known."""
     return {
-        each.id: f"{pod.title} {each.name}"
+        container.id: f"{pod.title} {container.name}"
         for pod in pods
-        for each in pod.containers
-        if each.state is ContainerState.RUNNING and each.group is None and not each.virtual
+        for container in pod.containers
+        if container.state is ContainerState.RUNNING
+        and container.group is None
+        and not container.virtual
     }
 
 
-def _blocked(found: tuple[ContainerOverlap, ...]) -> dict[str, str]:
+def _blocked(overlaps: tuple[ContainerOverlap, ...]) -> dict[str, str]:
     """By pod uid, why its containers must not start yet."""
     return {
-        each.owner_uid: f"a container of pod {each.title} still holds CPUs {each.cpus}"
-        for each in reversed(found)
+        overlap.owner_uid: f"a container of pod {overlap.title} still holds CPUs {overlap.cpus}"
+        for overlap in reversed(overlaps)
     }

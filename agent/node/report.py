@@ -51,31 +51,33 @@ UpdatePodResources = Callable[
 
 
 class ReportInput(msgspec.Struct, frozen=True):
-    """The input of the cluster's objects. `kubelet`: the policy of the CPU manager and the CPUs
-    that it assigned; `resources`: everything else that the kubelet gave to pods; `node_faults`: why
-    annotations and labels of the Node have no effect. `kubelet_configuration` None: it is not
-    known."""
+    """The input of the cluster's objects."""
 
     topology: Topology
     decision: Decision
     pods: tuple[Pod, ...]
     kubelet: KubeletCpus
+    """The policy of the CPU manager and the CPUs that it assigned."""
     configuration: NodeConfiguration
     cluster: ClusterState = ClusterState()
     devices: DeviceReport = DeviceReport()
     resources: PodResourcesState = PodResourcesState()
+    """Everything else that the kubelet gave to pods."""
     node_faults: tuple[str, ...] = ()
+    """Why annotations and labels of the Node have no effect."""
     kubelet_configuration: KubeletConfiguration | None = None
+    """None if it is not known."""
 
 
 class ClusterReporter:
-    """Builds the objects again only when their input has changed."""
+    """Builds the objects again only when their input has changed.
+
+    `waits`: no report before the Node, the pods and the Device object are known, because readers
+        can't distinguish a partial report from a complete one."""
 
     def __init__(
         self, node_name: str, deliver: Callable[[Report], object], *, waits: bool = False
     ) -> None:
-        """`waits`: no report before the Node, the pods and the Device object are known, because
-        readers can't distinguish a partial report from a complete one."""
         self.node_name = node_name
         self._deliver = deliver
         self._waits = waits
@@ -97,7 +99,13 @@ class ClusterReporter:
 
 
 class Reporter:
-    """Reports a pass in log, metrics, Events, PodResources and the cluster's objects."""
+    """Reports a pass in log, metrics, Events, PodResources and the cluster's objects.
+
+    `pod_events`: None if no Event is recorded.
+    `correct`: gets the input of corrected PodResources.
+    `group_of`: the cgroup of a process.
+    `append`: adds records to the audit trail.
+    `sources`: their problems are Events of the Node."""
 
     def __init__(
         self,
@@ -109,9 +117,6 @@ class Reporter:
         append: Append = lambda records: None,
         sources: Sources | None = None,
     ) -> None:
-        """`correct` gets the input of corrected PodResources; without `pod_events` no Event is
-        recorded. `group_of`: the cgroup of a process. `append`: to the audit trail. `sources`:
-        whose problems are Events of the Node."""
         self.metrics = metrics
         self._others = OtherWriters(metrics)
         self.audit = PassAudit(append, self._others.changed)
@@ -133,8 +138,11 @@ class Reporter:
         listed: tuple[Pod, ...],
         refused: tuple[RefusedLimit, ...] = (),
     ) -> None:
-        """`listed`: the pods of the runtime, also excluded ones. Nothing is reported to the cluster
-        while the visibility is UNDECIDED. Raises StoreError."""
+        """Reports a pass. Nothing is reported to the cluster while the visibility is UNDECIDED.
+
+        `listed`: the pods of the runtime, also excluded ones.
+
+        Raises StoreError."""
         decision, pods = moment.decision, moment.pods
         unallocated = find_unallocated(pods, decision, moment.kubelet)
         self.changes.shortfalls(shortfalls)
@@ -168,7 +176,9 @@ class Reporter:
             self._cluster.report(moment)
 
     def failed(self, node: ApiNode | None, problem: str) -> None:
-        """A pass failed, for this reason. `node` None: it is not known."""
+        """A pass failed for this reason.
+
+        `node`: None if it is not known."""
         if node is not None:
             faults = {node_events.AGENT_NOT_READY: problem}
             self._pod_events.failed(NodeNotes(self._cluster.node_name, node.uid, faults))
@@ -190,7 +200,7 @@ class Reporter:
 def _of_annotations(decision: Decision) -> tuple[ClaimRefusal, ...]:
     """The refusals that are due to annotations: unmet CPU claims, and annotations that can't be
     read."""
-    others = (each for each in decision.refusals if each.key not in ("", RESOURCE_STATUS))
+    others = (refusal for refusal in decision.refusals if refusal.key not in ("", RESOURCE_STATUS))
     return (*unmet(decision), *others)
 
 
@@ -285,11 +295,13 @@ def _allocs(
     decision: Decision, pods: tuple[Pod, ...], kubelet: KubeletCpus
 ) -> tuple[PodCpuAlloc, ...]:
     """The CPUs that pods own (fine-grained CPU orchestration proposal, NodeResourceTopology CRD).
-    Those that the kubelet or a DRA driver assigned are managed by the kubelet: schedulers find all
+    CPUs that the kubelet or a DRA driver assigned are managed by the kubelet: schedulers find all
     others by the pods' annotations."""
     names = {pod.uid: (pod.namespace, pod.name) for pod in pods}
     kubelets = cpus_outside_scheduling(pods, kubelet)
-    others = {each.uid: each.claimed - kubelets.get(each.uid, EMPTY) for each in decision.owners}
+    others = {
+        owner.uid: owner.claimed - kubelets.get(owner.uid, EMPTY) for owner in decision.owners
+    }
     return tuple(
         PodCpuAlloc(*names.get(uid, ("", "")), uid, str(cpus), managed)
         for uid in sorted(kubelets.keys() | others.keys())

@@ -32,8 +32,9 @@ class ReservedLoad:
         self._used_seconds: dict[str, float] = {}
 
     def full(self, reserved: CpuSet, groups: Collection[str]) -> bool:
-        """Whether the load of the reserved CPUs leaves no room for BE pods. `groups`: of their
-        running containers."""
+        """Whether the load of the reserved CPUs leaves no room for BE pods.
+
+        `groups`: the groups of their running containers."""
         if not groups:
             self._full, self._measured = False, None
             return False

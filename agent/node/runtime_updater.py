@@ -35,8 +35,10 @@ update."""
 
 
 class RuntimeUpdater:
-    """A thread with a connection of its own. `exists`: whether a cgroup exists. The first call
-    begins `settle_seconds` after the queue was empty."""
+    """A thread with a connection of its own. The first call begins `settle_seconds` after the queue
+    was empty.
+
+    `exists`: whether a cgroup exists."""
 
     def __init__(
         self, cri: Cri, exists: Callable[[str], bool], settle_seconds: float = SETTLE_SECONDS
@@ -61,9 +63,12 @@ class RuntimeUpdater:
         stored: Mapping[str, VerboseStatus],
         groups: Mapping[str, str],
     ) -> None:
-        """Queues the wanted values that the runtime does not store. `containers`: all that run,
-        with their wanted values; `stored`: the values that the runtime stores, for the containers
-        that were inspected in this pass; `groups`: their cgroups, as far as they are known."""
+        """Queues the wanted values that the runtime does not store.
+
+        `containers`: all that run, with their wanted values.
+        `stored`: the values that the runtime stores, for the containers that were inspected in this
+            pass.
+        `groups`: their cgroups, as far as they are known."""
         with self._changed:
             self._groups = groups
             for gone in self._sent.keys() - containers.keys():

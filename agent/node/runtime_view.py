@@ -46,7 +46,7 @@ class CgroupLocator:
         self._hierarchy = hierarchy
 
     def group_of(self, container_id: str, status: VerboseStatus, cgroup_parent: str) -> str | None:
-        """None while the container has no group, or its group can't be found."""
+        """The group, None while the container has no group, or its group can't be found."""
         named = names.from_cgroups_path(status.cgroups_path)
         groups = [named] if named else []
         groups += names.container_groups(cgroup_parent, container_id)
@@ -56,36 +56,34 @@ class CgroupLocator:
         if not status.pid:
             return None
         try:
-            found = self._hierarchy.group_of(status.pid)
+            of_process = self._hierarchy.group_of(status.pid)
         except CgroupError as error:
             log.warning("container %s: %s", container_id, error)
             return None
         # The pid may belong to another process by now, and many containers may share a group.
-        return found if found is not None and container_id in found else None
+        return of_process if of_process is not None and container_id in of_process else None
 
 
 class RuntimeState(msgspec.Struct, frozen=True):
-    """`pods`: those with a ready sandbox or a container that has not ended, sorted by uid.
-
-    `statuses`: by container id, for those that were inspected in this pass. It has all created
-    containers, which start with the values in their status (cpuset "": every CPU of the parent).
-    `grants`: the devices and CPUs that containers show.
-    """
+    """What the runtime has."""
 
     pods: tuple[Pod, ...]
+    """The pods with a ready sandbox or a container that has not ended, sorted by uid."""
     statuses: dict[str, VerboseStatus]
+    """By container id, for those that were inspected in this pass. It has all created containers,
+    which start with the values in their status (cpuset "": every CPU of the parent)."""
     grants: tuple[ReportedDevices, ...] = ()
+    """The devices and CPUs that containers show."""
 
 
 class RuntimeView:
     """Lists the runtime's pods, and inspects each container once for the properties that can't
-    change.
+    change. A container is inspected again after a notification that its request has changed; and
+    one in each pass, in case a notification was lost.
 
+    `requests`: whether to read the requests of containers, also of those that have ended.
     `grants`: whether to read the devices that containers show, from the same answer as their
-    cgroup. `requests`: whether to read the requests of containers, also of those that have ended. A
-    container is inspected again after a notification that its request has changed; and one in each
-    pass, in case a notification was lost.
-    """
+        cgroup."""
 
     def __init__(
         self, cri: Cri, locator: CgroupLocator, *, requests: bool = False, grants: bool = False
@@ -149,39 +147,39 @@ class RuntimeView:
         self._too_large.pop(container_id, None)
 
     def _container(
-        self, each: RuntimeContainer, statuses: dict[str, VerboseStatus], uid: str
+        self, listed: RuntimeContainer, statuses: dict[str, VerboseStatus], uid: str
     ) -> Container | None:
-        """None for a container that has just ended. Adds to `statuses` if it inspects the
-        container. `uid`: of its pod, "" for a pod that appeared after the sandboxes were listed."""
-        group = self._groups.get(each.id)
-        stale = self._requests and (each.id in self._stale or each.id not in self._shares)
-        no_grants = self._grants is not None and uid != "" and each.id not in self._grants
-        if each.state is ContainerState.CREATED or group is None or stale or no_grants:
+        """The container, None if it has just ended. Adds to `statuses` if it inspects the
+        container. `uid` is empty for a pod that appeared after the sandboxes were listed."""
+        group = self._groups.get(listed.id)
+        stale = self._requests and (listed.id in self._stale or listed.id not in self._shares)
+        no_grants = self._grants is not None and uid != "" and listed.id not in self._grants
+        if listed.state is ContainerState.CREATED or group is None or stale or no_grants:
             read = partial(self._cri.container_status, carriers=no_grants)
-            status = self._inspect(each.id, read, each.state)
+            status = self._inspect(listed.id, read, listed.state)
             if status is None:
                 return None
             if self._grants is not None and status.carriers is not None:
-                self._grants[each.id] = self._grants_of(each, uid, status.carriers)
+                self._grants[listed.id] = self._grants_of(listed, uid, status.carriers)
                 status = msgspec.structs.replace(status, carriers=None)
-            statuses[each.id] = status
-            if each.id not in self._unanswered:
-                self._shares[each.id] = status.resources.shares
-                self._hugepages[each.id] = status.hugepages
-                self._stale.discard(each.id)
-            if each.state is ContainerState.RUNNING and group is None:
-                parent = self._status(each.sandbox_id).cgroup_parent
-                group = self._locator.group_of(each.id, status, parent)
+            statuses[listed.id] = status
+            if listed.id not in self._unanswered:
+                self._shares[listed.id] = status.resources.shares
+                self._hugepages[listed.id] = status.hugepages
+                self._stale.discard(listed.id)
+            if listed.state is ContainerState.RUNNING and group is None:
+                parent = self._status(listed.sandbox_id).cgroup_parent
+                group = self._locator.group_of(listed.id, status, parent)
                 if group is not None:
-                    self._groups[each.id] = group
+                    self._groups[listed.id] = group
         return Container(
-            each.id,
-            each.name,
-            each.state,
+            listed.id,
+            listed.name,
+            listed.state,
             group,
-            created_at=each.created_at,
-            shares=self._shares.get(each.id, 0),
-            hugepages=self._hugepages.get(each.id, {}),
+            created_at=listed.created_at,
+            shares=self._shares.get(listed.id, 0),
+            hugepages=self._hugepages.get(listed.id, {}),
         )
 
     def _reinspect_oldest(self) -> None:
@@ -194,24 +192,24 @@ class RuntimeView:
     def _newest_ended(self, containers: list[RuntimeContainer]) -> dict[str, list[EndedContainer]]:
         """By sandbox id, the newest container of each name, if it has ended."""
         newest: dict[tuple[str, str], RuntimeContainer] = {}
-        for each in containers:
-            last = newest.get((each.sandbox_id, each.name))
-            if last is None or (each.created_at, each.id) > (last.created_at, last.id):
-                newest[each.sandbox_id, each.name] = each
-        found: dict[str, list[EndedContainer]] = {}
-        for each in newest.values():
-            if each.state is not ContainerState.ENDED:
+        for container in containers:
+            last = newest.get((container.sandbox_id, container.name))
+            if last is None or (container.created_at, container.id) > (last.created_at, last.id):
+                newest[container.sandbox_id, container.name] = container
+        by_sandbox: dict[str, list[EndedContainer]] = {}
+        for container in newest.values():
+            if container.state is not ContainerState.ENDED:
                 continue
-            status = self._ended.get(each.id) or self._inspect(
-                each.id, self._cri.container_status, each.state
+            status = self._ended.get(container.id) or self._inspect(
+                container.id, self._cri.container_status, container.state
             )
             if status is None:
                 continue
-            self._ended[each.id] = status
+            self._ended[container.id] = status
             ran = status.resources
-            ended = EndedContainer(each.name, each.created_at, ran.shares, ran.cpuset)
-            found.setdefault(each.sandbox_id, []).append(ended)
-        return found
+            ended = EndedContainer(container.name, container.created_at, ran.shares, ran.cpuset)
+            by_sandbox.setdefault(container.sandbox_id, []).append(ended)
+        return by_sandbox
 
     def _pod(
         self,
@@ -274,9 +272,11 @@ class RuntimeView:
     def _grants_of(
         self, each: RuntimeContainer, uid: str, carriers: grants.Carriers
     ) -> tuple[ReportedDevices, ...]:
-        """The devices and CPUs that a container shows. Omits those of its environment when the
-        names of all containers take more than half of _MAX_GRANT_BYTES: the pod's author writes the
-        environment, and it proves nothing. Raises RpcError beyond _MAX_GRANT_BYTES."""
+        """The devices and CPUs that a container shows. Those of its environment are left out when
+        the names of all containers take more than half of _MAX_GRANT_BYTES: the pod's author writes
+        the environment, and it proves nothing.
+
+        Raises RpcError beyond _MAX_GRANT_BYTES."""
         found = grants.of_carriers(uid, each.name, carriers)
         if self._grant_texts.total_bytes + _text_bytes(_names(found)) > _MAX_GRANT_BYTES // 2:
             found = tuple(one for one in found if one.source is not HoldingSource.ENVIRONMENT)
@@ -288,9 +288,12 @@ class RuntimeView:
     ) -> VerboseStatus | None:
         """Reads the status of a container or sandbox. None when it does not exist any more; an
         empty status when the runtime can't inspect only this one, for example because its shim died
-        or hangs, or when the status is too large. `state`: of a container, None for a sandbox;
-        after a change of the state the status may have another size. Raises RpcError when the
-        runtime does not answer: at the second timeout of a pass."""
+        or hangs, or when the status is too large.
+
+        `state`: of a container, None for a sandbox; after a change of the state the status may have
+            another size.
+
+        Raises RpcError when the runtime does not answer: at the second timeout of a pass."""
         if object_id in self._too_large and self._too_large[object_id] is state:
             return VerboseStatus()
         if time.monotonic() < self._skipped_until.get(object_id, 0.0):

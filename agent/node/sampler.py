@@ -80,9 +80,12 @@ class NodeSampler:
         usage: Mapping[str, Usage] | None = None,
         problems: Sequence[str] = (),
     ) -> NodeObservation:
-        """The node now; the loads are those since the last call. `devices`, `usage`: what the
-        caller read of devices and pods; `problems`: why it could not read all. Raises
-        DiscoveryError, OSError."""
+        """The node now. The loads are those since the last call.
+
+        `devices`, `usage`: what the caller read of devices and pods.
+        `problems`: why it could not read all.
+
+        Raises DiscoveryError, OSError."""
         now = self._clock()
         topology = self.topology
         found = [*self._read_snapshot(), *problems]
@@ -147,10 +150,11 @@ _POD_FILES: Final = {
 
 class PodReader:
     """Reads pods from the runtime, and their use from their cgroups. For one thread, because a
-    runtime may take long to answer."""
+    runtime may take long to answer.
+
+    Raises CgroupError."""
 
     def __init__(self, cri: Cri, cgroup_root: str, proc: str) -> None:
-        """Raises CgroupError."""
         self._cri = cri
         self._controllers = Controllers(cgroup_root, Handles(0))
         self._mounts = {
@@ -225,7 +229,7 @@ class PodReader:
         return int(text) if text.isdecimal() else None
 
     def _read(self, controller: str, group: str, name: str) -> str | None:
-        """None where the file, the group or the controller is missing."""
+        """The content, None where the file, the group or the controller is missing."""
         _, path = self._mounts.get(controller, (0, ""))
         if not path:
             return None

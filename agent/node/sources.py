@@ -53,11 +53,12 @@ LEVELS: Final[Mapping[SourceName, int]] = {
 
 class Sources:
     """Logs each problem once, and when a source has no problem any more. Safe to call from any
-    thread."""
+    thread.
+
+    `count`: called with a source's name and its number of problems when they change.
+    `root`: where the host's files are; problems have paths of the host."""
 
     def __init__(self, count: Callable[[str, int], None] | None = None, root: str = "/") -> None:
-        """`count` is called with a source's name and its number of problems when they change.
-        `root`: where the host's files are; problems have paths of the host."""
         self._count = count
         self._root = root
         self._lock = threading.Lock()
@@ -70,9 +71,10 @@ class Sources:
             return {name: tuple(sorted(each)) for name, each in self._problems.items() if each}
 
     def report(self, source: SourceName, problems: Iterable[str] = (), level: int = 0) -> None:
-        """`problems`: all problems of a source now, none when it works. `level`: the log level,
-        instead of the one in LEVELS."""
-        now = frozenset(with_host_paths(self._root, each) for each in problems)
+        """Replaces the problems of a source by these, none when it works.
+
+        `level`: the log level, instead of the one in LEVELS."""
+        now = frozenset(with_host_paths(self._root, problem) for problem in problems)
         with self._lock:
             before = self._problems.get(source)
             self._problems[source] = now

@@ -40,14 +40,16 @@ class TakeoverError(ValueError):
 
 
 class TakenOver(msgspec.Struct, frozen=True):
-    """The state before and after. `nothing`: why no file was written, "" if one was; then `backup`
-    is the path of the old file. `remarks`: what the takeover could not take into account."""
+    """The state before and after the takeover."""
 
     before: CpuManagerState
     after: CpuManagerState
     nothing: str = ""
+    """Why no file was written, empty if one was."""
     backup: str = ""
+    """The path of the old file, empty if none was written."""
     remarks: tuple[str, ...] = ()
+    """What the takeover could not take into account."""
 
 
 def take_over(settings: KubeletStateSettings) -> TakenOver:
@@ -98,12 +100,13 @@ def with_chosen(
     reserved: CpuSet = EMPTY,
 ) -> CpuManagerState:
     """Replaces the CPUs in the state by the chosen ones, by pod uid and container name. The rest of
-    the machine becomes its shared CPUs.
+    the machine becomes its shared CPUs. Containers of one pod may have the same CPUs, as init
+    containers have under the static policy.
 
-    `reserved`: by the kubelet. It does not start when they are not among the shared CPUs.
-    Containers of one pod may have the same CPUs, as init containers have under the static policy.
-    Raises TakeoverError.
-    """
+    `reserved`: the CPUs that the kubelet reserves; it does not start when they are not among the
+        shared CPUs.
+
+    Raises TakeoverError."""
     _require_whole(state)
     machine = state.default | union(state.by_uid.values())
     entries = {uid: dict(containers) for uid, containers in state.entries.items()}
@@ -168,7 +171,7 @@ def write(path: str, state: CpuManagerState) -> str:
 
 
 def _keep(path: str) -> str:
-    """Links the present file to another name, which it returns: the file itself is then
+    """Links the present file to another name, which it returns, because the file itself is then
     replaced."""
     number = 0
     while True:

@@ -68,7 +68,8 @@ class Trigger(enum.Enum):
 class Triggers:
     """Ends the wait for notifications when an event occurs. Reports once a source of events that
     this machine does not have. All events during one pass trigger only one further pass.
-    """
+
+    `cluster_news`: set by a change in the cluster, which ends the wait for notifications."""
 
     def __init__(
         self,
@@ -79,7 +80,6 @@ class Triggers:
         cluster_news: threading.Event | None = None,
         sources: Sources | None = None,
     ) -> None:
-        """A change in the cluster sets `cluster_news` and ends the wait for notifications."""
         self._sources = sources or Sources()
         self._tree: CgroupWatch | None = None
         self._kubelet: CpuManagerStateWatch | None = None
@@ -124,8 +124,10 @@ class Triggers:
     def pause(
         self, settings: AgentSettings, healthy: bool, triggers: Set[Trigger], began: float
     ) -> float:
-        """How long after `began`, in seconds, the next pass is due without an event. `triggers`,
-        `began`: of the last pass; `healthy`: whether it succeeded."""
+        """How long after `began`, in seconds, the next pass is due without an event.
+
+        `healthy`: whether the last pass succeeded.
+        `triggers`, `began`: those of the last pass."""
         if Trigger.CLOCK in triggers and began - self._last_event >= SETTLE_SECONDS:
             self._catch_up()
         if triggers & {Trigger.NOTIFICATION, Trigger.TREE, Trigger.RUNTIME}:
@@ -202,13 +204,10 @@ _MASKS: Final = {
 
 
 class CgroupWatch:
-    """Watches the groups of pods by inotify, below the mount point `root`. Raises OSError when the
-    limit of inotify instances is reached.
+    """Watches the groups of pods by inotify, below the mount point `root`. The kernel keeps the
+    watch of a removed cgroup (its inode still has links), so this class ends it.
 
-    `complete`: False while some group is not watched, because the kernel allows no more watches.
-    The kernel keeps the watch of a removed cgroup (its inode still has links), so this class ends
-    it.
-    """
+    Raises OSError when the limit of inotify instances is reached."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -216,6 +215,7 @@ class CgroupWatch:
         self._watched: dict[int, tuple[str, GroupKind]] = {}
         self._numbers: dict[str, int] = {}
         self.complete = True
+        """False while some group is not watched, because the kernel allows no more watches."""
         self._enter(root, GroupKind.TOP)
 
     def fileno(self) -> int:
@@ -277,7 +277,7 @@ class CgroupWatch:
             if kind is GroupKind.CONTAINER:
                 return
             with os.scandir(directory) as entries:
-                names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
+                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV, errno.ENOTDIR):
                 if self.complete:

@@ -34,13 +34,16 @@ from agent.model.snapshot import Owner
 
 
 class ContainerOverlap(msgspec.Struct, frozen=True):
-    """Container `container_id` of pod `title` holds `cpus` that pod `owner` owns."""
+    """A container on CPUs that another pod owns."""
 
     container_id: str
     title: str
+    """The title of the container's pod."""
     owner: str
+    """The title of the owner."""
     owner_uid: str
     cpus: str
+    """The CPUs that the container holds and the owner owns."""
 
     @property
     def text(self) -> str:
@@ -50,10 +53,12 @@ class ContainerOverlap(msgspec.Struct, frozen=True):
 def find_overlaps(
     pods: tuple[Pod, ...], owners: tuple[Owner, ...], holds: Mapping[str, CpuSet]
 ) -> tuple[ContainerOverlap, ...]:
-    """The containers that hold CPUs of `owners`. `holds`: by container id, the CPUs that it holds
-    or will start with; containers that are missing there are ignored."""
+    """The containers that hold CPUs of `owners`.
+
+    `holds`: by container id, the CPUs that it holds or will start with; containers that are missing
+        there are ignored."""
     owned = [(owner, owner.cpus) for owner in owners]
-    found = []
+    overlaps = []
     for pod in pods:
         for container in pod.containers:
             cpus = holds.get(container.id)
@@ -63,12 +68,12 @@ def find_overlaps(
                 if may_hold(pod.uid, pod.qos, owner):
                     continue
                 if common := cpus & own:
-                    found.append(
+                    overlaps.append(
                         ContainerOverlap(
                             container.id, pod.title, owner.title, owner.uid, str(common)
                         )
                     )
-    return tuple(found)
+    return tuple(overlaps)
 
 
 def may_hold(uid: str, qos: QoS, owner: Owner) -> bool:
@@ -87,15 +92,16 @@ def started(pods: tuple[Pod, ...]) -> frozenset[str]:
 
 def settled(decision: Decision, before: Mapping[str, CpuSet]) -> tuple[Owner, ...]:
     """The owners without the CPUs that this decision adds to running pods: other containers may
-    still run there. `before`: by pod uid, the CPUs of the last decision's owners. A new owner has
-    its CPUs before it starts, except under a node-local policy."""
-    local = {each.uid for each in decision.local_owners}
-    found = []
+    still run there. A new owner has its CPUs before it starts, except under a node-local policy.
+
+    `before`: by pod uid, the CPUs of the last decision's owners."""
+    local = {owner.uid for owner in decision.local_owners}
+    owners = []
     for owner in decision.owners:
         first = EMPTY if owner.uid in local else owner.cpus
         cpus = owner.cpus & before.get(owner.uid, first)
-        found.append(msgspec.structs.replace(owner, cpuset=str(cpus)))
-    return tuple(found)
+        owners.append(msgspec.structs.replace(owner, cpuset=str(cpus)))
+    return tuple(owners)
 
 
 def running_on(pods: tuple[Pod, ...], holds: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
@@ -114,16 +120,18 @@ def running_on(pods: tuple[Pod, ...], holds: Mapping[str, CpuSet]) -> dict[str, 
 
 
 class Shortfall(msgspec.Struct, frozen=True):
-    """`container` of the pod was `promised` CPUs and has `held` of its own, each a CPU list.
-    `by_kubelet`: the kubelet promised them, not the annotation."""
+    """A container that does not have the CPUs that its pod was promised."""
 
     uid: str
     title: str
     container: str
     promised: str
+    """A CPU list."""
     held: str
+    """The promised CPUs that it has for itself, a CPU list."""
     reason: str
     by_kubelet: bool = False
+    """The kubelet promised them, not the annotation."""
 
     @property
     def text(self) -> str:
@@ -142,12 +150,13 @@ def find_shortfalls(
     kubelet: KubeletCpus,
     holds: Mapping[str, CpuSet],
 ) -> tuple[Shortfall, ...]:
-    """Shortfalls of existing containers, in the order of `pods`. `holds`: by container id, the CPUs
-    that it holds or will start with."""
-    refused = {each.uid: each.reason for each in decision.refusals}
-    offline = {each.uid: each.offline for each in decision.owners if each.offline}
-    owned = {each.uid: each.cpus for each in decision.owners}
-    found = []
+    """Shortfalls of existing containers, in the order of `pods`.
+
+    `holds`: by container id, the CPUs that it holds or will start with."""
+    refused = {refusal.uid: refusal.reason for refusal in decision.refusals}
+    offline = {owner.uid: owner.offline for owner in decision.owners if owner.offline}
+    owned = {owner.uid: owner.cpus for owner in decision.owners}
+    shortfalls = []
     for pod in pods:
         claimed = _claimed(pod)
         given = kubelet.containers.get(pod.uid, {}) if kubelet.static else {}
@@ -172,7 +181,7 @@ def find_shortfalls(
                 reason = reason or f"CPUs {offline[pod.uid]} are offline"
             if len(own) >= len(promised):
                 reason = f"its cgroup lacks CPUs {own - held}"
-            found.append(
+            shortfalls.append(
                 Shortfall(
                     pod.uid,
                     pod.title,
@@ -183,16 +192,17 @@ def find_shortfalls(
                     by_kubelet,
                 )
             )
-    return tuple(found)
+    return tuple(shortfalls)
 
 
 class RefusedLimit(msgspec.Struct, frozen=True):
     """A limit that the state of a pod's own cgroup does not allow, such as less memory than the pod
-    uses. `container` "" is the whole pod."""
+    uses."""
 
     uid: str
     title: str
     container: str
+    """Empty for the whole pod."""
     key: str
     file: str
     reason: str
@@ -208,30 +218,34 @@ class RefusedLimit(msgspec.Struct, frozen=True):
 def find_refused_limits(
     pods: tuple[Pod, ...], changes: Iterable[ValueChange], batch: Container[str]
 ) -> tuple[RefusedLimit, ...]:
-    """Those among the changes of the pods' cgroups, in the order of `changes`. `batch`: the groups
-    whose limits extended-resource-spec names."""
-    refused = [each for each in changes if each.refused]
+    """The refused limits among the changes of the pods' cgroups, in the order of `changes`.
+
+    `batch`: the groups whose limits extended-resource-spec names."""
+    refused = [change for change in changes if change.refused]
     if not refused:
         return ()
     places = {
         group: (pod, name)
         for pod in pods
-        for each in (*pod.sandboxes, *pod.containers)
-        if each.group is not None
-        for group, name in ((parent(each.group), ""), (each.group, each.name or "sandbox"))
+        for container in (*pod.sandboxes, *pod.containers)
+        if container.group is not None
+        for group, name in (
+            (parent(container.group), ""),
+            (container.group, container.name or "sandbox"),
+        )
     }
     return tuple(
         RefusedLimit(
             pod.uid,
             pod.title,
             name,
-            EXTENDED_RESOURCE_SPEC if each.group in batch else "",
-            each.file,
-            each.note or "",
+            EXTENDED_RESOURCE_SPEC if change.group in batch else "",
+            change.file,
+            change.note or "",
         )
-        for each in refused
-        if each.group in places
-        for pod, name in (places[each.group],)
+        for change in refused
+        if change.group in places
+        for pod, name in (places[change.group],)
     )
 
 
@@ -250,10 +264,11 @@ def count_differing(
     kubelet: KubeletCpus,
     holds: Mapping[str, CpuSet],
 ) -> Counter[CpuSource]:
-    """By source, the number of running containers whose CPUs are not those that it names. `holds`:
-    by container id, the CPUs in the kernel's files; containers that are missing there are
-    ignored."""
-    found: Counter[CpuSource] = Counter()
+    """By source, the number of running containers whose CPUs are not those that it names.
+
+    `holds`: by container id, the CPUs in the kernel's files; containers that are missing there are
+        ignored."""
+    differing: Counter[CpuSource] = Counter()
     for pod in pods:
         claimed = _claimed(pod)
         given = kubelet.containers.get(pod.uid, {}) if kubelet.static else {}
@@ -264,12 +279,12 @@ def count_differing(
                 continue
             wanted = decision.pods[pod.uid].of(container.name)
             if claimed and container.name not in sharing:
-                found[CpuSource.ANNOTATION] += cpus != claimed
+                differing[CpuSource.ANNOTATION] += cpus != claimed
             if container.name in given and (wanted.kubelet or wanted.unmanaged):
-                found[CpuSource.CHECKPOINT] += cpus != given[container.name]
+                differing[CpuSource.CHECKPOINT] += cpus != given[container.name]
             if wanted.cpuset is not None:
-                found[CpuSource.DECISION] += cpus != CpuSet.parse(wanted.cpuset)
-    return found
+                differing[CpuSource.DECISION] += cpus != CpuSet.parse(wanted.cpuset)
+    return differing
 
 
 class Unallocated(msgspec.Struct, frozen=True):
