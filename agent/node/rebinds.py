@@ -37,8 +37,8 @@ UNTAKEN_SECONDS: Final = 60.0
 
 
 class NodeRebinds:
-    """Fails the objects that no scheduler takes, and records those that have ended. One thread calls
-    `step`.
+    """Fails the objects that no scheduler takes, and records those that have ended. One thread
+    calls `step`.
 
     `clock`: monotonic.
     `now`: seconds since 1970.

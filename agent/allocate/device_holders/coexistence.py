@@ -57,7 +57,7 @@ _ORDER: Final = {source: place for place, source in enumerate(HoldingSource)}
 
 
 class Conflict(msgspec.Struct, frozen=True):
-    """`refused` can't hold the device together with `kept`."""
+    """Two holdings of a device that exclude each other."""
 
     kept: DeviceHolding
     refused: DeviceHolding
@@ -69,15 +69,16 @@ def conflicts(
 ) -> tuple[Conflict, ...]:
     """The conflicts between two holdings of a device. The one from the less reliable source is
     refused, of equal sources the later one in the given order. If shares exceed the device, the
-    last ones are refused. `capacities`: by type and id of the device; a resource without an entry
-    has no limit."""
+    last ones are refused.
+
+    `capacities`: by type and id of the device; a resource without an entry has no limit."""
     by_device: dict[tuple[str, str], list[DeviceHolding]] = {}
-    for each in holdings:
-        if each.device or each.form is Form.CPUS:
-            by_device.setdefault((each.type, each.device), []).append(each)
-    found = []
+    for holding in holdings:
+        if holding.device or holding.form is Form.CPUS:
+            by_device.setdefault((holding.type, holding.device), []).append(holding)
+    refusals = []
     for device, held in sorted(by_device.items()):
-        held.sort(key=lambda each: _ORDER[each.source])
+        held.sort(key=lambda holding: _ORDER[holding.source])
         capacity = capacities.get(device, {})
         for one, other in combinations(held, 2):
             rule = _rule(one, other)
@@ -86,9 +87,9 @@ def conflicts(
                 and not _same_pod_or_claim(one, other)
                 and not _allowed(rule, one, other)
             ):
-                found.append(Conflict(one, other, rule))
-        found += _overfull(held, capacity)
-    return tuple(found)
+                refusals.append(Conflict(one, other, rule))
+        refusals += _overfull(held, capacity)
+    return tuple(refusals)
 
 
 def _same_pod_or_claim(one: DeviceHolding, other: DeviceHolding) -> bool:
@@ -124,13 +125,13 @@ def _fits(shares: Iterable[DeviceHolding], capacity: Mapping[str, int]) -> bool:
 
 
 def _overfull(held: list[DeviceHolding], capacity: Mapping[str, int]) -> list[Conflict]:
-    """Each share that does not fit together with those before it."""
+    """The conflict of each share that does not fit together with those before it."""
     kept: list[DeviceHolding] = []
-    found = []
+    refusals = []
     for share in held:
         if share.form is Form.SHARE:
             if kept and not _fits((*kept, share), capacity):
-                found.append(Conflict(kept[0], share, Rule.FITTING))
+                refusals.append(Conflict(kept[0], share, Rule.FITTING))
             else:
                 kept.append(share)
-    return found
+    return refusals

@@ -35,25 +35,28 @@ _MAX_CHARACTERS: Final = 64 << 10
 
 
 class Carriers(msgspec.Struct, frozen=True):
-    """`cdi_devices`: those with which the kubelet requested the container; `annotations`: those of
-    the container's spec, where a runtime may put the pod's. `mounts`: paths in the container;
-    `nodes`: paths on the host. A privileged container has all nodes, so they do not show which
-    devices it got."""
+    """What a container shows of its devices."""
 
     environment: tuple[tuple[str, str], ...] = ()
     cdi_devices: tuple[str, ...] = ()
+    """The CDI names with which the kubelet requested the container."""
     annotations: tuple[tuple[str, str], ...] = ()
+    """The annotations in the container's spec, where a runtime may put the pod's."""
     mounts: tuple[str, ...] = ()
+    """Paths in the container."""
     nodes: tuple[str, ...] = ()
+    """Paths on the host."""
     privileged: bool = False
+    """The container has all nodes, so they do not show which devices it got."""
 
 
 def of_carriers(
     uid: str, container: str, carriers: Carriers, answer: HoldingSource | None = None
 ) -> tuple[ReportedDevices, ...]:
     """One grant for each source, resource, driver or CDI kind, and claim on CPUs. If a variable is
-    set twice, the last value counts. `answer`: the source of all grants except those by device
-    nodes, if it is not the container."""
+    set twice, the last value counts.
+
+    `answer`: the source of all grants except those by device nodes, if it is not the container."""
     named: dict[tuple[HoldingSource, str], list[str]] = {}
     carried = (
         (answer or HoldingSource.CONTAINER, _qualified_names(carriers.cdi_devices)),
@@ -108,7 +111,7 @@ def _named(carriers: Carriers) -> Iterator[tuple[str, str]]:
 
 def _qualified_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """CDI names; the runtime does not accept one without a kind."""
-    return (each for each in map(kind_and_name, names) if each[0])
+    return (qualified for qualified in map(kind_and_name, names) if qualified[0])
 
 
 _ENVIRONMENT, _MOUNTS, _DEVICES, _ANNOTATIONS, _CDI_DEVICES = 1, 2, 3, 4, 5
@@ -152,8 +155,10 @@ def of_device_object(annotations: Mapping[str, str]) -> tuple[ReportedDevices, .
 def of_pod_resources(
     pods: Iterable[PodResources], uids: Mapping[PodName, str]
 ) -> tuple[ReportedDevices, ...]:
-    """`uids`: the uids of the pods on the node, which the PodResources API does not report. A pod
-    without an entry has ended, or appears in the next pass."""
+    """The devices that the kubelet reports.
+
+    `uids`: the uids of the pods on the node, which the PodResources API does not report. A pod
+        without an entry has ended, or appears in the next pass."""
     found: list[ReportedDevices] = []
     for pod in pods:
         uid = uids.get(pod.key)

@@ -49,14 +49,16 @@ _CPU_DEVICE: Final = re.compile(r"cpudev(numa|socket|machine)?\d*")
 
 
 class ResolvedHoldings(msgspec.Struct, frozen=True):
-    """`holdings` by pod, container and device. `problems`: devices that are missing on this node;
-    `notes`: names that do not stand for a device, with the reason. `unproven`: devices that are not
-    counted because only the author of the pod names them."""
+    """The devices that containers hold."""
 
     holdings: tuple[DeviceHolding, ...] = ()
+    """By pod, container and device."""
     problems: tuple[str, ...] = ()
+    """Devices that are missing on this node."""
     notes: tuple[str, ...] = ()
+    """Names that do not stand for a device, with the reason."""
     unproven: tuple[str, ...] = ()
+    """Devices that are not counted because only the author of the pod names them."""
 
 
 def resolve_holdings(
@@ -65,12 +67,15 @@ def resolve_holdings(
     allocated: Mapping[str, Mapping[str, Set[str]]],
     present: Collection[str] | None,
 ) -> ResolvedHoldings:
-    """Decides which device each container holds. `allocated`: the ids of the devices or parts that
-    a scheduler allocated, by pod uid and device type. They are not in the result. For these types
-    they replace the kubelet's report; other devices of a container itself still count, because the
-    annotation may have changed since the container was created. A device in a container's
-    environment counts only if another source of the container has it too. `present`: the pods on
-    this node, None if unknown; the kubelet removes ended pods only when it admits the next one."""
+    """Decides which device each container holds. A device in a container's environment counts only
+    if another source of the container has it too.
+
+    `allocated`: the ids of the devices or parts that a scheduler allocated, by pod uid and device
+        type. They are not in the result. For these types they replace the kubelet's report; other
+        devices of a container itself still count, because the annotation may have changed since the
+        container was created.
+    `present`: the pods on this node, None if they are unknown; the kubelet removes ended pods only
+        when it admits the next one."""
     found: dict[tuple[str, str, str, str], list[DeviceHolding]] = {}
     problems: list[str] = []
     notes: list[str] = []
@@ -296,16 +301,18 @@ def held_by_two_pods(
 
 
 class ClaimedCpus(msgspec.Struct, frozen=True):
-    """`by_uid`: the CPUs by pod uid and container. `problems`: claims whose CPUs can't be
-    reserved."""
+    """The CPUs of resource claims."""
 
     by_uid: dict[str, dict[str, CpuSet]] = {}
+    """The CPUs by pod uid and container."""
     holdings: tuple[DeviceHolding, ...] = ()
     problems: tuple[str, ...] = ()
+    """Claims whose CPUs can't be reserved."""
 
 
 def claimed_cpus(grants: Iterable[ReportedDevices]) -> ClaimedCpus:
-    """`grants`: the claims that the kubelet reports, and those that containers' variables name."""
+    """The CPUs in the claims that the kubelet reports, and in those that containers' variables
+    name."""
     grants = tuple(grants)
     claims: dict[tuple[str, str], list[ReportedDevices]] = {}
     for grant in grants:
@@ -319,19 +326,19 @@ def claimed_cpus(grants: Iterable[ReportedDevices]) -> ClaimedCpus:
             continue
         title = f"pod {grant.uid}, {grant.container}: CPUs {', '.join(grant.names)} in a variable"
         of_container = claims.get((grant.uid, grant.container), ())
-        claim = next((each for each in of_container if _is_of(each, grant.claim)), None)
+        claim = next((named for named in of_container if _is_of(named, grant.claim)), None)
         if claim is None:
             problems.append(f"{title}, and the kubelet reports no such claim")
             continue
         found = meaning(msgspec.structs.replace(grant, claim=claim.claim), {})
         problems += [f"{title}: {name!r} {why}" for name, why in found.left]
         problems += [f"{title}: {name!r} is not a list of CPUs" for name in found.unknown]
-        for each in found.holdings:
-            if each.form is Form.CPUS:
-                of_pod = by_uid.setdefault(each.uid, {})
-                cpus = of_pod.get(each.container, EMPTY) | CpuSet.parse(each.part)
-                of_pod[each.container] = cpus
-                holdings.append(each)
+        for holding in found.holdings:
+            if holding.form is Form.CPUS:
+                of_pod = by_uid.setdefault(holding.uid, {})
+                cpus = of_pod.get(holding.container, EMPTY) | CpuSet.parse(holding.part)
+                of_pod[holding.container] = cpus
+                holdings.append(holding)
     return ClaimedCpus(by_uid, tuple(holdings), tuple(problems))
 
 

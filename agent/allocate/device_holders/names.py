@@ -33,17 +33,18 @@ Keys = Mapping[str, Target]
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Names of a resource that match `pattern`; the first row that matches applies. `key`: a
-    template of the key, filled from the groups of the pattern; "" if the name stands for no device.
-    `why`: the reason why it stands for none. `form`: the form of the holding, None for the form of
-    the target."""
+    """Names of a resource that match a pattern; the first row that matches applies."""
 
     resource: str
     pattern: str
     key: str = ""
+    """A template of the key, filled from the groups of the pattern; empty if the name stands for no
+    device."""
     form: Form | None = None
+    """The form of the holding, None for the form of the target."""
     part: str = ""
     why: str = ""
+    """Why the name stands for no device."""
 
 
 _NVIDIA: Final = r"((.+\.)?nvidia\.com/(gpu|mig-[^/]+)(\.shared)?)?"
@@ -80,12 +81,13 @@ resource name."""
 
 
 class Meaning(msgspec.Struct, frozen=True):
-    """The meaning of a grant's names. `left`: names that do not stand for a device, each with the
-    reason; `unknown`: names of devices that are not on this node."""
+    """The meaning of a grant's names."""
 
     holdings: tuple[DeviceHolding, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
+    """Names that do not stand for a device, each with the reason."""
     unknown: tuple[str, ...] = ()
+    """Names of devices that are not on this node."""
 
 
 def keys(
@@ -179,14 +181,15 @@ def _row(resource: str, name: str) -> tuple[Row, re.Match[str]]:
 
 
 def _target(key: str, keys: Keys) -> Target | None:
-    """A unique prefix of a UUID is enough, in upper or lower case, as for NVIDIA's runtime."""
+    """The device of a key. A unique prefix of a UUID is enough, in upper or lower case, as for
+    NVIDIA's runtime."""
     address = pci_address(key)
     if address:
         return keys.get(address)
     beginning = key.upper()
     if key in keys or not is_uuid(beginning):
         return keys.get(key)
-    targets = {each for uuid, each in keys.items() if uuid.upper().startswith(beginning)}
+    targets = {target for uuid, target in keys.items() if uuid.upper().startswith(beginning)}
     return targets.pop() if len(targets) == 1 else None
 
 

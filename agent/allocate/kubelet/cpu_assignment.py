@@ -70,11 +70,12 @@ def of_whole_cores(layout: Layout, cpus: int) -> int:
 def take_packed(
     layout: Layout, free: int, count: int, *, by_cache: bool = False, spread: bool = False
 ) -> int:
-    """Exactly `count` of the free CPUs. Raises NotEnoughCpusError.
+    """Exactly `count` of the free CPUs.
 
-    `by_cache`: on as few L3 caches as possible; `spread`: the last CPUs are taken by their numbers
-    in a socket, regardless of cores.
-    """
+    `by_cache`: on as few L3 caches as possible.
+    `spread`: the last CPUs are taken by their numbers in a socket, regardless of cores.
+
+    Raises NotEnoughCpusError."""
     available = free.bit_count()
     if count >= available:
         if count > available:
@@ -253,8 +254,11 @@ def _take_distributed(
     layout: Layout, free: int, count: int, *, group: int = 1, spread: bool = False
 ) -> int:
     """Exactly `count` of the free CPUs, in groups of `group`; packed if the count is not a multiple
-    of it or no distribution is possible. `spread`: as in `take_packed`, inside each node. Raises
-    NotEnoughCpusError."""
+    of it or no distribution is possible.
+
+    `spread`: as in `take_packed`, inside each node.
+
+    Raises NotEnoughCpusError."""
     available = free.bit_count()
     if count > available:
         raise NotEnoughCpusError(count, available)
@@ -280,8 +284,9 @@ def _taken(
     spread: bool,
 ) -> int:
     """Takes the CPUs of each node in one call for the base and then group by group, as the kubelet
-    does; a single call would choose other CPUs. `portions`: the number of groups in the base, and
-    the CPUs of a group."""
+    does; a single call would choose other CPUs.
+
+    `portions`: the number of groups in the base, and the CPUs of a group."""
     base, group = portions
     taken = 0
     for node, cpus in zip(nodes, given, strict=True):
@@ -304,8 +309,7 @@ def _up(count: int, parts: int) -> int:
 
 def shares(free: Sequence[int], count: int, group: int, nodes: int) -> list[int] | None:
     """The CPUs that each node gives, so that `nodes` nodes give `count` in whole groups; None if
-    this is not possible with this number of nodes. `free`: per node, in the order of preference;
-    `count` is a multiple of `group`.
+    this is not possible with this number of nodes.
 
     Among all ways to choose k nodes, the one that leaves the free CPUs of all nodes most equal
     wins; each chosen node gives the same base, and the rest is distributed in groups, one node
@@ -319,7 +323,9 @@ def shares(free: Sequence[int], count: int, group: int, nodes: int) -> list[int]
     The sum of the free CPUs is the same for each choice, so the least sum of squares is the least
     standard deviation. The kubelet rounds that to three decimals; below 2,000 CPUs no two differ by
     less.
-    """
+
+    `free`: per node, in the order of preference.
+    `count`: a multiple of `group`."""
     base = count // nodes // group * group
     deal = (count - base * nodes) // group
     rooms = [(held - base) // group for held in free]

@@ -44,13 +44,14 @@ class StartProblem(enum.StrEnum):
 
 
 class PolicyStartError(ValueError):
-    """A policy can't be created or started. `cpus`: the CPUs in question; `subject`: the options in
-    question, or the container as `pod/container`."""
+    """A policy can't be created or started."""
 
     def __init__(self, problem: StartProblem, *, cpus: int = 0, subject: str = "") -> None:
         self.problem = problem
         self.cpus = cpus
+        """The CPUs in question, a mask."""
         self.subject = subject
+        """The options in question, or the container as `pod/container`."""
         parts = (subject, problem.value, str(CpuSet.from_int(cpus)))
         super().__init__(": ".join(part for part in parts if part))
 
@@ -89,22 +90,25 @@ class RefusalReason(enum.StrEnum):
 
 
 class AllocationRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """The state does not change. `available`: the number of available CPUs (those of whole cores,
-    if these are required); `threads`: CPUs of a core; `held`: the number of CPUs that the container
-    already has and keeps."""
+    """The container gets no CPUs. The state does not change."""
 
     reason: RefusalReason
     requested: int
     available: int
+    """The number of available CPUs, of whole cores if these are required."""
     threads: int
+    """The CPUs of a core."""
     held: int = 0
+    """The number of CPUs that the container already has and keeps."""
 
 
 def smt_refusal(
     requested: int, available: int, threads: int, held: int = 0
 ) -> AllocationRefused | None:
-    """Why full-pcpus-only refuses a container. `available`: the CPUs of free cores, without those
-    of the pod's ended init containers, although it may get these."""
+    """Why full-pcpus-only refuses a container, None if it does not.
+
+    `available`: the CPUs of free cores, without those of the pod's ended init containers, although
+        it may get these."""
     if requested % threads:
         reason = RefusalReason.NO_WHOLE_CORES
     elif requested > available:

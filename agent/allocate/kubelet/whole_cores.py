@@ -12,18 +12,23 @@ from agent.model.pod.zone_request import PartKind, PodPart
 
 
 class WholeCores(msgspec.Struct, frozen=True):
-    """The cores of a machine that full-pcpus-only assigns: those without a reserved CPU. `cpus`:
-    the number of their CPUs; `threads`: of each core."""
+    """The cores of a machine that full-pcpus-only assigns, which are those without a reserved
+    CPU."""
 
     cpus: int
+    """The number of their CPUs."""
     threads: int
+    """The CPUs of each core."""
 
     def refused(
         self, parts: Iterable[PodPart], taken: int = 0
     ) -> tuple[PodPart, AllocationRefused] | None:
         """The first container of a pod that the kubelet refuses, and why; None if it admits the
-        pod. `parts`: in the order of their admission; each gets the CPUs of ended init containers
-        before others. `taken`: the number of CPUs that other pods have."""
+        pod.
+
+        `parts`: in the order of their admission; each gets the CPUs of ended init containers before
+            others.
+        `taken`: the number of CPUs that other pods have."""
         available, reusable = self.cpus - taken, 0
         for part in parts:
             requested = part.exclusive_milli // 1000

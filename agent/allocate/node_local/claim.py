@@ -25,39 +25,40 @@ class LocalPolicy(enum.StrEnum):
 
 
 class LocalRules(msgspec.Struct, frozen=True):
-    """The rules, which change only when the settings are loaded again.
-
-    `options`: checked by the caller (`kubelet.static_policy.check_options`). `reserved`: CPUs that
-    no container may own; they are shared unless `options.strict_cpu_reservation`. `max_moves`: the
-    most containers that a dynamic decision moves to better CPUs.
-    """
+    """The rules, which change only when the settings are loaded again."""
 
     policy: LocalPolicy
     layout: Layout
     options: StaticOptions = StaticOptions()
+    """Checked by the caller (`kubelet.static_policy.check_options`)."""
     reserved: CpuSet = EMPTY
+    """CPUs that no container may own; they are shared unless `options.strict_cpu_reservation`."""
     max_moves: int = 1
+    """The most containers that a dynamic decision moves to better CPUs."""
 
 
 class LocalRequest(msgspec.Struct, frozen=True):
-    """A container of a Guaranteed pod that requests a whole number of CPUs, at least one.
-    `created_at` orders the claims, the older first. `held`: the CPUs of its cgroup, or those that
-    it will start with; None: none yet. `owned`: its CPUs by the last decision, empty if it got
-    none; None without a last decision, as after a restart. `original`: `LocalAllocation.original`
-    of that decision. `ended`: the container does not run (or not yet again) and its pod exists; a
-    container without a pod is not a claim. `devices`: by NUMA node, how many of the devices that
-    the kubelet gave to it are near that node. `hugepages`: by page size, the requested bytes."""
+    """A container of a Guaranteed pod that requests a whole number of CPUs, at least one."""
 
     uid: str
     name: str
     created_at: int
+    """Orders the claims, the older first."""
     cpus: int
     held: CpuSet | None = None
+    """The CPUs of its cgroup, or those that it will start with; None while there are none yet."""
     owned: CpuSet | None = None
+    """Its CPUs by the last decision, empty if it got none; None without a last decision, as after a
+    restart."""
     original: CpuSet = EMPTY
+    """The `LocalAllocation.original` of that decision."""
     ended: bool = False
+    """The container does not run (or not yet again) and its pod exists; a container without a pod
+    is not a claim."""
     devices: Mapping[int, int] = {}
+    """By NUMA node, how many of the devices that the kubelet gave to it are near that node."""
     hugepages: Mapping[int, int] = {}
+    """The requested bytes by page size."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -66,25 +67,29 @@ class LocalRequest(msgspec.Struct, frozen=True):
 
 
 class Sharing(msgspec.Struct, frozen=True):
-    """All other containers of the node. `unavailable`: CPUs that these claims can't own and that
-    are not shared: owned by other pods, isolated, or reserved for the node. `users`: containers
-    without a claim run on the shared CPUs, so some CPUs must stay shared. `held`: all CPUs in the
-    cgroups of such containers. `hugepages`: by NUMA node."""
+    """All other containers of the node."""
 
     unavailable: CpuSet = EMPTY
+    """CPUs that these claims can't own and that are not shared: owned by other pods, isolated, or
+    reserved for the node."""
     users: bool = True
+    """Containers without a claim run on the shared CPUs, so some CPUs must stay shared."""
     held: CpuSet = EMPTY
+    """All CPUs in the cgroups of such containers."""
     hugepages: Mapping[int, tuple[HugePages, ...]] = {}
+    """By NUMA node."""
 
 
 class LocalAllocation(msgspec.Struct, frozen=True):
-    """`cpus`: the container's own CPUs, empty if it shares. The CPUs of an ended container stay
-    with its pod, whose other containers may get them too. `original`: those of `cpus` that it had
-    before its resize. `refused`: why it has no CPUs, or too few; None: it has them, or it ended."""
+    """The answer to a claim. The CPUs of an ended container stay with its pod, whose other
+    containers may get them too."""
 
     cpus: CpuSet = EMPTY
+    """The container's own CPUs, empty if it shares."""
     original: CpuSet = EMPTY
+    """Those of `cpus` that it had before its resize."""
     refused: AllocationRefused | None = None
+    """Why it has no CPUs, or too few; None if it has them, or has ended."""
 
 
 class MoveReason(enum.StrEnum):
@@ -98,7 +103,7 @@ class MoveReason(enum.StrEnum):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """A change of an owner's CPUs. No CPU of `target` is in the `source` of another owner, so moves
+    """A change of an owner's CPUs. No CPU of its target is in the source of another owner, so moves
     may be made in any order, also together with the answers to new containers."""
 
     uid: str
@@ -109,16 +114,18 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Alignment(msgspec.Struct, frozen=True):
-    """The CPUs of a new owner that has devices or requests huge pages, as NUMA nodes: `nodes` have
-    its CPUs, `devices` its devices, `hugepages` enough free huge pages for it; None: it requests
-    none."""
+    """The CPUs of a new owner that has devices or requests huge pages, and the NUMA nodes of all
+    three."""
 
     uid: str
     name: str
     cpus: CpuSet
     nodes: CpuSet
+    """The NUMA nodes of its CPUs."""
     devices: CpuSet
+    """The NUMA nodes of its devices."""
     hugepages: CpuSet | None = None
+    """The NUMA nodes with enough free huge pages for it, None if it requests none."""
 
     @property
     def text(self) -> str:
@@ -130,60 +137,68 @@ class Alignment(msgspec.Struct, frozen=True):
 
 
 class LocalDecision(msgspec.Struct, frozen=True):
-    """`answers`: one for each claim, by pod uid and container name (none under policy `none`).
-    `pool`: the shared CPUs. `again`: after this decision is applied, another one may be better."""
+    """A decision about all claims."""
 
     answers: dict[tuple[str, str], LocalAllocation]
+    """One for each claim, by pod uid and container name (none under policy `none`)."""
     pool: CpuSet
+    """The shared CPUs."""
     moves: tuple[Move, ...] = ()
     again: bool = False
+    """After this decision is applied, another one may be better."""
     alignments: tuple[Alignment, ...] = ()
 
 
 class LocalInput(msgspec.Struct, frozen=True):
-    """The input of a node-local decision. `held`: the CPUs in the cgroups of all containers without
-    a claim. `sharing`: pod uid and name of containers that qualify for CPUs of their own and can't
-    get any. `hugepages`: as in Sharing."""
+    """The input of a node-local decision."""
 
     rules: LocalRules
     claims: tuple[LocalRequest, ...]
     held: CpuSet = EMPTY
+    """The CPUs in the cgroups of all containers without a claim."""
     sharing: frozenset[tuple[str, str]] = frozenset()
+    """Pod uid and name of containers that qualify for CPUs of their own and can't get any."""
     hugepages: Mapping[int, tuple[HugePages, ...]] = {}
+    """By NUMA node."""
 
 
 class Share(msgspec.Struct, frozen=True):
-    """The result of a pod. `cpus`: the CPUs of its containers by name. `blocked`: by name, why a
-    container must not be created now, "" for one that only shares. `all`: the CPUs on which no
-    other pod may run, also those that ended containers keep for the pod."""
+    """The result of a pod."""
 
     cpus: Mapping[str, CpuSet] = {}
+    """The CPUs of its containers by name."""
     blocked: Mapping[str, str] = {}
+    """Why a container must not be created now, by name; empty for one that only shares."""
     all: CpuSet = EMPTY
+    """The CPUs on which no other pod may run, also those that ended containers keep for the pod."""
 
 
 class LocalOutcome(msgspec.Struct, frozen=True):
-    """`by_uid`: the results of pods with claims. `pool`: the shared CPUs. `owners`: the input of
-    the next decision, also those without CPUs. `again`: after this is applied, another decision may
-    be better."""
+    """The results of all pods with claims."""
 
     by_uid: Mapping[str, Share]
     pool: CpuSet
+    """The shared CPUs."""
     owners: tuple[LocalOwner, ...] = ()
+    """The input of the next decision, also those without CPUs."""
     moves: tuple[Move, ...] = ()
     again: bool = False
+    """After this is applied, another decision may be better."""
     alignments: tuple[Alignment, ...] = ()
 
 
 class OwnedCpus:
-    """The CPUs of the owners during a decision, as masks. `assignable`: CPUs that may be owned;
-    `shared`: all CPUs that are owned or shared. CPUs of ended containers stay with their pod.
-    `withheld`: CPUs on which a container still runs and which it is about to leave; no other
-    container gets them in this decision."""
+    """The CPUs of the owners during a decision, as masks. CPUs of ended containers stay with their
+    pod.
+
+    `shared`: all CPUs that are owned or shared."""
 
     def __init__(self, assignable: int, shared: int) -> None:
         self.withheld = 0
+        """CPUs on which a container still runs and which it is about to leave; no other container
+        gets them in this decision."""
         self.assignable = assignable
+        """CPUs that may be owned."""
         self._shared = shared
         self._own: dict[tuple[str, str], int] = {}
         self._live = 0

@@ -169,7 +169,7 @@ class CpuFit(msgspec.Struct, frozen=True):
         )
         taken = 0
         while sizes:
-            last = next((each for each in sizes if each[0] >= count), None)
+            last = next((size for size in sizes if size[0] >= count), None)
             if last is not None:
                 return taken | last[2]
             size, _, cpus = sizes.pop()
@@ -178,8 +178,9 @@ class CpuFit(msgspec.Struct, frozen=True):
         return taken
 
     def _spilled(self, base: int, free: int, count: int) -> int:
-        """`base` and free CPUs close to it, farther away step by step. Raises
-        NotEnoughCpusError."""
+        """The CPUs of `base`, and free CPUs close to it, farther away step by step.
+
+        Raises NotEnoughCpusError."""
         layout = self.layout
         steps: tuple[tuple[Area, ...], ...] = (layout.nodes, layout.sockets)
         if self.options.prefer_align_cpus_by_uncorecache:
@@ -202,9 +203,11 @@ class CpuFit(msgspec.Struct, frozen=True):
 
 
 class Mover:
-    """`settled`: owners whose CPUs the decision has not changed, in the order of their claims.
-    `choose`: the CPUs that a claim would get from free CPUs. `users`: the pool must not become
-    empty."""
+    """Moves owners to better CPUs, or to make room for others.
+
+    `settled`: owners whose CPUs the decision has not changed, in the order of their claims.
+    `choose`: the CPUs that a claim would get from free CPUs.
+    `users`: the pool must not become empty."""
 
     def __init__(
         self,
@@ -223,8 +226,9 @@ class Mover:
         self._trials = _TRIALS
 
     def plan(self, refused: Sequence[LocalRequest], limit: int) -> list[Move]:
-        """Plans at most `limit` moves and applies them to the owners. `refused`: claims that got no
-        CPUs."""
+        """Plans at most `limit` moves and applies them to the owners.
+
+        `refused`: claims that got no CPUs."""
         moves: list[Move] = []
         moved: set[tuple[str, str]] = set()
         improvable = self._improvable()
@@ -236,9 +240,10 @@ class Mover:
                 moved.add(claim.key)
         if len(moves) == limit:
             return moves
-        improvable = [each for each in improvable if each.key not in moved]
+        improvable = [claim for claim in improvable if claim.key not in moved]
         others = sorted(
-            (each for each in self._settled if each.key not in moved), key=lambda each: each.cpus
+            (claim for claim in self._settled if claim.key not in moved),
+            key=lambda claim: claim.cpus,
         )
         for claim in (*refused, *improvable):
             for other in others:
@@ -253,14 +258,14 @@ class Mover:
 
     def _improvable(self) -> list[LocalRequest]:
         """The owners whose CPUs would have a lower cost on an empty node; the worst first."""
-        found = []
+        improvable = []
         for index, claim in enumerate(self._settled):
             cost = self._cost(claim, self._owners.own(claim))
             ideal = self._ideal(claim)
             if ideal < cost:
                 excess = tuple(low - high for low, high in zip(ideal, cost, strict=True))
-                found.append((excess, index, claim))
-        return [claim for _, _, claim in sorted(found, key=lambda each: each[:2])]
+                improvable.append((excess, index, claim))
+        return [claim for _, _, claim in sorted(improvable, key=lambda entry: entry[:2])]
 
     def _cost(self, claim: LocalRequest, cpus: int) -> _PlacedCost:
         """How far the CPUs are from the claim's devices, and the cost of the CPUs."""
@@ -275,7 +280,9 @@ class Mover:
         return layout.of_nodes(layout.node_ids(own)) if own else layout.cpus
 
     def _best(self, fit: CpuFit, claim: LocalRequest, free: int) -> int:
-        """The free CPUs at the lowest cost. Raises NotEnoughCpusError."""
+        """The free CPUs at the lowest cost.
+
+        Raises NotEnoughCpusError."""
         *near, machine = device_areas(fit.layout, claim)
         free &= self._stays_on(claim)
         for area in near:

@@ -51,14 +51,14 @@ from agent.model.snapshot import LocalOwner
 
 
 def outcome_by_pod(local: LocalInput, free: CpuSet) -> LocalOutcome:
-    """`free`: the CPUs that are shared before the decision. The pool never becomes empty: every pod
-    has a sandbox, which shares it.
-    """
+    """The decision by pod. The pool never becomes empty: every pod has a sandbox, which shares it.
+
+    `free`: the CPUs that are shared before the decision."""
     unavailable = CpuSet.from_int(local.rules.layout.cpus) - free
     sharing = Sharing(unavailable, users=True, held=local.held, hugepages=local.hugepages)
     decision = decide(local.rules, local.claims, sharing)
     by_uid: dict[str, list[LocalRequest]] = {}
-    for claim in sorted(local.claims, key=lambda each: each.key):
+    for claim in sorted(local.claims, key=lambda claim: claim.key):
         by_uid.setdefault(claim.uid, []).append(claim)
     answers = decision.answers
     owners = tuple(
@@ -68,13 +68,13 @@ def outcome_by_pod(local: LocalInput, free: CpuSet) -> LocalOutcome:
     )
     shares = {
         uid: Share(
-            _known(claims, {each.name: answers[each.key].cpus for each in claims}),
+            _known(claims, {claim.name: answers[claim.key].cpus for claim in claims}),
             {
-                each.name: _text(refused)
-                for each in claims
-                if (refused := answers[each.key].refused)
+                claim.name: _text(refused)
+                for claim in claims
+                if (refused := answers[claim.key].refused)
             },
-            union(answers[each.key].cpus for each in claims),
+            union(answers[claim.key].cpus for claim in claims),
         )
         for uid, claims in by_uid.items()
     }
@@ -87,8 +87,8 @@ def outcome_by_pod(local: LocalInput, free: CpuSet) -> LocalOutcome:
 
 
 def _known(claims: list[LocalRequest], cpus: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
-    """Ended containers whose CPUs no other container of the pod took over: a container that returns
-    to such CPUs needs a new decision."""
+    """The CPUs of ended containers that no other container of the pod took over: a container that
+    returns to them needs a new decision."""
     known = {}
     for claim in claims:
         own = cpus[claim.name]
@@ -139,10 +139,12 @@ class _Admission:
         self.refused: dict[tuple[str, str], AllocationRefused] = {}
 
     def admit(self, users: bool) -> None:
-        """`users`: new owners must not empty the pool."""
+        """Decides about all claims. With `users`, new owners must not empty the pool."""
         self._keep()
-        kept = [each for each in self._claims if self.owners.own(each)]
-        newcomers = [each for each in self._claims if not each.ended and not self.owners.own(each)]
+        kept = [claim for claim in self._claims if self.owners.own(claim)]
+        newcomers = [
+            claim for claim in self._claims if not claim.ended and not self.owners.own(claim)
+        ]
         for claim in kept:
             if not claim.ended and self.owners.own(claim).bit_count() != claim.cpus:
                 self._serve(claim, users)
@@ -172,7 +174,8 @@ class _Admission:
         )
 
     def _original(self, claim: LocalRequest, own: int) -> int:
-        """The original CPUs of a container that was never resized change when it moves."""
+        """The CPUs that the container had before its resize. Those of one that was never resized
+        change when it moves."""
         source, first = self._sources.get(claim.key, 0), claim.original.mask
         moved = not source & ~first and source.bit_count() == own.bit_count()
         return own if moved else first & own or own
@@ -232,8 +235,9 @@ class _Admission:
         owners.assign(claim, cpus)
 
     def _choose(self, claim: LocalRequest, free: int) -> int:
-        """All CPUs that the claim owns, and more; CPUs of ended containers of the pod first. Raises
-        NotEnoughCpusError."""
+        """All CPUs that the claim owns, and more; CPUs of ended containers of the pod first.
+
+        Raises NotEnoughCpusError."""
         own = self.owners.own(claim)
         left = self.owners.reusable(claim)
         try:
@@ -244,8 +248,10 @@ class _Admission:
             return self._grown(claim, own, free)
 
     def _grown(self, claim: LocalRequest, base: int, free: int) -> int:
-        """`base` and free CPUs of the first area that has enough. An area without all of `base`
-        does not count: the CPUs would be on more NUMA nodes. Raises NotEnoughCpusError."""
+        """The CPUs of `base`, and free CPUs of the first area that has enough. An area without all
+        of `base` does not count, because the CPUs would be on more NUMA nodes.
+
+        Raises NotEnoughCpusError."""
         *near, machine = device_areas(self._fit.layout, claim)
         with_hugepages = 0
         if claim.hugepages and not base:
@@ -260,12 +266,11 @@ class _Admission:
         return self._fit.grown(base, free, claim.cpus)
 
     def _nodes_with_hugepages(self, claim: LocalRequest) -> CpuSet:
-        """The NUMA nodes that have enough free huge pages for the claim."""
         requested: Counter[tuple[int, int]] = Counter()
-        for each in self._claims:
-            if each.hugepages and not each.ended:
-                for node in self._rules.layout.node_ids(self.owners.own(each)):
-                    requested.update({(node, size): n for size, n in each.hugepages.items()})
+        for other in self._claims:
+            if other.hugepages and not other.ended:
+                for node in self._rules.layout.node_ids(self.owners.own(other)):
+                    requested.update({(node, size): n for size, n in other.hugepages.items()})
         free = {
             (node, pool.size_bytes): min(
                 pool.size_bytes * pool.free,
@@ -339,12 +344,13 @@ class _Admission:
 
 
 class _PresentOwner(msgspec.Struct, frozen=True):
-    """A claim that owns CPUs (a mask) before the decision, not yet checked against earlier claims.
-    `certain`: the CPUs are from the last decision, so the claim also keeps a part of them."""
+    """A claim that owns CPUs before the decision, not yet checked against earlier claims."""
 
     claim: LocalRequest
     cpus: int
+    """A mask."""
     certain: bool
+    """The CPUs are from the last decision, so the claim also keeps a part of them."""
 
 
 def _present_owners(
@@ -355,9 +361,13 @@ def _present_owners(
     sharing: int,
     fits: Callable[[int, int], bool],
 ) -> list[_PresentOwner]:
-    """In the order of admission; `claims` are sorted. Masks: `assignable` CPUs may be owned,
-    `shared` are all that are owned or shared, `sharing` those of sharing containers. `fits`:
-    whether this number of CPUs could be assigned to a claim."""
+    """The owners in the order of admission. The CPUs are masks.
+
+    `claims`: sorted.
+    `assignable`: CPUs that may be owned.
+    `shared`: all CPUs that are owned or shared.
+    `sharing`: the CPUs of sharing containers.
+    `fits`: whether this number of CPUs could be assigned to a claim."""
     certain = [each for each in claims if each.owned]
     unknown = [
         (each, each.held.mask)

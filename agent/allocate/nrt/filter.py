@@ -35,10 +35,11 @@ _Available: TypeAlias = Mapping[str, Mapping[int, int]]
 
 
 class ZoneFit(msgspec.Struct, frozen=True):
-    """`zones`: the NUMA node of each part of the pod (`parts_of`), in order; empty if NUMA nodes do
-    not matter. None: the part requests nothing of a NUMA node."""
+    """The NUMA nodes of a pod that fits."""
 
     zones: tuple[int | None, ...] = ()
+    """The NUMA node of each part of the pod (`parts_of`), in order, None for a part that requests
+    nothing of a NUMA node; empty if NUMA nodes do not matter."""
 
 
 PASSED = ZoneFit()
@@ -50,8 +51,11 @@ def parts_of(node: ZonedNode, pod: ZonedPod) -> tuple[PodPart, ...]:
 
 
 def filter(node: ZonedNode | None, pod: ZonedPod, steps: Steps = UNCOUNTED) -> ZoneFit | Refusal:
-    """`node` None: there is no NodeResourceTopology, and every pod passes. Raises
-    TooComplexError."""
+    """Whether the pod fits the node.
+
+    `node`: None without a NodeResourceTopology; then every pod passes.
+
+    Raises TooComplexError."""
     if node is None or pod.indifferent:
         return PASSED
     steps.take(len(pod.parts) * (1 + len(node.zones)))
@@ -132,7 +136,7 @@ def _misfit(
     """Why this part of the pod does not fit.
 
     `available`: by the reason, the most that one of `nodes` has left, the sum of all, or the most
-    that `count` of them have together; None if no node reports the resource.
+        that `count` of them have together; None if no node reports the resource.
     `count`: the number of NUMA nodes that the kubelet prefers for the part."""
     detail = "" if count is None else f"{count} NUMA node{'s' if count > 1 else ''}"
     return Refusal(
@@ -185,8 +189,8 @@ def _preferred_mask(
     reusable: Mapping[str, tuple[int, int]],
     steps: Steps,
 ) -> int | Refusal:
-    """0 for a part without hints, and if a machine with very many NUMA nodes has too many sets of
-    that size to look at."""
+    """The NUMA nodes that the kubelet prefers for the part; 0 for a part without hints, and if a
+    machine with very many NUMA nodes has too many sets of that size to look at."""
     sizes = _sizes(node, requested)
     count = max(sizes.values(), default=0)
     if not count or comb(len(node.zones), count) * len(node.zones) > _MAX_STEPS:

@@ -39,24 +39,27 @@ _ON_EVERY_NODE: Final = frozenset(("cpu", "memory", "ephemeral-storage", "pods")
 
 
 class ZonedNode(msgspec.Struct, frozen=True):
-    """`zones`: the ids of the NUMA nodes, ascending, possibly with gaps. `available`: the free
-    amounts by resource and NUMA node, without NUMA nodes that do not report the resource; `cpu` in
-    milli-CPU, the rest in units. `together`: the sums of `available`, by resource. `distances`:
-    between all pairs, in the order of `zones`. `resources`: the names of the whole node's
-    resources. `hinted`: the resources for which the kubelet's managers give hints, with the amount
-    of each empty NUMA node; these decide how many NUMA nodes the kubelet prefers. `aligns_memory`
-    False: the kubelet is known to take memory and huge pages from any NUMA node."""
+    """What a node has on its NUMA nodes; `cpu` in milli-CPU, the rest in units."""
 
     policy: NumaPolicy
     scope: TopologyManagerScope
     max_numa_nodes: int
     zones: tuple[int, ...]
+    """The ids of the NUMA nodes, ascending, possibly with gaps."""
     available: dict[str, dict[int, int]]
+    """The free amounts by resource and NUMA node, without NUMA nodes that do not report the
+    resource."""
     together: dict[str, int]
+    """The sums of `available` by resource."""
     distances: tuple[tuple[int, ...], ...]
+    """Between all pairs, in the order of `zones`."""
     resources: frozenset[str]
+    """The names of the whole node's resources."""
     hinted: dict[str, dict[int, int]] = {}
+    """The resources for which the kubelet's managers give hints, with the amount of each empty NUMA
+    node; these decide how many NUMA nodes the kubelet prefers."""
     aligns_memory: bool = True
+    """False if the kubelet is known to take memory and huge pages from any NUMA node."""
 
     def aligns(self, resource: str) -> bool:
         """Whether NUMA nodes must have the amount of an aligned pod."""
@@ -64,14 +67,16 @@ class ZonedNode(msgspec.Struct, frozen=True):
 
 
 class ZoneReport(msgspec.Struct, frozen=True):
-    """A node's report of its NUMA nodes. `reported`: with the pods that it counts; `empty`: without
-    any pod; `fingerprint`: of the counted pods, None if there is none, and the `method` that
-    selects these pods."""
+    """A node's report of its NUMA nodes."""
 
     reported: ZonedNode
+    """The node with the pods that the report counts."""
     empty: ZonedNode
+    """The node without any pod."""
     fingerprint: str | None = None
+    """The fingerprint of the counted pods, None if there is none."""
     method: FingerprintMethod = FingerprintMethod.ALL
+    """What selects these pods."""
 
     @property
     def declines(self) -> bool:
@@ -80,7 +85,7 @@ class ZoneReport(msgspec.Struct, frozen=True):
 
 
 def zone_report(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneReport:
-    """`allocatable`: the Node's; only the names matter."""
+    """The report of a node. Only the names of `allocatable`, the Node's, matter."""
     names = tuple(allocatable)
     return ZoneReport(
         zoned_node(topology, names),
@@ -93,8 +98,9 @@ def zone_report(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneRepor
 def zoned_node(
     topology: NodeTopology, allocatable: Iterable[str], *, empty: bool = False
 ) -> ZonedNode:
-    """`allocatable`: the Node's; only the names matter. `empty`: the node without any pod; no
-    eviction helps a pod that does not fit on it."""
+    """The node's NUMA nodes. Only the names of `allocatable`, the Node's, matter.
+
+    `empty`: the node without any pod; no eviction helps a pod that does not fit on it."""
     zones = sorted(topology.zones, key=lambda zone: zone.node)
     memory_policy = _memory_manager_policy(topology)
     ids = tuple(zone.node for zone in zones)
@@ -133,15 +139,15 @@ def _hinted(topology: NodeTopology, *, memory: bool) -> dict[str, dict[int, int]
     except AnnotationError:
         options = None
     cpus = options is not None and options.get("align-by-socket") != "true"
-    found: dict[str, dict[int, int]] = {}
+    hinted: dict[str, dict[int, int]] = {}
     for zone in topology.zones:
         for name, amounts in zone.resources.items():
             if of_memory(name):
                 if memory:
-                    found.setdefault(name, {})[zone.node] = amounts.allocatable
+                    hinted.setdefault(name, {})[zone.node] = amounts.allocatable
             elif cpus if name == "cpu" else foreign(name) and not name.startswith(DOMAIN):
-                found.setdefault(name, {})[zone.node] = amounts.capacity
-    return found
+                hinted.setdefault(name, {})[zone.node] = amounts.capacity
+    return hinted
 
 
 def method_of(topology: NodeTopology) -> FingerprintMethod:
@@ -158,11 +164,12 @@ Key = TypeVar("Key", int, str)
 
 
 class Assumed(msgspec.Struct, frozen=True):
-    """The amounts that one pod takes. `zones`: by NUMA node and resource. `anywhere`: by resource,
-    from NUMA nodes that the kubelet chooses, so that it may be any of them."""
+    """The amounts that one pod takes."""
 
     zones: Mapping[int, Mapping[str, int]] = {}
+    """By NUMA node and resource."""
     anywhere: Mapping[str, int] = {}
+    """By resource, from NUMA nodes that the kubelet chooses, so that it may be any of them."""
 
 
 def without(node: ZonedNode, pods: Iterable[Assumed]) -> ZonedNode:
@@ -224,24 +231,28 @@ class NrtFreshness(enum.StrEnum):
 
 
 class Freshness(msgspec.Struct, frozen=True):
-    """`missing`: the number of the last started pods that the zones do not count yet."""
+    """Whether the report counts the pods of its node."""
 
     state: NrtFreshness
     missing: int = 0
+    """How many of the last started pods the zones do not count yet."""
 
 
-def freshness(reported: str | None, known: Sequence[int], ended: Sequence[int] = ()) -> Freshness:
-    """Finds which pods the fingerprint counts: the known ones, without some of the last started and
-    with some of the last ended ones. `reported`: the node's fingerprint. `known`: the hashes of the
-    pods on the node that the method of the fingerprint selects, in the order of their start.
+def freshness(reported: str | None, present: Sequence[int], ended: Sequence[int] = ()) -> Freshness:
+    """Finds which pods the fingerprint counts: the present ones, without some of the last started
+    and with some of the last ended ones.
+
+    `reported`: the node's fingerprint.
+    `present`: the hashes of the pods on the node that the method of the fingerprint selects, in the
+        order of their start.
     `ended`: the hashes of ended pods, the last one at the end."""
     if reported is None:
         return Freshness(NrtFreshness.UNREPORTED)
-    most = min(len(known), MAX_MISSING)
+    most = min(len(present), MAX_MISSING)
     for past in range(len(ended) + 1):
         before = ended[len(ended) - past :]
         for missing in range(most + 1):
-            counted = (*known[: len(known) - missing], *before)
+            counted = (*present[: len(present) - missing], *before)
             if fingerprint.combined(counted) == reported:
                 return Freshness(
                     NrtFreshness.BEHIND if missing or past else NrtFreshness.CURRENT, missing

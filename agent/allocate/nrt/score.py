@@ -40,8 +40,12 @@ def score(
     weights: Mapping[str, int] | None = None,
     steps: Steps = UNCOUNTED,
 ) -> int:
-    """`weights`: by resource, 1 by default. `node` None: there is no NodeResourceTopology, or it
-    does not count the known pods. Raises TooComplexError."""
+    """How well the pod fits the node.
+
+    `node`: None if there is no NodeResourceTopology, or it does not count the known pods.
+    `weights`: by resource, 1 by default.
+
+    Raises TooComplexError."""
     if not pod.aligned:
         return _BEST
     if node is None:
@@ -55,7 +59,7 @@ def score(
 
 
 def _by_zone(node: ZonedNode, pod: ZonedPod, strategy: Strategy, weights: Mapping[str, int]) -> int:
-    """The mean over the parts; each part counts with the least suitable of the NUMA nodes that it
+    """The mean over the parts. Each part counts with the least suitable of the NUMA nodes that it
     fits."""
     zone_score = _BY_ZONE[strategy]
     scores = []
@@ -113,10 +117,11 @@ def count_score(count: int, closest: bool, max_numa_nodes: int) -> int:
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """`zones`: ids; `closest`: no other set of this size is closer together."""
+    """A set of NUMA nodes."""
 
     zones: tuple[int, ...]
     closest: bool
+    """No other set of this size is closer together."""
 
 
 def spread(
@@ -225,7 +230,6 @@ def _least_allocated(requested: _Amounts, left: _Amounts, weights: _Amounts) -> 
 
 
 def _most_allocated(requested: _Amounts, left: _Amounts, weights: _Amounts) -> int:
-    """The mean of the used parts."""
     return _mean(requested, left, weights, lambda amount, there: amount)
 
 

@@ -73,9 +73,9 @@ class Combinations:
         self._containing: dict[int, list[int]] = {}
 
     def exists(self, full: int) -> bool:
-        """Whether there is a combination; `full`: the nodes of all masks."""
+        """Whether there is a combination. `full` has the nodes of all masks."""
         mask = self.mask
-        having = (any(each & mask == mask for each in masks) for masks in self._masks)
+        having = (any(own & mask == mask for own in masks) for masks in self._masks)
         return all(having) and self._reach(0, full)
 
     @functools.cached_property
@@ -237,12 +237,12 @@ _PAIRS_OF_A_STEP: Final = 4
 
 def _places(mask: int, masks: Sequence[int], scores: Sequence[int]) -> list[tuple[int, int]]:
     """The places of the mask in a list, and their scores."""
-    found = []
+    places = []
     at = -1
     for _ in range(masks.count(mask)):
         at = masks.index(mask, at + 1)
-        found.append((at, scores[at]))
-    return found
+        places.append((at, scores[at]))
+    return places
 
 
 def _beyond(length: int, beyond: int | None, backwards: bool) -> range:

@@ -25,13 +25,15 @@ from agent.model.cpu.policies import NumaPolicy
 
 
 class TopologyHint(msgspec.Struct, frozen=True):
-    """A set of NUMA nodes that a resource could come from. `score`: 0 or more. `unsatisfied`: no
-    set has enough of the resource; this hint takes the place of the missing ones."""
+    """A set of NUMA nodes that a resource could come from."""
 
     mask: int | None
+    """None for no preference."""
     preferred: bool
     score: int = 0
+    """0 or more."""
     unsatisfied: bool = False
+    """No set has enough of the resource; this hint takes the place of the missing ones."""
 
 
 Provider: TypeAlias = Mapping[str, Sequence[TopologyHint] | None]
@@ -50,31 +52,32 @@ class MergeCause(enum.StrEnum):
 
 
 class Pick(msgspec.Struct, frozen=True):
-    """The hint of a resource that a merge took, by its index in the provider's list. `resource`
-    None: the provider has no hints. `index` None: the resource has no list, or an empty one."""
+    """The hint of a resource that a merge took."""
 
     provider: int
     resource: str | None
+    """None if the provider has no hints."""
     index: int | None
+    """The index in the provider's list, None if the resource has no list, or an empty one."""
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """The result of a merge and its causes.
-
-    `mask` None: no restriction. `combined`: the winner's mask before the policy replaced it, if it
-    did; None without a winner. `picks`: the hints of the winner, one per resource. `lacking`:
-    resources that no hint satisfies, or under SingleNUMANode no preferred hint of one node.
-    """
+    """The result of a merge and its causes."""
 
     mask: int | None
+    """None for no restriction."""
     preferred: bool
     admit: bool
     score: int = 0
     unsatisfied: bool = False
     combined: int | None = None
+    """The winner's mask before the policy replaced it, if it did; None without a winner."""
     causes: tuple[MergeCause, ...] = ()
     picks: tuple[Pick, ...] = ()
+    """The hints of the winner, one per resource."""
     lacking: tuple[Pick, ...] = ()
+    """The resources that no hint satisfies, or under SingleNUMANode no preferred hint of one
+    node."""
 
 
 class NodeStatus(enum.StrEnum):
@@ -103,15 +106,16 @@ def resource_hints(
     steps: Steps = UNCOUNTED,
 ) -> dict[str, tuple[TopologyHint, ...]]:
     """The hints of each requested resource that a node of `total` reports; none if nothing fits.
+    The masks of the fewest nodes are preferred; under Restricted all masks are. All masks are tried
+    if at most ten nodes have some of the resource left, else those of `subsets`.
 
-    `request` is in the unit of `available` (amplified or not). `fits`: tries the whole request on a
-    mask; it is called only if the sums of the mask are enough. `score`: the score of a mask that
-    fits. The masks of the fewest nodes are preferred; under Restricted all masks are. All masks are
-    tried if at most ten nodes have some of the resource left, else those of `subsets`.
-
+    `request`: in the unit of `available` (amplified or not).
+    `fits`: tries the whole request on a mask; it is called only if the sums of the mask are enough.
+    `score`: the score of a mask that fits.
     `narrowest`: only masks with at most the fewest nodes that all resources prefer together. A
-    merge of only these hints has the same result, except under exclusivity. `widest`: only masks
-    with at most this number of nodes. `steps`: without those of `fits` and `score`."""
+        merge of only these hints has the same result, except under exclusivity.
+    `widest`: only masks with at most this number of nodes.
+    `steps`: without those of `fits` and `score`."""
     wanted = {
         resource: amount
         for resource, amount in request.items()
@@ -163,8 +167,9 @@ def _enough(mask: int, requested: Sequence[tuple[int, Mapping[int, int]]]) -> bo
 
 def fewest_nodes(requested: tuple[int, Sequence[tuple[int, int]]]) -> int:
     """The fewest nodes that together have enough of a resource; one more than there are if all
-    nodes together have too little. `requested`: the amount, and the nodes with their free
-    amounts."""
+    nodes together have too little.
+
+    `requested`: the amount, and the nodes with their free amounts."""
     missing, free = requested
     count = 1
     for amount in sorted((amount for _, amount in free), reverse=True):
@@ -195,15 +200,16 @@ def _free(available: Amounts, resource: str) -> list[tuple[int, int]]:
 
 
 def _by_node(available: Amounts, resource: str) -> dict[int, int]:
-    """The free amounts of the nodes."""
     return {node: max(0, held.get(resource, 0)) for node, held in available.items()}
 
 
 def highest(
     columns: Iterable[Sequence[TopologyHint]], masks: set[int], *, preferred: bool
 ) -> set[int]:
-    """Those of the masks (at least one) that have the highest score. The score of a mask is the sum
-    over the columns of its best hint there; `preferred`: only preferred hints count."""
+    """The masks with the highest score, at least one. The score of a mask is the sum over the
+    columns of its best hint there.
+
+    `preferred`: only preferred hints count."""
     totals = dict.fromkeys(masks, 0)
     for hints in columns:
         best: dict[int, int] = {}

@@ -49,12 +49,16 @@ def merge(
     by_score: bool = False,
     steps: Steps = UNCOUNTED,
 ) -> Merged:
-    """The NUMA nodes for a pod. `nodes`: ids of the machine's NUMA nodes; `statuses`: by id, IDLE
-    by default; they matter only if `exclusive` is REQUIRED.
+    """The NUMA nodes for a pod.
 
     BestEffort always admits; Restricted and SingleNUMANode admit a preferred combination. If
-    nothing restricts the pod, the mask of SingleNUMANode is None. `by_score`: among the smallest
-    masks the highest score wins; in Koordinator a later, numerically lower mask replaces it.
+    nothing restricts the pod, the mask of SingleNUMANode is None.
+
+    `nodes`: ids of the machine's NUMA nodes.
+    `statuses`: by id, IDLE by default; they matter only if `exclusive` is REQUIRED.
+    `by_score`: among the smallest masks the highest score wins; in Koordinator a later, numerically
+        lower mask replaces it.
+
     Raises ValueError, naming provider and resource, for hints with unknown nodes or negative
     scores."""
     full = full_mask(nodes)
@@ -167,11 +171,12 @@ def _unsatisfied(table: Sequence[Column], place: Place, mask: int) -> bool:
 
 
 class Best(msgspec.Struct, frozen=True):
-    """`place` None: the value before the scan."""
+    """The best mask so far."""
 
     mask: int
     score: int
     place: Place | None
+    """None for the value before the scan."""
 
 
 def outcome(
@@ -181,10 +186,7 @@ def outcome(
     start: Best | None,
     steps: Steps = UNCOUNTED,
 ) -> Best:
-    """The best at the end. `masks` and `scores`: a list for each resource; `results`: the masks,
-    all of the fewest nodes, that combinations give. Raises ValueError without any and no start.
-
-    The result of a scan over all combinations, without the scan. Combinations are tried in
+    """The result of a scan over all combinations, without the scan. Combinations are tried in
     lexicographic order of their hints' places; a candidate replaces the best so far if its mask is
     numerically lower, or else if its score is higher. All masks here have the same number of nodes
     k, and no combination has fewer, so that a hint that contributes a score to a mask is that very
@@ -200,7 +202,11 @@ def outcome(
     highest score after it) is answered by a walk down the lists, see `combinations`.
 
     Scores must not be negative: then a score above another one is above 0 and names its mask.
-    """
+
+    `masks`, `scores`: a list for each resource.
+    `results`: the masks, all of the fewest nodes, that combinations give.
+
+    Raises ValueError without any result and no start."""
     distinct = set(results)
     if not distinct:
         if start is None:
@@ -290,11 +296,7 @@ _LACKING: Final = (TopologyHint(None, False, 0, True),)
 
 
 class Column:
-    """One resource's hints in their order, or those of them that a policy keeps.
-
-    `named`: the masks of the hints, None for no preference. `masks`: the same, with the machine's
-    full mask for no preference.
-    """
+    """One resource's hints in their order, or those of them that a policy keeps."""
 
     __slots__ = ("hints", "kept", "masks", "named", "provider", "resource")
 
@@ -311,7 +313,9 @@ class Column:
         self.hints = hints
         self.kept = kept
         self.named = [hint.mask for hint in hints]
+        """The masks of the hints, None for no preference."""
         self.masks = [full if mask is None else mask for mask in self.named]
+        """The masks of the hints, the machine's full mask for no preference."""
 
     @property
     def lacking(self) -> bool:
@@ -397,7 +401,9 @@ def aligned(columns: Sequence[Column], full: int) -> set[int]:
 def causes(
     columns: Sequence[Column], place: Sequence[int], excluded: bool
 ) -> tuple[MergeCause, ...]:
-    """Why the combination at this place is not preferred. `excluded`: by exclusivity."""
+    """Why the combination at this place is not preferred.
+
+    `excluded`: exclusivity excludes it."""
     found = []
     if any(column.lacking for column in columns):
         found.append(MergeCause.RESOURCE_LACKING)
@@ -416,7 +422,9 @@ def causes(
 
 
 def no_combination(columns: Iterable[Column], single: bool) -> tuple[MergeCause, ...]:
-    """Why every intersection is empty; `single`: only hints of one node were kept."""
+    """Why every intersection is empty.
+
+    `single`: only hints of one node were kept."""
     if not any(column.lacking for column in columns):
         return (MergeCause.NOTHING_IN_COMMON,)
     return (MergeCause.NOT_ON_ONE_NODE if single else MergeCause.RESOURCE_LACKING,)

@@ -27,15 +27,16 @@ MAX_KINDS: Final = 400
 
 
 class PodKind(msgspec.Struct, frozen=True, order=True):
-    """The requests of a pod that placements compare. `gpus`: the number of GPUs, `gpu_milli`: the
-    thousandths of each, FULL for whole ones. `models`: the allowed GPU models, sorted; empty:
-    any."""
+    """The requests of a pod that placements compare."""
 
     cpu_milli: int
     memory_bytes: int
     gpus: int = 0
+    """The number of GPUs."""
     gpu_milli: int = 0
+    """The thousandths of each GPU, FULL for whole ones."""
     models: tuple[str, ...] = ()
+    """The allowed GPU models, sorted; empty for any."""
 
     @property
     def total_gpu_milli(self) -> int:
@@ -56,8 +57,7 @@ NO_KIND: Final = PodKind(0, 0)
 
 
 class NodeCapacity(msgspec.Struct, frozen=True):
-    """The capacity of a node. `rank`: 0 to 1, the node's pseudo-random position in the order of all
-    nodes."""
+    """The capacity of a node."""
 
     name: str
     cpu_milli: int
@@ -65,6 +65,7 @@ class NodeCapacity(msgspec.Struct, frozen=True):
     gpus: int
     model: str
     rank: float
+    """The node's pseudo-random position in the order of all nodes, 0 to 1."""
 
 
 def node_capacity(
@@ -75,13 +76,13 @@ def node_capacity(
 
 
 class FreeAmounts(msgspec.Struct, frozen=True):
-    """The free amounts of a node. `gpu_milli`: the free thousandths of each healthy GPU, by
-    minor."""
+    """The free amounts of a node."""
 
     capacity: NodeCapacity
     cpu_milli: int
     memory_bytes: int
     gpu_milli: Mapping[int, int]
+    """The free thousandths of each healthy GPU, by minor."""
 
     def fits(self, kind: PodKind) -> bool:
         """Whether a pod of this kind fits, by the sums of CPU and memory and by the GPUs."""
@@ -96,13 +97,14 @@ class FreeAmounts(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How good a node is for a pod. The node with the least `cost` is best. `points`, 0 to 100, has
-    the same order in fewer steps; more is better. `cards`: for parts of GPUs, the preferred
-    minors."""
+    """How good a node is for a pod."""
 
     cost: int
+    """The node with the least cost is best."""
     points: int
+    """The order of the costs in fewer steps, 0 to 100; more is better."""
     cards: tuple[int, ...] = ()
+    """For parts of GPUs, the preferred minors."""
 
 
 class CardOrder(msgspec.Struct, frozen=True):
@@ -121,8 +123,8 @@ class NodePlacement(Protocol):
 
 
 class Demand:
-    """Counts pods by kind. `pods`: all that were ever added, also those that no count has any more.
-    Not safe for several threads."""
+    """Counts pods by kind. `pods` is the number of all that were ever added, also those that no
+    count has any more. Not safe for several threads."""
 
     def __init__(self, counts: Mapping[PodKind, int] | None = None) -> None:
         self._counts: Counter[PodKind] = Counter(counts or {})

@@ -44,8 +44,10 @@ class Fragmentation:
         self._tables: dict[tuple[str, tuple[int, ...]], tuple[list[int], list[float]]] = {}
 
     def of(self, model: str, cpu_milli: int, gpu_milli: tuple[int, ...]) -> float:
-        """In thousandths of a GPU. `cpu_milli`: the free CPU. `gpu_milli`: the free thousandths of
-        each GPU, sorted."""
+        """The fragmentation in thousandths of a GPU.
+
+        `cpu_milli`: the free CPU.
+        `gpu_milli`: the free thousandths of each GPU, sorted."""
         table = self._tables.get((model, gpu_milli))
         if table is None:
             if len(self._tables) >= _MAX_TABLES:
@@ -65,13 +67,15 @@ class Fragmentation:
         for kind, pods in self._typical:
             if not kind.gpus or (kind.models and model not in kind.models):
                 continue
-            large = [each for each in gpu_milli if each >= kind.gpu_milli]
+            large = [part for part in gpu_milli if part >= kind.gpu_milli]
             if len(large) >= kind.gpus:
                 steps[kind.cpu_milli] = (
                     steps.get(kind.cpu_milli, 0.0) + sum(large) * pods / self._pods
                 )
         cpus = sorted(steps)
-        return cpus, [idle - each for each in accumulate((steps[cpu] for cpu in cpus), initial=0.0)]
+        return cpus, [
+            idle - amount for amount in accumulate((steps[cpu] for cpu in cpus), initial=0.0)
+        ]
 
 
 class Fgd:
@@ -103,10 +107,12 @@ class Fgd:
 
 
 class ByAmounts:
-    """A placement by the free amounts of a node alone."""
+    """A placement by the free amounts of a node alone.
+
+    `score`: 0 to 100, more is better.
+    `whole`: scores are rounded down to whole numbers."""
 
     def __init__(self, score: Callable[[FreeAmounts, PodKind], float], whole: bool = False) -> None:
-        """`score`: 0 to 100, more is better. `whole`: scores are rounded down to whole numbers."""
         self._score, self._whole = score, whole
 
     def verdict(self, free: FreeAmounts, kind: PodKind) -> Verdict:

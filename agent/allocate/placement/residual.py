@@ -63,15 +63,17 @@ class AmountPerGpu(msgspec.Struct, frozen=True):
 
 
 class Residual(msgspec.Struct, frozen=True):
-    """`value`: the value, in GPUs, of each remainder of a GPU, by its number of CELLs. `models`:
-    the price of a GPU, by model. `pressure`: the part of the CPU beyond the need of GPUs that pods
-    without GPUs request, to the third power."""
+    """The prices by which a pod's place is chosen."""
 
     value: tuple[float, ...]
+    """The value, in GPUs, of each remainder of a GPU, by its number of CELLs."""
     cpu: AmountPerGpu
     memory: AmountPerGpu
     models: dict[str, float]
+    """The price of a GPU by model."""
     pressure: float
+    """The part of the CPU beyond the need of GPUs that pods without GPUs request, to the third
+    power."""
 
     def verdict(self, free: FreeAmounts, kind: PodKind) -> Verdict:
         idle = sum(free.gpu_milli.values()) / FULL
@@ -105,7 +107,7 @@ class Residual(msgspec.Struct, frozen=True):
             for minor, free in gpu_milli.items()
             if free >= part
         )[: kind.gpus]
-        return sum(each for each, _ in lost) - kind.gpu, tuple(minor for _, minor in lost)
+        return sum(loss for loss, _ in lost) - kind.gpu, tuple(minor for _, minor in lost)
 
     def _price(self, node: NodeCapacity) -> float:
         """The price of one GPU of the node."""
@@ -158,16 +160,18 @@ def points(cost: float) -> int:
 
 
 def _amount_per_gpu(amounts: Sequence[tuple[int, float, int]], gpus: float) -> AmountPerGpu:
-    """`amounts`: of each kind the amount and the GPUs of a pod, and the number of pods. `gpus`: of
-    all these pods."""
+    """The amount per GPU.
+
+    `amounts`: for each kind the amount and the GPUs of a pod, and the number of pods.
+    `gpus`: the GPUs of all these pods."""
     mean = sum(amount * pods for amount, _, pods in amounts) / gpus or _TINY
     variance = sum(pods * (amount - mean * gpu) ** 2 for amount, gpu, pods in amounts) / gpus
     return AmountPerGpu(mean, max(_TINY * mean, SPREAD * math.sqrt(variance)))
 
 
 def _shortage(needed: AmountPerGpu, idle: float, root: float, free: float) -> float:
-    """The expected number of `idle` GPUs for which `free` is not enough. `root`: the square root of
-    `idle`."""
+    """The expected number of `idle` GPUs for which `free` is not enough. `root` is the square root
+    of `idle`."""
     mean, deviation = needed.mean, needed.spread * root
     score = (mean * idle - free) / deviation
     if score < -_FAR:
@@ -180,11 +184,12 @@ def _shortage(needed: AmountPerGpu, idle: float, root: float, free: float) -> fl
 
 def remainder_values(parts: Mapping[int, int]) -> tuple[float, ...]:
     """The value of each remainder of a GPU, by its number of CELLs; a whole GPU has the value 1.
-    `parts`: the number of requests for each part, by its thousandths.
 
     Column generation for the cutting-stock problem. Each column is a set of parts that fit into one
     GPU. The set with the most value by the current prices enters the basis while its value exceeds
-    that of a GPU."""
+    that of a GPU.
+
+    `parts`: the number of requests for each part, by its thousandths."""
     demand = parts or {FULL: 1}
     cells = FULL // CELL
     widths = [-(-part // CELL) for part in demand]

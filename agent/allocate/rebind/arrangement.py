@@ -221,8 +221,9 @@ class Arrangement:
         return pod.near is None or all(id_ in pod.near for id_ in members(place))
 
     def barred(self, index: int, *, by_moved: bool = False) -> int:
-        """Mask of the cores or NUMA nodes that have another pod with the same exclusive policy;
-        `by_moved`: a pod that is moved."""
+        """A mask of the cores or NUMA nodes that have another pod with the same exclusive policy.
+
+        `by_moved`: only pods that are moved count."""
         policy = self.pods[index].exclusive
         if policy is ExclusivePolicy.NONE:
             return 0
@@ -261,7 +262,8 @@ def lower_bound(arrangement: Arrangement) -> Measures:
 
 
 def _fewest_numa_nodes(arrangement: Arrangement, fixed: list[int], owned: int) -> int:
-    """The number of NUMA nodes of fixed pods, and of others that the CPUs of all pods need."""
+    """The number of NUMA nodes that fixed pods have, and of the others that the CPUs of all pods
+    need."""
     busy = 0
     for index in fixed:
         place = arrangement.pods[index].place

@@ -93,7 +93,8 @@ class _Search:
         )
 
     def _try(self, indices: Sequence[int], avoided: int | None = None) -> bool:
-        """Removes these pods and places them in this order. `avoided`: see `_best_place`."""
+        """Removes these pods and places them in this order, each off the NUMA node `avoided`.
+        Returns whether that is better."""
         if self._trials <= 0:
             return False
         self._trials -= len(indices)
@@ -154,12 +155,12 @@ class _Search:
     def _misplaced(self) -> list[int]:
         """The pods with crossings or broken cores, the worst first."""
         arrangement = self._arrangement
-        found = []
+        misplaced = []
         for index in self._movable():
             crossings, broken = arrangement.misfit(index, arrangement.places[index])
             if crossings > 0 or broken > 0:
-                found.append((-crossings, -broken, index))
-        return [index for *_, index in sorted(found)]
+                misplaced.append((-crossings, -broken, index))
+        return [index for *_, index in sorted(misplaced)]
 
     def _movable(self) -> Iterator[int]:
         return (
@@ -176,14 +177,14 @@ class _Search:
             return []
         cores = layout.expand(layout.touched(place))
         nodes = layout.of_nodes(layout.node_ids(place))
-        found = []
+        partners = []
         for other in self._movable():
             there = arrangement.places[other]
             if other == index or not arrangement.pods[other].owner or not there & nodes:
                 continue
             size = abs(there.bit_count() - place.bit_count())
-            found.append((not there & cores, size, other))
-        return [other for *_, other in sorted(found)[:PARTNERS]]
+            partners.append((not there & cores, size, other))
+        return [other for *_, other in sorted(partners)[:PARTNERS]]
 
     def _leaving_pods(self, index: int) -> Iterator[list[int]]:
         """For each NUMA node, the one with the most free CPUs first: the pods that have to leave it
@@ -205,7 +206,7 @@ class _Search:
                     and arrangement.pods[other].owner
                     and not arrangement.places[other] & ~cpus
                 ),
-                key=lambda each: (-each[0], each[1]),
+                key=lambda node: (-node[0], node[1]),
             )
             leaving = []
             for size, other in sizes:
@@ -213,7 +214,7 @@ class _Search:
                     leaving.append(other)
                     missing -= size
             if missing > 0:
-                larger = [each for each in sizes if each[0] >= missing and each[1] not in leaving]
+                larger = [size for size in sizes if size[0] >= missing and size[1] not in leaving]
                 leaving += [larger[-1][1]] if larger else []
             if leaving and len(leaving) < self._max_moves:
                 yield leaving
@@ -226,12 +227,12 @@ class _Search:
         if part.bit_count() < 2:
             return []
         cores = layout.expand(part)
-        found = [
+        owners = [
             (arrangement.places[index].bit_count(), index)
             for index in self._movable()
             if arrangement.pods[index].owner and arrangement.places[index] & cores
         ]
-        return [index for _, index in sorted(found)]
+        return [index for _, index in sorted(owners)]
 
     def _empty_numa_nodes(self) -> None:
         """Tries to move all pods off a NUMA node, one node after the other, the one with the fewest
@@ -253,7 +254,7 @@ class _Search:
 
 def _best_place(arrangement: Arrangement, index: int, avoided: int | None = None) -> int:
     """The allowed place with the best measures, with the fewest changed CPUs among equal ones; 0 if
-    there is none. `avoided`: the id of a NUMA node that it must not have."""
+    there is none. It is off the NUMA node with the id `avoided`."""
     own = arrangement.pods[index].place
     place = _best(arrangement, index, _candidates(arrangement, index, avoided))
     if place in (0, own) and arrangement.pods[index].owner:
@@ -320,8 +321,8 @@ def _free(arrangement: Arrangement, index: int, avoided: int | None) -> tuple[in
 
 
 def _over_nodes(arrangement: Arrangement, free: int, count: int, own: int, *, spread: bool) -> int:
-    """CPUs of the fewest NUMA nodes: the largest first, the last one is the smallest that has the
-    rest."""
+    """CPUs of the fewest NUMA nodes: the largest nodes first, and as the last one the smallest that
+    has the rest."""
     left = {id_: here for id_, cpus in arrangement.areas.items() if (here := free & cpus)}
     place = 0
     while count:
@@ -338,7 +339,7 @@ def _over_nodes(arrangement: Arrangement, free: int, count: int, own: int, *, sp
 
 
 def _pick(layout: Layout, free: int, count: int, own: int, *, spread: bool) -> int:
-    """`count` of the free CPUs; there are at least as many. `own`: the preferred CPUs."""
+    """`count` of the free CPUs, which are at least as many, preferably of `own`."""
     if spread:
         return _one_by_core(layout, free, count, own)
     whole = layout.whole(free)
@@ -372,7 +373,8 @@ def _pick(layout: Layout, free: int, count: int, own: int, *, spread: bool) -> i
 
 
 def _preferred(layout: Layout, leads: int, own: int) -> tuple[int, int, int]:
-    """Divides the cores: those that `own` has as a whole, those that it has in part, the others."""
+    """Divides the cores into those that `own` has as a whole, those that it has in part, and the
+    others."""
     mine = layout.whole(own) & leads
     part = layout.touched(own) & leads & ~mine
     return mine, part, leads & ~mine & ~part

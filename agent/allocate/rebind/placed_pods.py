@@ -15,21 +15,24 @@ from agent.model.cpu.policies import ExclusivePolicy
 
 
 class PlacedPod(msgspec.Struct, frozen=True):
-    """`place`: see the module. `cpu_milli`: for a pod that shares CPUs, the amount that it has on
-    each of its NUMA nodes, by id; None: it owns CPUs. `spread`: its policy is SpreadByPCPUs.
-    `memory`: the amounts of a pod whose memory follows its place, by NUMA node and resource.
-    `near`: the ids of the NUMA nodes that it may not leave, None: any. `fixed`: why it is never
-    moved, "" if it may be."""
+    """A bound pod and its place."""
 
     uid: str
     title: str
     place: int
+    """See the module."""
     cpu_milli: Mapping[int, int] | None = None
+    """The amount that a pod that shares CPUs has on each of its NUMA nodes, by id; None for a pod
+    that owns CPUs."""
     spread: bool = False
+    """Its policy is SpreadByPCPUs."""
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
     memory: Mapping[int, Mapping[str, int]] = {}
+    """The amounts of a pod whose memory follows its place, by NUMA node and resource."""
     near: frozenset[int] | None = None
+    """The ids of the NUMA nodes that it may not leave, None for any."""
     fixed: str = ""
+    """Why it is never moved, empty if it may be."""
 
     @property
     def owner(self) -> bool:
@@ -46,31 +49,33 @@ class PlacedPod(msgspec.Struct, frozen=True):
 
 
 class PlacedNode(msgspec.Struct, frozen=True):
-    """`assignable`: mask of the CPUs that a pod may own. `rooms`: by NUMA node and resource, the
-    most that all bound pods together may have; an absent resource has no limit. `cpu_cost_milli`:
-    the milli-CPU of a room that an owned CPU uses, more than 1000 on an amplified node.
-    `most_owned`: by NUMA node whose pool must not shrink, the most CPUs that pods may own."""
+    """A node with its bound pods."""
 
     layout: Layout
     assignable: int
+    """A mask of the CPUs that a pod may own."""
     pods: tuple[PlacedPod, ...]
     rooms: Mapping[int, Mapping[str, int]] = {}
+    """By NUMA node and resource, the most that all bound pods together may have; an absent resource
+    has no limit."""
     cpu_cost_milli: int = 1000
+    """The milli-CPU of a room that an owned CPU uses, more than 1000 on an amplified node."""
     most_owned: Mapping[int, int] = {}
+    """By NUMA node whose pool must not shrink, the most CPUs that pods may own."""
 
 
 class Measures(msgspec.Struct, frozen=True, order=True):
-    """How well pods are placed; smaller is better, the first field counts first.
-
-    `numa_crossings`: the NUMA nodes of pods in excess of the fewest that could hold each pod.
-    `broken_cores`: the cores of pods in excess of the fewest; under SpreadByPCPUs, the CPUs on a
-    core with another CPU of the same pod. `used_cores`: the cores that no new pod can have as a
-    whole. `used_numa_nodes`: the NUMA nodes with a bound pod."""
+    """How well pods are placed; smaller is better, the first field counts first."""
 
     numa_crossings: int
+    """The NUMA nodes of pods in excess of the fewest that could hold each pod."""
     broken_cores: int
+    """The cores of pods in excess of the fewest; under SpreadByPCPUs, the CPUs on a core with
+    another CPU of the same pod."""
     used_cores: int
+    """The cores that no new pod can have as a whole."""
     used_numa_nodes: int
+    """The NUMA nodes with a bound pod."""
 
     def no_worse_than(self, other: Measures) -> bool:
         """Whether no measure is worse."""

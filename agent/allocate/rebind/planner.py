@@ -18,12 +18,14 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet, lowest, members
 
 
 class PodPlace(msgspec.Struct, frozen=True):
-    """`cpus`: the CPUs that a pod owns. `cpu_milli`: by NUMA node, of a pod that shares CPUs.
-    `memory`: by NUMA node and resource, of a pod whose memory follows its place."""
+    """What a pod has in one place."""
 
     cpus: CpuSet = EMPTY
+    """The CPUs that the pod owns."""
     cpu_milli: dict[int, int] = {}
+    """By NUMA node, for a pod that shares CPUs."""
     memory: dict[int, dict[str, int]] = {}
+    """By NUMA node and resource, for a pod whose memory follows its place."""
 
 
 class PodMove(msgspec.Struct, frozen=True):
@@ -37,9 +39,10 @@ class PodMove(msgspec.Struct, frozen=True):
 
 
 class RebindPlan(msgspec.Struct, frozen=True):
-    """`moves`: in the order in which they must be made."""
+    """The moves of pods, and what they improve."""
 
     moves: tuple[PodMove, ...]
+    """In the order in which they must be made."""
     before: Measures
     after: Measures
 
@@ -56,7 +59,10 @@ class NoPlan(msgspec.Struct, frozen=True):
 
 
 def plan(node: PlacedNode, max_moves: int | None = None) -> RebindPlan | NoPlan:
-    """`max_moves`: how many pods may move, None: all. The same input gives the same plan."""
+    """The moves that improve the node most, or why there are none. The same input gives the same
+    plan.
+
+    `max_moves`: how many pods may move, None for all."""
     arrangement = Arrangement(node)
     limit = len(node.pods) if max_moves is None else max_moves
     if node.pods and limit < 1:
@@ -132,8 +138,10 @@ class _Step(msgspec.Struct, frozen=True):
 
 
 def _ordered(now: Mapping[int, int], wanted: Mapping[int, int], free: int) -> list[_Step] | None:
-    """The steps from `now` to `wanted`, masks by pod; `free`: the CPUs that pods may have and no
-    pod has. None if pods wait for each other and no CPU is free."""
+    """The steps from `now` to `wanted`, masks by pod. None if pods wait for each other and no CPU
+    is free.
+
+    `free`: the CPUs that pods may have and no pod has."""
     places = {pod: cpus for pod, cpus in now.items() if wanted[pod] != cpus}
     targets = {pod: wanted[pod] for pod in places}
     steps: list[_Step] = []
@@ -170,6 +178,6 @@ def _in_the_way(places: Mapping[int, int], targets: Mapping[int, int]) -> tuple[
     awaited = 0
     for pod, cpus in targets.items():
         awaited |= cpus & ~places[pod]
-    found = [(places[pod] & ~targets[pod] & awaited, pod) for pod in places]
-    leaves, pod = max(found, key=lambda each: (each[0].bit_count(), -each[1]))
+    candidates = [(places[pod] & ~targets[pod] & awaited, pod) for pod in places]
+    leaves, pod = max(candidates, key=lambda candidate: (candidate[0].bit_count(), -candidate[1]))
     return pod, leaves

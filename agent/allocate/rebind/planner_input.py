@@ -30,8 +30,10 @@ def placed_node(
     requests: Mapping[str, ResourceRequest],
     fixed: Mapping[str, str],
 ) -> PlacedNode | NoPlan:
-    """`requests`: the requests of the node's pods, by uid; a pod without one is not moved. `fixed`:
-    why pods must not be moved, by uid."""
+    """The node as the planner sees it, or why no plan is possible.
+
+    `requests`: the requests of the node's pods by uid; a pod without one is not moved.
+    `fixed`: why pods must not be moved, by uid."""
     options, name = allocator.properties.cpus, allocator.properties.name
     if options is None or options.layout is None:
         return NoPlan((f"node {name} has no usable NodeResourceTopology",))
@@ -97,7 +99,7 @@ def _placed_pod(
     request: ResourceRequest | None,
     fixed: str,
 ) -> PlacedPod | None:
-    """None for a pod that has no CPUs of its own and is not bound to NUMA nodes."""
+    """The pod, None if it has no CPUs of its own and is not bound to NUMA nodes."""
     allocation = assigned.allocation
     if not allocation.cpus and not allocation.amounts:
         return None

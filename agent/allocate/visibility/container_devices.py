@@ -39,13 +39,15 @@ class SplitError(ValueError):
 
 
 class ContainerDeviceRequest(msgspec.Struct, frozen=True):
-    """The request of one container, by type. `init`: it runs before the others; `sidecar`: it keeps
-    running while all later ones run."""
+    """The request of one container."""
 
     name: str
     requests: Mapping[str, TypeRequest] = {}
+    """By device type."""
     init: bool = False
+    """It runs before the others."""
     sidecar: bool = False
+    """It keeps running while all later ones run."""
 
 
 def container_device_requests(pod: ApiPod) -> tuple[ContainerDeviceRequest, ...] | None:
@@ -68,24 +70,29 @@ def split(
     allocated: Sequence[AllocatedDevice], kind: str, containers: Sequence[ContainerDeviceRequest]
 ) -> dict[str, tuple[int, ...]]:
     """The devices of each container that requests the type, by name, as indexes of `allocated`,
-    which is divided from its front. `containers`: in the order in which they start. Raises
-    SplitError."""
+    which is divided from its front.
+
+    `containers`: in the order in which they start.
+
+    Raises SplitError."""
     ordered = tuple(range(len(allocated)))
-    requesting = [each for each in containers if kind in each.requests]
+    requesting = [container for container in containers if kind in container.requests]
     if len(allocated) == 1 or len(requesting) == 1:
-        return {each.name: ordered for each in requesting}
-    staying = [each for each in requesting if not each.init or each.sidecar]
+        return {container.name: ordered for container in requesting}
+    staying = [container for container in requesting if not container.init or container.sidecar]
     free = _FreeAmounts(kind, allocated)
     taken = {}
-    for each in sorted(staying, key=lambda each: (not each.sidecar, each.requests[kind].shared)):
-        taken[each.name] = free.take(each)
-    for before, each in enumerate(requesting):
-        if each.name not in taken:
+    for container in sorted(
+        staying, key=lambda container: (not container.sidecar, container.requests[kind].shared)
+    ):
+        taken[container.name] = free.take(container)
+    for before, container in enumerate(requesting):
+        if container.name not in taken:
             free = _FreeAmounts(kind, allocated)
             for earlier in requesting[:before]:
                 if earlier.sidecar:
                     free.take(earlier)
-            taken[each.name] = free.take(each)
+            taken[container.name] = free.take(container)
     return taken
 
 
@@ -125,12 +132,14 @@ class _FreeAmounts:
 
 
 class Isolation(msgspec.Struct, frozen=True):
-    """Paths on the host. `library`: HAMi-core, "" if there is none; `lock_folder`: the folder of
-    its locks, which all its users may write to; `problem`: why it can't be used."""
+    """Paths of HAMi-core on the host."""
 
     library: str = ""
+    """Empty if there is none."""
     lock_folder: str = ""
+    """The folder of its locks, which all its users may write to."""
     problem: str = ""
+    """Why HAMi-core can't be used."""
 
 
 NO_ISOLATION: Final = Isolation()
@@ -144,24 +153,25 @@ def isolated(
     isolation: Isolation,
 ) -> Visibility:
     """Adds the values that limit the container to its part of the cards. No change for a container
-    with whole cards or a pod that does not request HAMi-core. `request` None: the container has the
-    pod's devices."""
+    with whole cards or a pod that does not request HAMi-core.
+
+    `request`: None if the container has the pod's devices."""
     if labels.get(GPU_ISOLATION_PROVIDER) != _HAMI_CORE or not cards:
         return visible
     per = request.per if request else {}
-    parts = [_part(each.resources, per) for each in cards]
-    if not any(_is_part(each) for each in parts):
+    parts = [_part(card.resources, per) for card in cards]
+    if not any(_is_part(part) for part in parts):
         return visible
     if not isolation.library:
         return Visibility(refused="its pod requests HAMi-core, which this node does not have")
     if isolation.problem:
         return Visibility(refused=f"its pod requests HAMi-core, and {isolation.problem}")
-    if not all(each.get(GPU_MEMORY) for each in parts):
+    if not all(part.get(GPU_MEMORY) for part in parts):
         return Visibility(
             refused="its pod requests HAMi-core, and its part of the memory is unknown"
         )
-    environment = [("CUDA_DEVICE_MEMORY_LIMIT", str(min(each[GPU_MEMORY] for each in parts)))]
-    cores = [each[GPU_CORE] for each in parts if GPU_CORE in each]
+    environment = [("CUDA_DEVICE_MEMORY_LIMIT", str(min(part[GPU_MEMORY] for part in parts)))]
+    cores = [part[GPU_CORE] for part in parts if GPU_CORE in part]
     if cores:
         environment.append(("CUDA_DEVICE_SM_LIMIT", str(min(cores))))
     environment.append(("LD_PRELOAD", isolation.library))

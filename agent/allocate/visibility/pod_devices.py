@@ -57,28 +57,32 @@ Holders = Mapping[str, Collection[str]]
 
 
 class DevicePod(msgspec.Struct, frozen=True):
-    """`containers` in the order in which they start, None if their requests are unknown."""
+    """A pod, as far as its devices depend on it."""
 
     uid: str
     title: str
     annotations: Mapping[str, str]
     labels: Mapping[str, str] = {}
     containers: tuple[ContainerDeviceRequest, ...] | None = None
+    """In the order in which they start, None if their requests are unknown."""
 
 
 class PodVisibility(msgspec.Struct, frozen=True):
-    """The visible devices of a pod's containers, by name; `each`: of every other container.
-    `devices`: all devices of the pod by uuid or PCI address; none if they are refused."""
+    """The visible devices of a pod's containers."""
 
     each: Visibility
+    """The devices of a container that is not in `containers`."""
     containers: dict[str, Visibility] = {}
+    """By name."""
     devices: frozenset[str] = frozenset()
+    """All devices of the pod by uuid or PCI address; none if they are refused."""
 
 
 class DeviceVisibility(msgspec.Struct, frozen=True):
-    """`pods` by uid: those to which a scheduler gave devices."""
+    """The visible devices of a node's containers."""
 
     pods: Mapping[str, PodVisibility]
+    """The pods by uid to which a scheduler gave devices."""
     node: NodeVisibility
 
 
@@ -94,11 +98,13 @@ def pod_visibility(
     before: Holders = MappingProxyType({}),
     running: Collection[str] = (),
 ) -> dict[str, PodVisibility]:
-    """By uid, for pods with allocated devices, except pods with GPUs that their driver has not
-    listed yet. Devices of unknown types and vendors are ignored. `pods`: present holders come
-    before those that only claim devices. `before`: the holders at the last call; a pod that newly
-    claims some of these comes last, because a pod's author may change its annotation. `running`:
-    uids of all pods with containers."""
+    """The visible devices by uid, for pods with allocated devices, except pods with GPUs that their
+    driver has not listed yet. Devices of unknown types and vendors are ignored.
+
+    `pods`: present holders come before those that only claim devices.
+    `before`: the holders at the last call; a pod that newly claims some of their devices comes
+        last, because a pod's author may change its annotation.
+    `running`: uids of all pods with containers."""
     answers: dict[str, PodVisibility] = {}
     resolved: list[tuple[DevicePod, dict[str, list[_MatchedDevice]]]] = []
     for pod in pods:
@@ -113,25 +119,25 @@ def pod_visibility(
                 answers[pod.uid] = PodVisibility(Visibility())
             if not ours or (DeviceType.GPU in ours and files.cards is None):
                 continue
-            found = {
-                kind: [_matched(kind, each, files) for each in devices]
+            matched = {
+                kind: [_matched(kind, device, files) for device in devices]
                 for kind, devices in ours.items()
             }
         except (AnnotationError, _RefusedError) as error:
             answers[pod.uid] = PodVisibility(Visibility(refused=str(error)))
             continue
-        resolved.append((pod, found))
+        resolved.append((pod, matched))
     here = frozenset(pod.uid for pod, _ in resolved)
-    resolved.sort(key=lambda each: _claims_anew(each[0].uid, each[1], before, here))
+    resolved.sort(key=lambda entry: _claims_anew(entry[0].uid, entry[1], before, here))
     taken: _Taken = {}
-    for pod, found in resolved:
+    for pod, matched in resolved:
         try:
-            _check(pod.uid, found, taken, plugin_holders, before, running)
+            _check(pod.uid, matched, taken, plugin_holders, before, running)
         except _RefusedError as error:
             answers[pod.uid] = PodVisibility(Visibility(refused=str(error)))
             continue
-        answers[pod.uid] = _allowed(pod, found, files, isolation)
-        for device in chain.from_iterable(found.values()):
+        answers[pod.uid] = _allowed(pod, matched, files, isolation)
+        for device in chain.from_iterable(matched.values()):
             for key in device.keys:
                 taken.setdefault(key, []).append((pod.title, device))
     return answers
@@ -147,33 +153,35 @@ def _is_ours(kind: str, devices: Sequence[AllocatedDevice], files: DeviceFiles) 
     without a vendor are theirs."""
     if kind != DeviceType.GPU:
         return kind in (DeviceType.RDMA, DeviceType.FPGA)
-    ids = [each.id for each in devices if each.id]
+    ids = [device.id for device in devices if device.id]
     if not ids:
         return files.cards is None or bool(files.cards)
     return any(map(is_uuid, ids))
 
 
 def _claims_anew(
-    uid: str, found: Mapping[str, Iterable[_MatchedDevice]], before: Holders, here: frozenset[str]
+    uid: str, matched: Mapping[str, Iterable[_MatchedDevice]], before: Holders, here: frozenset[str]
 ) -> bool:
     """Whether the pod claims a device that it did not hold before, but another present pod did."""
-    keys = (key for device in chain.from_iterable(found.values()) for key in device.keys)
+    keys = (key for device in chain.from_iterable(matched.values()) for key in device.keys)
     had = (before.get(key, ()) for key in keys)
-    return any(uid not in each and not here.isdisjoint(each) for each in had)
+    return any(uid not in holders and not here.isdisjoint(holders) for holders in had)
 
 
 def _check(
     uid: str,
-    found: Mapping[str, Iterable[_MatchedDevice]],
+    matched: Mapping[str, Iterable[_MatchedDevice]],
     taken: _Taken,
     plugin_holders: _PluginHolders,
     before: Holders,
     running: Collection[str],
 ) -> None:
-    """Raises _RefusedError for a device that does not have enough left. Device plugins do not know
-    the allocations of schedulers: a present holder keeps its device against a plugin's pod without
-    containers, and against any pod once it has containers itself."""
-    for device in chain.from_iterable(found.values()):
+    """Refuses a device that does not have enough left. Device plugins do not know the allocations
+    of schedulers: a present holder keeps its device against a plugin's pod without containers, and
+    against any pod once it has containers itself.
+
+    Raises _RefusedError."""
+    for device in chain.from_iterable(matched.values()):
         for key in device.keys:
             had = uid in before.get(key, ())
             for other, title in sorted(plugin_holders.get(key, {}).items()):
@@ -190,11 +198,11 @@ class _RefusedError(ValueError):
 
 
 class _MatchedDevice(msgspec.Struct, frozen=True):
-    """A device of the annotation on this node. `keys`: the keys of all devices that the pod blocks
-    for others."""
+    """A device of the annotation on this node."""
 
     allocated: AllocatedDevice
     keys: tuple[str, ...]
+    """The keys of all devices that the pod blocks for others."""
     gpu: VisibleGpu | None = None
     nodes: tuple[DeviceNode, ...] = ()
 
@@ -312,15 +320,17 @@ def _allowed(
 def _places(
     kind: str, devices: Sequence[_MatchedDevice], containers: Sequence[ContainerDeviceRequest]
 ) -> dict[str, tuple[int, ...]]:
-    """For devices other than GPUs a hint may have changed the requested number: then each container
-    that requests some gets all."""
+    """The devices of each container by name. For devices other than GPUs a hint may have changed
+    the requested number: then each container that requests some gets all."""
     try:
-        return split([each.allocated for each in devices], kind, containers)
+        return split([device.allocated for device in devices], kind, containers)
     except SplitError:
         if kind == DeviceType.GPU:
             raise
         everything = tuple(range(len(devices)))
-        return {each.name: everything for each in containers if kind in each.requests}
+        return {
+            container.name: everything for container in containers if kind in container.requests
+        }
 
 
 def _nodes(

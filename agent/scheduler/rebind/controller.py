@@ -53,8 +53,8 @@ _ENDS: Final = (RebindPhase.SUCCEED, RebindPhase.FAILED, RebindPhase.UNKNOWN)
 
 
 class RebindHours(msgspec.Struct, frozen=True):
-    """The hours of the day (UTC) in which rebinds may begin, in minutes since midnight; equal ends:
-    always. `begin` > `end`: over midnight."""
+    """The hours of the day (UTC) in which rebinds may begin, in minutes since midnight. Equal ends
+    mean always; a begin after the end means over midnight."""
 
     begin: int = 0
     end: int = 0
@@ -137,8 +137,10 @@ class RebindRequests:
 
 
 class Rebinds:
-    """One thread calls `step`. `leading` returns whether this process leads; only the leader
-    writes. `clock` returns seconds since 1970, since other processes read its times."""
+    """Serves RebindResources. One thread calls `step`.
+
+    `leading`: returns whether this process leads; only the leader writes.
+    `clock`: seconds since 1970, since other processes read its times."""
 
     def __init__(
         self,
@@ -272,7 +274,7 @@ class Rebinds:
         now = {pod.uid: pod_now(pod) for pod in pods}
         step = next_step(status, plan, now, overdue=overdue)
         if isinstance(step, Rewrite):
-            pod = next(each for each in pods if each.uid == step.pod.uid)
+            pod = next(pod for pod in pods if pod.uid == step.pod.uid)
             self._rewrite(pod, step.status)
             self._undone += plan.undoing
             self._made += not plan.undoing
@@ -300,7 +302,9 @@ class Rebinds:
             )
 
     def _rewrite(self, pod: ApiPod, status: str) -> None:
-        """Raises ConflictError if the pod was written meanwhile."""
+        """Writes the allocation.
+
+        Raises ConflictError if the pod was written meanwhile."""
         wanted = resource_status({RESOURCE_STATUS: status})
         text = pod.annotations.get(RESOURCE_STATUS, "")
         metadata = {
@@ -320,12 +324,13 @@ class Rebinds:
         )
 
     def _pods(self, node: str) -> list[ApiPod]:
-        """The pods of the node that are not terminal. Raises ObjectError for one that can't be
-        read: its CPUs would count as free."""
+        """The pods of the node that are not terminal.
+
+        Raises ObjectError for one that can't be read: its CPUs would count as free."""
         select: Query = {"fieldSelector": f"spec.nodeName={node}"}
         path = kinds.path("", "v1", kinds.POD.plural)
-        found = wire.listed(path, select, self._transport.get, _pod).found
-        return [pod for pod in found if not pod.terminal]
+        pods = wire.listed(path, select, self._transport.get, _pod).found
+        return [pod for pod in pods if not pod.terminal]
 
     def _write(self, request: RebindRequest, status: RebindStatus) -> None:
         now = time_text(self._clock())

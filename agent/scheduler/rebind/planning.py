@@ -31,11 +31,12 @@ from agent.scheduler.rebind.progress import PodNow
 
 
 class RebindRules(msgspec.Struct, frozen=True):
-    """`excluded`: namespaces whose pods are never moved. `max_pods`: how many pods one rebind may
-    move, None: all."""
+    """Which pods a rebind may move."""
 
     excluded: frozenset[str] = frozenset()
+    """Namespaces whose pods are never moved."""
     max_pods: int | None = None
+    """How many pods one rebind may move, None for all."""
 
 
 def pod_now(pod: ApiPod) -> PodNow:
@@ -52,23 +53,26 @@ def first_status(
     rules: RebindRules,
     now: float,
 ) -> RebindStatus:
-    """`pods`: the pods of the node that are not terminal. `reservations`: the amounts that
-    Reservations hold on the node. `now`: seconds since 1970."""
+    """The status with the plan, or with the reason why there is none.
+
+    `pods`: the pods of the node that are not terminal.
+    `reservations`: the amounts that Reservations hold on the node.
+    `now`: seconds since 1970."""
     allocator = NodeAllocator(properties, [*map(holding_of, pods), *reservations])
     node = placed_node(allocator, requests_of(pods), fixed_pods(pods, rules))
     if isinstance(node, NoPlan):
         return RebindStatus(RebindPhase.FAILED, _text(node))
-    limits = [each for each in (request.max_pods, rules.max_pods) if each is not None]
-    found = plan(node, min(limits, default=None))
-    if isinstance(found, NoPlan):
-        return RebindStatus(RebindPhase.SUCCEED, _text(found))
-    moves = _moves(properties.cpus, allocator, found.moves)
-    before, after = status_measures(found.before), status_measures(found.after)
+    limits = [limit for limit in (request.max_pods, rules.max_pods) if limit is not None]
+    planned = plan(node, min(limits, default=None))
+    if isinstance(planned, NoPlan):
+        return RebindStatus(RebindPhase.SUCCEED, _text(planned))
+    moves = _moves(properties.cpus, allocator, planned.moves)
+    before, after = status_measures(planned.before), status_measures(planned.after)
     written = StatusPlan(time_text(now), before=before, after=after, moves=moves)
     if request.dry_run:
-        reason = f"dry run; pods to move: {len(found.uids)}"
+        reason = f"dry run; pods to move: {len(planned.uids)}"
         return RebindStatus(RebindPhase.SUCCEED, reason, plan=written)
-    return RebindStatus(RebindPhase.PENDING, f"pods to move: {len(found.uids)}", plan=written)
+    return RebindStatus(RebindPhase.PENDING, f"pods to move: {len(planned.uids)}", plan=written)
 
 
 def requests_of(pods: Iterable[ApiPod]) -> dict[str, ResourceRequest]:

@@ -18,14 +18,15 @@ from agent.model.rebind_resource import RebindPhase, RebindStatus, StatusMove, S
 
 
 class PodNow(msgspec.Struct, frozen=True):
-    """A pod on the node. `status`: its allocation, as `status_text` writes it. `resource_version`:
-    of the pod."""
+    """A pod on the node."""
 
     uid: str
     title: str
     status: str
+    """Its allocation, as `status_text` writes it."""
     cpus: CpuSet = EMPTY
     resource_version: str = ""
+    """The pod's."""
 
 
 class Rewrite(msgspec.Struct, frozen=True):
@@ -44,7 +45,10 @@ class Conclude(msgspec.Struct, frozen=True):
 def next_step(
     status: RebindStatus, plan: StatusPlan, pods: Mapping[str, PodNow], *, overdue: bool
 ) -> Rewrite | Conclude:
-    """`pods`: by uid. `overdue`: the deadline has passed."""
+    """What to do next.
+
+    `pods`: by uid.
+    `overdue`: the deadline has passed."""
     progress = _Progress(plan.moves, pods)
     if plan.undoing:
         return progress.undo(status)
@@ -53,7 +57,7 @@ def next_step(
         return _undoing(status, plan, f"another client changed {RESOURCE_STATUS} of pod {title}")
     move = next(progress.open(), None)
     if move is None:
-        moved = sum(1 for each in {each.uid for each in plan.moves} if each in pods)
+        moved = sum(1 for uid in {move.uid for move in plan.moves} if uid in pods)
         return Conclude(_ended(status, RebindPhase.SUCCEED, f"pods moved: {moved}"))
     if overdue:
         return _undoing(status, plan, "the deadline has passed")
@@ -63,14 +67,14 @@ def next_step(
 
 
 class _Progress:
-    """The moves that are made, read from the present allocations. `changed`: the titles of the pods
-    whose allocation is not in the plan."""
+    """The moves that are made, read from the present allocations."""
 
     def __init__(self, moves: Sequence[StatusMove], pods: Mapping[str, PodNow]) -> None:
         self._moves = moves
         self._pods = pods
         self._done: dict[str, int] = {}
         self.changed: list[str] = []
+        """The titles of the pods whose allocation is not in the plan."""
         for uid in dict.fromkeys(move.uid for move in moves):
             pod = pods.get(uid)
             if pod is None:
@@ -90,12 +94,12 @@ class _Progress:
         """The moves of the pods that are on the node and that no other client changed, and whether
         each is made."""
         seen: dict[str, int] = {}
-        found = []
+        moves = []
         for move in self._moves:
             if move.uid in self._done:
                 number = seen[move.uid] = seen.get(move.uid, 0) + 1
-                found.append((move, number <= self._done[move.uid]))
-        return found
+                moves.append((move, number <= self._done[move.uid]))
+        return moves
 
     def obstacle(self, uid: str, status: str) -> str:
         """Why the pod can't have this allocation, "" if it can."""
