@@ -119,7 +119,7 @@ class HookServer:
             [
                 Metric(_CALLS, {(hook,): service.calls[hook] for hook in service.hooks}),
                 Metric(_HOOK_ERRORS, {(hook,): service.errors[hook] for hook in service.hooks}),
-                single(_HELD, service.held),
+                single(_HELD, len(service.held)),
                 *_FAILURES.values(self._outcomes),
             ]
         )

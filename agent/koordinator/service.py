@@ -35,10 +35,12 @@ from agent.model.settings.failure_policy import Deadlines
 from agent.model.verdict import Code, FailureReason, Refuse, Wait
 from agent.proto import DecodeError
 from agent.proto import koordinator_hooks_pb2 as pb
+from agent.rpc.held_calls import HeldCalls
 
 log = logging.getLogger(__name__)
 SERVICE: Final = "runtime.v1alpha1.RuntimeHookService"
 _ASK_AGAIN_SECONDS: Final = 0.02
+"""The agent decides in the same process, and each question takes time from that."""
 _MARGIN_SECONDS: Final = 0.2
 """A held call ends this long before the caller's timeout, so that the answer still arrives."""
 SETTLE_SECONDS: Final = 10.0
@@ -82,8 +84,7 @@ class RuntimeHookCall:
 
 
 class HookService:
-    """Answers calls. `calls` and `errors` count by hook; `held`: the number of calls that wait
-    now."""
+    """Answers calls. `calls` and `errors` count by hook; `held`: the calls that wait now."""
 
     def __init__(self, hooks: KoordinatorHooks) -> None:
         self._hooks = hooks
@@ -99,7 +100,7 @@ class HookService:
         }
         self.calls: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
-        self.held = 0
+        self.held: HeldCalls[RuntimeHookCall] = HeldCalls(seconds=_ASK_AGAIN_SECONDS)
 
     @property
     def hooks(self) -> tuple[str, ...]:
@@ -186,26 +187,22 @@ class HookService:
     ) -> Verdict:
         with self._lock:
             answer = decide()
-        return self._held(call, caller, decide) if isinstance(answer, Wait) else answer
-
-    def _held(
-        self, call: RuntimeHookCall, caller: Caller, decide: Callable[[], Verdict]
-    ) -> Verdict:
-        with self._lock:
-            self.held += 1
-        try:
-            answer: Verdict = Wait()
-            while isinstance(answer, Wait):
-                time.sleep(_ASK_AGAIN_SECONDS)
-                with self._lock:
-                    if not caller.is_active():
-                        self._hooks.abandoned(call)
-                        return Refuse(Code.CANCELLED, "the caller cancelled the call")
-                    answer = decide()
+        if not isinstance(answer, Wait):
             return answer
-        finally:
+
+        def ask() -> None:
+            nonlocal answer
             with self._lock:
-                self.held -= 1
+                if caller.is_active():
+                    answer = decide()
+                else:
+                    self._hooks.abandoned(call)
+                    answer = Refuse(Code.CANCELLED, "the caller cancelled the call")
+            if not isinstance(answer, Wait):
+                self.held.release(call)
+
+        self.held.block(call, ask)
+        return answer
 
 
 class _InProgress(NamedTuple):

@@ -159,7 +159,7 @@ class Updater:
     def _update_next(self) -> None:
         """Updates the first container that differs, and after the runtime's answer the next."""
         snapshot = self._snapshots.current()
-        if self._under_way or snapshot is None or self._link.stats.held_now:
+        if self._under_way or snapshot is None or len(self._link.held):
             return
         if not self._link.accepts_updates:
             return

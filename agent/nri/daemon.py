@@ -167,7 +167,7 @@ def metrics_page(
             Metric(_HOOK_ERRORS, {(method,): number for method, number in stats.errors.items()}),
             single(_ADJUSTED, stats.adjusted),
             single(_REFUSED, stats.refused),
-            single(_HELD, stats.held_now),
+            single(_HELD, len(link.held)),
             single(_SLOWEST, stats.slowest_seconds),
             single(_CONTAINERS, len(containers)),
             single(_UPDATES, updater.updates),

@@ -14,17 +14,20 @@ from agent.host.log_once import Problem
 from agent.host.loop import READ, WRITE, Loop, Timer
 from agent.model.verdict import Code
 from agent.nri import messages
-from agent.nri.service import Plugin, PluginService, PluginStats
+from agent.nri.service import OpenCall, Plugin, PluginService, PluginStats
 from agent.nri.ttrpc import MuxError, Session
 from agent.proto import DecodeError
 from agent.proto import nri_pb2 as pb
 from agent.rpc.grpc import RpcError
+from agent.rpc.held_calls import HeldCalls
 
 SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
 _REGISTRATION_SECONDS: Final = 12.0
 """The runtime registers one client after the other and waits 5 s for a silent one (NRI:
 pkg/adaptation/adaptation.go, acceptPluginConnections; DefaultPluginRegistrationTimeout)."""
-_ASK_AGAIN_SECONDS: Final = 0.005
+_MAX_HELD: Final = 1_024
+_MAX_HELD_BYTES: Final = 40 << 20
+"""Held calls and their requests: a runtime makes one call at a time."""
 _READ_BYTES: Final = 1 << 18
 _MAX_UNSENT_BYTES: Final = 8 << 20
 
@@ -38,6 +41,7 @@ class _PluginConnection:
         connected: socket.socket,
         plugin: Plugin,
         stats: PluginStats,
+        held: HeldCalls[OpenCall],
         synchronized: Callable[[], None],
         ended: Callable[[str, float], None],
     ) -> None:
@@ -49,9 +53,10 @@ class _PluginConnection:
         self._synchronized = synchronized
         self._ended = ended
         self._began = time.monotonic()
-        self._service = PluginService(plugin, stats, self._on_synchronized)
+        self._service = PluginService(
+            plugin, stats, held, self._on_synchronized, self._send_answers
+        )
         self._session = Session(self._service.serve)
-        self._again: Timer | None = None
         self._open = True
         self._interest = READ
         connected.setblocking(False)
@@ -102,8 +107,6 @@ class _PluginConnection:
         if not self._open:
             return
         self._open = self.ready = False
-        if self._again is not None:
-            self._again.cancel()
         self._loop.unregister(self._socket.fileno())
         self._socket.close()
         self._session.close(why)
@@ -150,20 +153,11 @@ class _PluginConnection:
         except MuxError as error:
             self.close(f"malformed: {error}")
             return
-        self._after_calls()
+        self._send_answers()
 
-    def _after_calls(self) -> None:
-        """Sends the answers, and plans the next try of held calls."""
-        if not self._open:
-            return
-        self._flush()
-        if self._open and self._service.holds and self._again is None:
-            self._again = self._loop.after(_ASK_AGAIN_SECONDS, self._retry_held)
-
-    def _retry_held(self) -> None:
-        self._again = None
-        self._service.again()
-        self._after_calls()
+    def _send_answers(self) -> None:
+        if self._open:
+            self._flush()
 
     def _flush(self) -> None:
         unsent = self._session.unsent
@@ -221,6 +215,9 @@ class PluginLink:
         update_seconds: float = _UPDATE_SECONDS,
     ) -> None:
         self.stats = PluginStats()
+        self.held: HeldCalls[OpenCall] = HeldCalls(
+            loop.after, max_calls=_MAX_HELD, max_bytes=_MAX_HELD_BYTES
+        )
         self.sessions = 0
         """The number of sessions so far."""
         self.failed_sessions = 0
@@ -265,7 +262,7 @@ class PluginLink:
         self._connected = None
         self.sessions += 1
         self._connection = _PluginConnection(
-            self._loop, connected, self._plugin, self.stats, self._ready, self._ended
+            self._loop, connected, self._plugin, self.stats, self.held, self._ready, self._ended
         )
         self._connection.register(self._name, self._index)
 

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from agent.hooks.carriers import Carried
 from agent.hooks.requests import (
@@ -33,6 +33,7 @@ from agent.nri.messages import NriContainer
 from agent.nri.ttrpc import Incoming
 from agent.proto import DecodeError, Message
 from agent.proto import nri_pb2 as pb
+from agent.rpc.held_calls import HeldCalls
 
 SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 _DEFAULT_TIMEOUT_SECONDS: Final = 2.0
@@ -52,9 +53,6 @@ _EVENTS: Final = {
 _REQUESTS: Final = ("CreateContainer", "UpdateContainer")
 """The methods whose replies have changes. The other methods only report events."""
 _LONGEST_TIMEOUT_SECONDS: Final = 600.0
-_MAX_HELD: Final = 1_024
-_MAX_HELD_BYTES: Final = 40 << 20
-"""Held calls and their requests: a runtime makes one call at a time."""
 _MAX_REPORTED_BYTES: Final = 32 << 20
 """The maximum size of the kept fields of all pods and containers of a node."""
 _LONGEST_NAME: Final = 100
@@ -138,40 +136,47 @@ class Plugin(Protocol):
 
 
 class PluginStats:
-    """Counters over all sessions; `held_now` is a gauge."""
+    """Counters over all sessions."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.adjusted = 0
         self.refused = 0
-        self.held_now = 0
         self.slowest_seconds = 0.0
 
 
+class OpenCall(NamedTuple):
+    """A call that the plugin decides, with the runtime's call to be answered."""
+
+    call: PluginCall
+    incoming: Incoming
+
+
 class PluginService:
-    """The service of one session. `synchronized` is called when the runtime has reported all
-    containers. A call may be held for half of the runtime's timeout."""
+    """The service of one session. `held` has the session's calls that wait for an answer of the
+    plugin. `synchronized` is called when the runtime has reported all containers, `answered` after
+    the answer of a held call. A call may be held for half of the runtime's timeout."""
 
     def __init__(
-        self, plugin: Plugin, stats: PluginStats, synchronized: Callable[[], None]
+        self,
+        plugin: Plugin,
+        stats: PluginStats,
+        held: HeldCalls[OpenCall],
+        synchronized: Callable[[], None],
+        answered: Callable[[], None],
     ) -> None:
         self._plugin = plugin
         self._stats = stats
+        self._held = held
         self._synchronized = synchronized
+        self._answered = answered
         self.accepts_updates = False
         """Whether the runtime accepts updates of containers that it did not ask about."""
         self._budget_seconds = _DEFAULT_TIMEOUT_SECONDS / 2
         self._pods: dict[str, pb.PodSandbox] = {}
         self._containers: list[pb.Container] = []
         self._reported_bytes = 0
-        self._held: list[tuple[PluginCall, Incoming]] = []
-        self._held_bytes = 0
-
-    @property
-    def holds(self) -> bool:
-        """Whether held calls wait for `again`."""
-        return bool(self._held)
 
     def serve(self, incoming: Incoming) -> None:
         """Answers the call, or holds it."""
@@ -199,15 +204,10 @@ class PluginService:
         self._guarded(method, lambda: self._report(method, request))
         incoming.answer(b"")
 
-    def again(self) -> None:
-        """Retries every held call."""
-        for call, incoming in self._released():
-            self._ask(call, incoming)
-
     def finish(self) -> None:
         """Ends every held call by its failure policy, before the plugin ends the session: the
         runtime would let them all pass."""
-        for call, incoming in self._released():
+        for call, incoming in self._held.release_all():
             refused = self._plugin.unhooked(
                 incoming.method, call, FailureReason.TIMEOUT, "the plugin ends"
             )
@@ -215,15 +215,8 @@ class PluginService:
 
     def close(self) -> None:
         """The session is over."""
-        for call, _ in self._released():
+        for call, _ in self._held.release_all():
             self._guarded("abandoned", partial(self._plugin.abandoned, call))
-
-    def _released(self) -> list[tuple[PluginCall, Incoming]]:
-        """Returns the held calls, and no longer holds them."""
-        held, self._held = self._held, []
-        self._held_bytes = 0
-        self._stats.held_now -= len(held)
-        return held
 
     def _set_up(self, incoming: Incoming) -> None:
         """Answers the calls at the beginning and the end of a session. Raises DecodeError."""
@@ -307,7 +300,7 @@ class PluginService:
                 ),
             )
             call = PluginCall(container, change, self._budget_seconds)
-        self._ask(call, incoming)
+        self._ask(OpenCall(call, incoming))
 
     def _unread(self, incoming: Incoming, detail: str) -> None:
         """Answers a call that can't be decoded: for calls about containers the failure policy
@@ -319,7 +312,8 @@ class PluginService:
         else:
             incoming.refuse(Code.INVALID_ARGUMENT, f"{incoming.method[:100]}: {detail}")
 
-    def _ask(self, call: PluginCall, incoming: Incoming) -> None:
+    def _ask(self, open_call: OpenCall) -> None:
+        call, incoming = open_call
         try:
             answer = self._answer(call)
         except Exception as error:  # the guard around a hook
@@ -330,17 +324,16 @@ class PluginService:
                 self._plugin.unhooked(incoming.method, call, FailureReason.INTERNAL_ERROR, detail)
                 or UNCHANGED
             )
-        if isinstance(answer, Wait) and not self._has_room(incoming):
+        if isinstance(answer, Wait):
+            ask = partial(self._ask_again, open_call)
+            if self._held.hold(open_call, ask, len(incoming.payload)):
+                return
             detail = "other held requests use all the memory"
             answer = (
                 self._plugin.unhooked(incoming.method, call, FailureReason.TIMEOUT, detail)
                 or UNCHANGED
             )
-        if isinstance(answer, Wait):
-            self._held.append((call, incoming))
-            self._held_bytes += len(incoming.payload)
-            self._stats.held_now += 1
-            return
+        self._held.release(open_call)
         took = time.monotonic() - call.started
         self._stats.slowest_seconds = max(self._stats.slowest_seconds, took)
         if isinstance(answer, Refuse):
@@ -349,9 +342,9 @@ class PluginService:
         self._stats.adjusted += answer != UNCHANGED
         self._end(incoming, None, _response(call, answer).SerializeToString())
 
-    def _has_room(self, incoming: Incoming) -> bool:
-        held_bytes = self._held_bytes + len(incoming.payload)
-        return held_bytes <= _MAX_HELD_BYTES and len(self._held) < _MAX_HELD
+    def _ask_again(self, open_call: OpenCall) -> None:
+        self._ask(open_call)
+        self._answered()
 
     def _answer(self, call: PluginCall) -> Verdict:
         if isinstance(call.request, CreateContainer):

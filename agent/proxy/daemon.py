@@ -221,7 +221,7 @@ def metrics_page(
             single(_HOOKED, stats.hooked),
             single(_CHANGED, stats.replaced),
             single(_REFUSED, stats.refused),
-            single(_HELD, stats.held_now),
+            single(_HELD, len(server.held)),
             single(_HELD_BYTES, server.budget.reserved_bytes),
             single(_NO_ROOM, stats.no_room),
             single(_HOOK_ERRORS, stats.hook_errors),

@@ -4,6 +4,8 @@ them, and watches the replies."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 from agent.model.verdict import Code, FailureReason, Refuse, Wait
 from agent.relay.flow_control import Credit, Lane, Uplink
@@ -11,6 +13,11 @@ from agent.relay.gate import Call, Gate, GuardedGate, OnHookError, RelayStats, R
 from agent.relay.meter import Timing
 from agent.relay.streams import ConnectionBudget, HeldStream, MemoryBudget, ReplyTap, Stage
 from agent.rpc import frames, grpc
+from agent.rpc.held_calls import HeldCalls
+
+AskAgain = Callable[[Callable[[], None]], None]
+"""Takes a function that asks again for the answer of a held call, calls it, and sends the bytes
+that the answer adds."""
 
 
 class HookedCalls:
@@ -27,6 +34,8 @@ class HookedCalls:
         down: Lane,
         on_hook_error: OnHookError,
         timing: Timing,
+        held: HeldCalls[HeldStream],
+        ask_again: AskAgain,
     ) -> None:
         self.timing = timing
         self.streams: dict[int, HeldStream] = {}
@@ -37,6 +46,8 @@ class HookedCalls:
         self._credit = credit
         self._down = down
         self._account = ConnectionBudget(budget)
+        self._held = held
+        self._ask_again = ask_again
 
     def begin(self, number: int, path: bytes, announced: bool, ended: bool) -> None:
         """HEADERS of a hooked method; `ended`: no message follows."""
@@ -128,15 +139,6 @@ class HookedCalls:
         self._drained(stream)
         return credit - kept
 
-    def retry_held(self) -> None:
-        """Calls the gate again for every held call, and tries again to reserve memory for those
-        that wait for it."""
-        for stream in list(self.streams.values()):
-            if stream.stage is Stage.HELD:
-                self._decide(stream)
-            elif stream.stage is Stage.COLLECTING and self._account.waits(stream):
-                self._reserve_memory(stream)
-
     def holds_bytes(self) -> bool:
         """Whether the relay holds bytes of the client, or windows differ: then the connection can't
         become opaque."""
@@ -183,7 +185,7 @@ class HookedCalls:
         elif self._account.reserve(stream, stream.needs_bytes):
             self._account.stop_waiting(stream)
             self._read_message(stream)
-        elif not self._account.wait(stream):
+        elif not self._account.wait(stream, self._ask(self._reserve_memory, stream)):
             self._stats.no_room += 1
             why = f"other requests use the memory for one of {stream.needs_bytes} bytes: try again"
             self._refuse(stream, grpc.trailers_only(Code.RESOURCE_EXHAUSTED, why))
@@ -229,11 +231,10 @@ class HookedCalls:
             return
         verdict, encoded = self._gate.request(call, stream.message)
         if isinstance(verdict, Wait):
-            if stream.stage is not Stage.HELD:
-                stream.stage = Stage.HELD
-                self._stats.held_now += 1
+            stream.stage = Stage.HELD
+            self._held.hold(stream, self._ask(self._decide, stream))
             return
-        self._unhold(stream)
+        self._held.release(stream)
         if isinstance(verdict, Refuse):
             self._refuse(stream, encoded)
             return
@@ -247,6 +248,9 @@ class HookedCalls:
             stream.body += grpc.prefix(len(message))
             stream.body += message
         self._commit(stream)
+
+    def _ask(self, step: Callable[[HeldStream], None], stream: HeldStream) -> Callable[[], None]:
+        return partial(self._ask_again, partial(step, stream))
 
     def _untracked(self, number: int, path: bytes, reason: str, detail: str) -> None:
         """Lets a call pass that the connection does not track, or refuses it."""
@@ -342,8 +346,7 @@ class HookedCalls:
 
     def _finish(self, stream: HeldStream, message: bytes | None) -> None:
         """The call has ended, at any stage."""
-        call, tap, held = stream.call, stream.tap, stream.stage is Stage.HELD
-        self._unhold(stream)
+        call, tap, held = stream.call, stream.tap, self._held.release(stream)
         stream.tap = None
         self._remove(stream)
         if call is None:
@@ -352,11 +355,6 @@ class HookedCalls:
             self._gate.abandoned(call)
         elif tap is not None:
             self._gate.reply(call, message)
-
-    def _unhold(self, stream: HeldStream) -> None:
-        if stream.stage is Stage.HELD:
-            stream.stage = Stage.SENDING
-            self._stats.held_now -= 1
 
     def _remove(self, stream: HeldStream) -> None:
         self.streams.pop(stream.id, None)

@@ -76,10 +76,9 @@ class Gate(Protocol):
 
 
 class RelayStats:
-    """Counters of all relays that share this object; `held_now` is a gauge."""
+    """Counters of all relays that share this object."""
 
     __slots__ = (
-        "held_now",
         "hook_errors",
         "hooked",
         "malformed",
@@ -97,7 +96,6 @@ class RelayStats:
         """Calls whose message the gate received."""
         self.replaced = 0
         self.refused = 0
-        self.held_now = 0
         self.hook_errors = 0
         self.no_room = 0
         """Calls that were refused because other requests held all memory for longer than a request

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Final
 
 from agent.host.loop import HANG_UP, READ, WRITE, Loop, OnReady
+from agent.relay.calls import AskAgain
 from agent.relay.flow_control import Sink
 from agent.relay.relay import Relay, RelayError
 
@@ -128,9 +129,8 @@ _CONNECT_ATTEMPTS: Final = 200
 class Pair:
     """One client's connection and its upstream's; `ended` is called once, with the pair.
 
-    `ended` also gets whether the upstream was reached. `hooked` is called after bytes were relayed
-    while hooked calls are in progress, `faulted` with the exception of the relay that closed the
-    connection.
+    `ended` also gets whether the upstream was reached. `faulted` is called with the exception of
+    the relay that closed the connection.
     """
 
     def __init__(
@@ -139,14 +139,12 @@ class Pair:
         client: socket.socket,
         upstream: socket.socket,
         buffer: memoryview,
-        make_relay: Callable[[Sink, Sink], Relay],
-        hooked: Callable[[], None],
+        make_relay: Callable[[Sink, Sink, AskAgain], Relay],
         ended: Callable[[Pair, bool], None],
         faulted: Callable[[Exception], None],
     ) -> None:
         self._loop = loop
         self._buffer = buffer
-        self._hooked = hooked
         self._ended = ended
         self._faulted = faulted
         self._client = Port(loop, client)
@@ -154,7 +152,7 @@ class Pair:
         for port in (self._client, self._upstream):
             port.socket.setblocking(False)
             port.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        self._relay = make_relay(self._client.write, self._upstream.write)
+        self._relay = make_relay(self._client.write, self._upstream.write, self._ask_again)
         self._from_client = self._relay.from_client
         self._from_upstream = self._relay.from_upstream
         self._slices = 0  # received from the upstream since the client last sent
@@ -178,14 +176,6 @@ class Pair:
         else:
             self._watch()
 
-    def retry_held(self) -> None:
-        """Calls the gate again for the held calls of this connection."""
-        try:
-            self._relay.retry_held()
-        except Exception as error:  # noqa: BLE001  one connection ends no other
-            self._fail(error)
-        self._settle(0)
-
     def send_goaway(self) -> None:
         """Lets the client finish its calls and connect again. Disconnects a client that can't get a
         GOAWAY at once."""
@@ -196,6 +186,13 @@ class Pair:
 
     def close(self) -> None:
         self._end(reached=True)
+
+    def _ask_again(self, ask: Callable[[], None]) -> None:
+        try:
+            self._relay.ask_again(ask)
+        except Exception as error:  # noqa: BLE001  one connection ends no other
+            self._fail(error)
+        self._settle(0)
 
     def _client_ready(self, events: int) -> None:
         client = self._client
@@ -251,10 +248,9 @@ class Pair:
         self._end(reached=True)
 
     def _hooking(self) -> None:
-        """Hooked calls are in progress: one may be held, or a queue may have grown."""
+        """Hooked calls are in progress: a queue may have grown."""
         if self._relay.queued_bytes:
             self._client.strained = True
-        self._hooked()
 
     def _settle(self, client_events: int) -> None:
         """Closes or half-closes the connection when it is due; otherwise waits for events."""

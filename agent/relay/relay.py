@@ -22,15 +22,17 @@ practice), and the bytes that wait for the upstream's credit, at most those that
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
-from agent.relay.calls import HookedCalls
+from agent.relay.calls import AskAgain, HookedCalls
 from agent.relay.flow_control import Credit, Lane, Sink
 from agent.relay.forwarding import Downward, Upward
 from agent.relay.gate import Gate, OnHookError, RelayStats
 from agent.relay.meter import Meter, Timing
-from agent.relay.streams import MemoryBudget
+from agent.relay.streams import HeldStream, MemoryBudget
 from agent.rpc import frames
+from agent.rpc.held_calls import HeldCalls
 
 
 class RelayError(Exception):
@@ -38,8 +40,10 @@ class RelayError(Exception):
 
 
 class Relay:
-    """The relay of one connection. The sinks must not keep the buffers that they get. `close` is
-    called once, at the end of the connection."""
+    """The relay of one connection. The sinks must not keep the buffers that they get. `held` has
+    the calls of all connections for which the gate answered Wait; `ask_again` asks for those of
+    this one, by default the method of this name. `close` is called once, at the end of the
+    connection."""
 
     def __init__(
         self,
@@ -49,7 +53,9 @@ class Relay:
         stats: RelayStats,
         on_hook_error: OnHookError,
         budget: MemoryBudget,
+        held: HeldCalls[HeldStream],
         timing: Timing | None = None,
+        ask_again: AskAgain | None = None,
     ) -> None:
         self._timing = timing = timing or Timing(Meter())
         self._to_client, self._to_upstream = to_client, to_upstream
@@ -58,7 +64,16 @@ class Relay:
         self._up, self._down = Lane(to_upstream), Lane(to_client)
         self._credit = Credit()
         self._calls = HookedCalls(
-            gate, stats, budget, self._credit, self._up, self._down, on_hook_error, timing
+            gate,
+            stats,
+            budget,
+            self._credit,
+            self._up,
+            self._down,
+            on_hook_error,
+            timing,
+            held,
+            ask_again or self.ask_again,
         )
         self._uplink = self._calls.uplink
         self._streams = self._calls.streams
@@ -108,9 +123,10 @@ class Relay:
         self._downward.feed(data, was_sent=False)
         return self._flush()
 
-    def retry_held(self) -> None:
-        """Calls the gate again for every held call."""
-        self._calls.retry_held()
+    def ask_again(self, ask: Callable[[], None]) -> None:
+        """Asks again for the answer of a held call, and sends what the answer adds. Raises
+        RelayError."""
+        ask()
         self._flush()
 
     def send_goaway(self) -> bool:

@@ -14,15 +14,15 @@ from typing import Final
 
 from agent.host.listener import Listener
 from agent.host.loop import READ, Loop, Timer
+from agent.relay.calls import AskAgain
 from agent.relay.flow_control import Sink
 from agent.relay.gate import Gate, OnHookError, RelayStats
 from agent.relay.meter import Meter, Observe, Timing
 from agent.relay.pair import Pair
 from agent.relay.relay import Relay
-from agent.relay.streams import MemoryBudget, RelayLimits
+from agent.relay.streams import HeldStream, MemoryBudget, RelayLimits
+from agent.rpc.held_calls import HeldCalls
 
-RETRY_SECONDS: Final = 0.004
-"""The interval at which the gate is called again while a call is held."""
 _READ_BYTES: Final = 1 << 18
 _OUT_OF_DESCRIPTORS_SECONDS: Final = 0.1
 _SPARE_DESCRIPTORS: Final = 32
@@ -48,7 +48,6 @@ class RelayServer:
         on_hook_error: OnHookError | None = None,
         on_fault: Callable[[Exception], None] | None = None,
         on_unreachable: Callable[[], None] | None = None,
-        retry_seconds: float = RETRY_SECONDS,
         limits: RelayLimits | None = None,
         observe: Observe | None = None,
     ) -> None:
@@ -62,12 +61,12 @@ class RelayServer:
         self._upstream = upstream
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._gate = gate
-        self.budget = MemoryBudget(limits or RelayLimits())
+        self.held: HeldCalls[HeldStream] = HeldCalls(loop.after)
+        """The calls for which the gate answered Wait."""
+        self.budget = MemoryBudget(limits or RelayLimits(), HeldCalls(loop.after))
         self._on_hook_error = on_hook_error or _ignore
         self._on_fault = on_fault or _ignore_fault
         self._on_unreachable = on_unreachable
-        self._retry_seconds = retry_seconds
-        self._retry: Timer | None = None
         self._resume: Timer | None = None
         self._pairs: set[Pair] = set()
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -112,8 +111,6 @@ class RelayServer:
         self._stop_accepting()
         for pair in list(self._pairs):
             pair.close()
-        if self._retry is not None:
-            self._retry.cancel()
         if self._listener is not None:
             self._listener.close()
 
@@ -123,7 +120,7 @@ class RelayServer:
             self._resume.cancel()
         self._pause()
 
-    def _new_relay(self, to_client: Sink, to_upstream: Sink) -> Relay:
+    def _new_relay(self, to_client: Sink, to_upstream: Sink, ask_again: AskAgain) -> Relay:
         return Relay(
             self._gate,
             to_client,
@@ -131,7 +128,9 @@ class RelayServer:
             self.stats,
             self._on_hook_error,
             self.budget,
+            self.held,
             Timing(self.meter),
+            ask_again,
         )
 
     def _ended(self, pair: Pair, reached: bool) -> None:
@@ -146,17 +145,6 @@ class RelayServer:
     def _faulted(self, error: Exception) -> None:
         self.faults += 1
         self._on_fault(error)
-
-    def _relayed(self) -> None:
-        """Schedules another call of the gate if a call is held or waits for memory."""
-        if self._retry is None and (self.stats.held_now or self.budget.waiting):
-            self._retry = self._loop.after(self._retry_seconds, self._retry_held)
-
-    def _retry_held(self) -> None:
-        self._retry = None
-        for pair in list(self._pairs):
-            pair.retry_held()
-        self._relayed()
 
     def _accept(self, events: int) -> None:
         client = None
@@ -179,7 +167,6 @@ class RelayServer:
             upstream,
             self._buffer,
             self._new_relay,
-            self._relayed,
             self._ended,
             self._faulted,
         )

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from agent.relay.gate import Call
 from agent.rpc import frames, grpc
+from agent.rpc.held_calls import HeldCalls
 
 
 class RelayLimits(NamedTuple):
@@ -167,6 +169,7 @@ class HeldStream:
         "stage",
         "tap",
         "waiting_bytes",
+        "waiting_since",
         "window",
     )
 
@@ -185,6 +188,7 @@ class HeldStream:
         self.reserved_bytes = 0
         self.share_bytes = 0
         self.waiting_bytes = 0
+        self.waiting_since = 0.0
         self.owed = 0
         self.kept = 0
         self.debt = 0
@@ -220,16 +224,16 @@ _SMALL_PART: Final = 4
 
 class MemoryBudget:
     """The memory for the requests of all connections. `reserved_bytes`: for requests with a
-    reservation. `waiting_bytes`: received bytes of requests without one."""
+    reservation. `waiting`: the requests without one; `waiting_bytes`: the bytes that they have
+    received."""
 
     __slots__ = ("limits", "reserved_bytes", "waiting", "waiting_bytes")
 
-    def __init__(self, limits: RelayLimits) -> None:
+    def __init__(self, limits: RelayLimits, waiting: HeldCalls[HeldStream]) -> None:
         self.limits = limits
         self.reserved_bytes = 0
         self.waiting_bytes = 0
-        self.waiting: dict[HeldStream, float] = {}
-        """The start of each wait; the oldest is first."""
+        self.waiting = waiting
 
 
 class ConnectionBudget:
@@ -263,24 +267,24 @@ class ConnectionBudget:
         waiting = self._budget.waiting
         return not waiting or stream.reserved_bytes > 0 or next(iter(waiting)) is stream
 
-    def wait(self, stream: HeldStream) -> bool:
-        """Queues a request without a reservation, and counts its received bytes. Returns False if
-        the request must be refused: the waiting clients have sent too much, or it has waited too
-        long."""
+    def wait(self, stream: HeldStream, ask: Callable[[], None]) -> bool:
+        """Queues a request without a reservation, and counts its received bytes. `ask` tries again
+        to reserve memory for it. Returns False if the request must be refused: the waiting clients
+        have sent too much, or it has waited too long."""
         budget, limits = self._budget, self._limits
-        since = budget.waiting.setdefault(stream, time.monotonic())
+        now = time.monotonic()
+        if stream not in budget.waiting:
+            stream.waiting_since = now
+            budget.waiting.hold(stream, ask)
         received_bytes = max(len(stream.body) - stream.reserved_bytes, 0)
         budget.waiting_bytes += received_bytes - stream.waiting_bytes
         stream.waiting_bytes = received_bytes
-        late = time.monotonic() - since > limits.wait_seconds
+        late = now - stream.waiting_since > limits.wait_seconds
         return budget.waiting_bytes <= limits.waiting_bytes and not late
-
-    def waits(self, stream: HeldStream) -> bool:
-        return stream in self._budget.waiting
 
     def stop_waiting(self, stream: HeldStream) -> None:
         """The request has its reservation, or does not need one any more."""
-        if self._budget.waiting.pop(stream, None) is not None:
+        if self._budget.waiting.release(stream):
             self._budget.waiting_bytes -= stream.waiting_bytes
             stream.waiting_bytes = 0
 

@@ -145,12 +145,12 @@ def test_a_held_call_does_not_delay_other_calls() -> None:
         target=lambda: answers.append(service.answer("PreCreateContainer", b"", Caller()))
     )
     held.start()
-    eventually("it is held", lambda: service.held == 1)
+    eventually("it is held", lambda: len(service.held) == 1)
     assert service.answer("PreRunPodSandbox", b"", Caller()) == b""
     decided.set()
     held.join(DEADLINE_SECONDS)
     assert cpuset(answers[0]) == "1"
-    assert service.held == 0
+    assert not service.held
 
 
 def test_a_cancelled_call_is_abandoned() -> None:

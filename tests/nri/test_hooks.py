@@ -80,9 +80,7 @@ def test_an_owner_gets_its_cpus_and_other_pods_get_the_pool(harness: PluginHarne
 def test_an_owner_waits_for_its_decision(harness: PluginHarness) -> None:
     harness.publish(EMPTY)
     stream = harness.begin_create(container("c", "own"), OWN)
-    harness.runtime.until(
-        "a notification", lambda: harness.link.stats.held_now and harness.notifications()
-    )
+    harness.runtime.until("a notification", lambda: harness.link.held and harness.notifications())
     harness.publish(OWNED)
     reply = pb.CreateContainerResponse.FromString(harness.runtime.response(stream).payload)
     assert reply.adjust.linux.resources.cpu.cpus == "1"
@@ -276,7 +274,7 @@ def test_no_update_is_sent_while_the_runtime_waits_for_an_answer(
     unregistered.publish(EMPTY)
     unregistered.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
     stream = unregistered.begin_create(container("o", "own"), OWN)
-    unregistered.runtime.until("held", lambda: unregistered.link.stats.held_now)
+    unregistered.runtime.until("held", lambda: unregistered.link.held)
     unregistered.publish(msgspec.structs.replace(EMPTY, containers={"c": Wanted("0,2-3")}))
     unregistered.run_two_periods()
     assert not unregistered.sent_updates()
@@ -398,10 +396,10 @@ def test_a_creation_without_an_event_is_settled_by_the_next_session(
 def test_a_held_creation_of_an_ended_session_holds_no_cpus(harness: PluginHarness) -> None:
     harness.publish(EMPTY)
     harness.begin_create(container("c", "own"), OWN)
-    harness.runtime.until("held", lambda: harness.link.stats.held_now)
+    harness.runtime.until("held", lambda: harness.link.held)
     harness.runtime.drop()
     harness.runtime.set_up()
-    assert harness.link.stats.held_now == 0
+    assert not harness.link.held
     assert all(each.answered_at is not None for each in harness.grants.all(None))
 
 
@@ -409,7 +407,7 @@ def test_a_plugin_that_ends_refuses_a_held_owner(harness: PluginHarness) -> None
     """If the plugin only disconnected, the runtime would create it with the requested values."""
     harness.publish(EMPTY)
     stream = harness.begin_create(container("c", "own"), OWN)
-    harness.runtime.until("held", lambda: harness.link.stats.held_now)
+    harness.runtime.until("held", lambda: harness.link.held)
     harness.link.close()
     status = harness.runtime.response(stream).status
     assert status.message == "CreateContainer: pod ns/own: the plugin ends"

@@ -69,6 +69,7 @@ from agent.proto import cri_pb2, koordinator_hooks_pb2, nri_pb2, podresources_pb
 from agent.rpc import frames, grpc, headers, unary
 from agent.rpc.grpc import MessageError, RpcError
 from agent.rpc.headers import HeaderError
+from agent.rpc.held_calls import HeldCalls
 from agent.scheduler.explain import saved
 from agent.scheduler.leader import lease_dir
 from agent.scheduler.state.records import AgentSelector
@@ -476,7 +477,7 @@ def _call(method: str, payload: bytes) -> bytes:
 def _served(data: bytes) -> object:
     """A session of the plugin that receives these bytes."""
     stats = PluginStats()
-    plugin = PluginService(_Plugin(), stats, lambda: None)
+    plugin = PluginService(_Plugin(), stats, HeldCalls(), lambda: None, lambda: None)
     session = Session(plugin.serve)
     replies: list[object] = []
     session.call("s", "m", b"", 1.0, replies.append)

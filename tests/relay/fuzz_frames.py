@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from agent.model.verdict import Refuse, Wait
 from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, RelayStats, Replace
 from agent.relay.relay import Relay, RelayError
-from agent.relay.streams import MemoryBudget, RelayLimits, Stage
+from agent.relay.streams import HeldStream, MemoryBudget, RelayLimits, Stage
 from agent.rpc import frames, grpc
+from agent.rpc.held_calls import HeldCalls
 from tests.relay.hostile import block
 
 LIMITS = RelayLimits(
@@ -177,8 +178,10 @@ _HPACK += [b"\x40\x01x\x7f\xff\xff", b"\x40\x82\xff\xff\x01v", b"\x00\x85\xff\xf
 def connection(seed: int) -> None:
     """One connection from its preface to its end."""
     rng = random.Random(seed)
-    hooks, stats, peers, budget = Hooks(rng), RelayStats(), Peers(rng), MemoryBudget(LIMITS)
-    relay = Relay(hooks, len, len, stats, hooks.error, budget)  # type: ignore[arg-type]
+    hooks, stats, peers = Hooks(rng), RelayStats(), Peers(rng)
+    budget = MemoryBudget(LIMITS, HeldCalls())
+    held: HeldCalls[HeldStream] = HeldCalls()
+    relay = Relay(hooks, len, len, stats, hooks.error, budget, held)  # type: ignore[arg-type]
     ends = {relay.from_client: bytearray(frames.PREFACE), relay.from_upstream: bytearray()}
     ends[relay.from_upstream] += frames.settings({})
     try:
@@ -193,8 +196,9 @@ def connection(seed: int) -> None:
                 if part:
                     receive(memoryview(part))
             if rng.random() < 0.1:
-                relay.retry_held()
-            assert stats.held_now == len(hooks.held)
+                held.ask_again()
+                budget.waiting.ask_again()
+            assert len(held) == len(hooks.held)
             assert not hooks.errors, hooks.errors
             assert all(each.stage is Stage.COLLECTING for each in budget.waiting)
             assert budget.reserved_bytes <= LIMITS.held_bytes
@@ -207,8 +211,8 @@ def connection(seed: int) -> None:
     assert not hooks.errors, hooks.errors
     assert not hooks.held, "calls were not abandoned"
     assert not hooks.sent, "calls have no reply"
-    assert not stats.held_now
-    assert (budget.reserved_bytes, budget.waiting_bytes, budget.waiting) == (0, 0, {})
+    assert not held
+    assert (budget.reserved_bytes, budget.waiting_bytes, list(budget.waiting)) == (0, 0, [])
 
 
 def run(connections: int, seed: int) -> Iterator[tuple[int, Exception | None]]:

@@ -27,8 +27,9 @@ import hpack
 from agent.model.verdict import Refuse, Wait
 from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, RelayStats, Replace
 from agent.relay.relay import Relay
-from agent.relay.streams import MemoryBudget, RelayLimits
+from agent.relay.streams import HeldStream, MemoryBudget, RelayLimits
 from agent.rpc import grpc
+from agent.rpc.held_calls import HeldCalls
 
 LIMITS = RelayLimits(body_bytes=120_000, reply_bytes=20_000)
 TIGHT = LIMITS._replace(held_bytes=260_000, waiting_bytes=200_000, wait_seconds=1e9)
@@ -132,7 +133,8 @@ class Fuzz:
         self.server = h2.connection.H2Connection(config(False, header_encoding="utf-8"))
         self.hooks = Hooks(rng)
         self.tight = rng.random() < 0.3
-        self.budget = MemoryBudget(TIGHT if self.tight else LIMITS)
+        self.budget = MemoryBudget(TIGHT if self.tight else LIMITS, HeldCalls())
+        self.held: HeldCalls[HeldStream] = HeldCalls()
         self.hog = 0
         self.stats = RelayStats()
         self.to_client, self.to_server = bytearray(), bytearray()
@@ -143,6 +145,7 @@ class Fuzz:
             self.stats,
             lambda path, error: None,
             self.budget,
+            self.held,
         )
         self.from_client, self.from_server = bytearray(), bytearray()
         self.streams: dict[int, Stream] = {}
@@ -199,7 +202,8 @@ class Fuzz:
         if unit < 156:
             return self.be_generous()
         if unit < 166 and (self.hooks.held or self.budget.waiting):
-            self.relay.retry_held()
+            self.held.ask_again()
+            self.budget.waiting.ask_again()
             return True
         if unit < 168 and self.tight:
             self.change_hog()
@@ -441,7 +445,7 @@ class Fuzz:
         assert not self.budget.waiting
         assert not self.budget.waiting_bytes
         assert not self.relay.queued_bytes
-        assert self.stats.held_now == self.stats.malformed == 0
+        assert len(self.held) == self.stats.malformed == 0
         self.check_credit()
         self.check_window()
         self.check_quiet()
@@ -479,7 +483,7 @@ class Fuzz:
             self.client.send_data(held, part, end_stream=not stream.left)
             self.carry_all()
         while self.hooks.held:
-            self.relay.retry_held()
+            self.held.ask_again()
         self.carry_all()
         assert bytes(stream.got) == body[:room]
         self.server.increment_flow_control_window(len(body))

@@ -12,9 +12,10 @@ import pytest
 from agent.model.verdict import Refuse, Wait
 from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, RelayStats, Replace
 from agent.relay.relay import Relay, RelayError
-from agent.relay.streams import MemoryBudget, RelayLimits
+from agent.relay.streams import HeldStream, MemoryBudget, RelayLimits
 from agent.rpc import frames, grpc, headers
 from agent.rpc.headers import PathReader
+from agent.rpc.held_calls import HeldCalls
 
 HOOKED = b"/s/Hooked"
 OTHER = b"/s/Other"
@@ -61,7 +62,8 @@ class Wire:
         budget: MemoryBudget | None = None,
     ) -> None:
         self.stats = stats or RelayStats()
-        self.budget = budget or MemoryBudget(limits or RelayLimits())
+        self.budget = budget or MemoryBudget(limits or RelayLimits(), HeldCalls())
+        self.held: HeldCalls[HeldStream] = HeldCalls()
         self._up, self._down = bytearray(), bytearray()
         self.errors: list[Exception] = []
         self.relay = Relay(
@@ -71,6 +73,7 @@ class Wire:
             self.stats,
             lambda path, error: self.errors.append(error),
             self.budget,
+            self.held,
         )
         self.client(frames.PREFACE)
         self.up()
@@ -80,6 +83,10 @@ class Wire:
 
     def upstream(self, *parts: bytes) -> None:
         self.relay.from_upstream(memoryview(b"".join(parts)))
+
+    def ask_again(self) -> None:
+        self.held.ask_again()
+        self.budget.waiting.ask_again()
 
     def up(self) -> bytes:
         return _drain(self._up)
@@ -186,10 +193,10 @@ def test_a_held_call_does_not_delay_other_calls() -> None:
     wire.upstream(data(3, b"reply"), trailers(3))
     assert wire.down().endswith(data(3, b"reply") + trailers(3))
     hooks.verdicts = [Wait(), FORWARD]
-    wire.relay.retry_held()
-    assert (wire.up(), wire.stats.held_now) == (b"", 1)
-    wire.relay.retry_held()
-    assert (wire.up(), wire.stats.held_now) == (last(1, MESSAGE), 0)
+    wire.ask_again()
+    assert (wire.up(), len(wire.held)) == (b"", 1)
+    wire.ask_again()
+    assert (wire.up(), len(wire.held)) == (last(1, MESSAGE), 0)
 
 
 def test_a_stream_without_window_delays_no_other_hooked_one() -> None:
@@ -458,26 +465,26 @@ LONG = grpc.encode_message(bytes(29_000))
 
 
 def test_a_request_without_budget_gets_no_credit_until_there_is_some() -> None:
-    budget, hooks = MemoryBudget(SMALL_BUDGET), Hooks(Wait())
+    budget, hooks = MemoryBudget(SMALL_BUDGET, HeldCalls()), Hooks(Wait())
     first, second = Wire(hooks, budget=budget), Wire(hooks, budget=budget)
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
     second.client(opening(1, HOOKED), data(1, LONG[:10_000]))
     assert credit(second, 1) == 0
-    second.relay.retry_held()
+    second.ask_again()
     assert (credit(second, 1), len(budget.waiting)) == (0, 1)
     first.client(frames.rst_stream(1, frames.CANCEL))
-    second.relay.retry_held()
+    second.ask_again()
     assert (credit(second, 1), len(budget.waiting)) == (10_000, 0)
     second.client(last(1, LONG[10_000:]))
-    assert second.stats.held_now == 1
+    assert len(second.held) == 1
     first.relay.close()
     second.relay.close()
-    assert (budget.reserved_bytes, budget.waiting_bytes, budget.waiting) == (0, 0, {})
+    assert (budget.reserved_bytes, budget.waiting_bytes, list(budget.waiting)) == (0, 0, [])
 
 
 def test_a_complete_request_waits_for_budget_too() -> None:
-    budget, hooks = MemoryBudget(SMALL_BUDGET), Hooks(FORWARD)
+    budget, hooks = MemoryBudget(SMALL_BUDGET, HeldCalls()), Hooks(FORWARD)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(hooks, budget=budget)
     content = bytes(25_000)
     packed = gzip.compress(content)
@@ -487,13 +494,13 @@ def test_a_complete_request_waits_for_budget_too() -> None:
     second.client(opening(1, HOOKED), last(1, body))
     assert hooks.requests == []
     first.relay.close()
-    second.relay.retry_held()
+    second.ask_again()
     assert hooks.requests == [content]
     assert second.up() == opening(1, HOOKED) + last(1, body)
 
 
 def test_a_compressed_request_waits_for_budget_before_it_is_decompressed() -> None:
-    budget, hooks = MemoryBudget(SMALL_BUDGET), Hooks(FORWARD)
+    budget, hooks = MemoryBudget(SMALL_BUDGET, HeldCalls()), Hooks(FORWARD)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(hooks, budget=budget)
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
@@ -501,13 +508,13 @@ def test_a_compressed_request_waits_for_budget_before_it_is_decompressed() -> No
     second.client(opening(1, HOOKED), last(1, b"\1" + len(packed).to_bytes(4, "big") + packed))
     assert (hooks.unhooked_reasons, len(budget.waiting)) == ([], 1)
     first.relay.close()
-    second.relay.retry_held()
+    second.ask_again()
     assert hooks.unhooked_reasons == ["compressed"]
-    assert (budget.reserved_bytes, budget.waiting) == (0, {})
+    assert (budget.reserved_bytes, list(budget.waiting)) == (0, [])
 
 
 def test_small_requests_overtake_those_that_wait_for_budget() -> None:
-    budget = MemoryBudget(SMALL_BUDGET)
+    budget = MemoryBudget(SMALL_BUDGET, HeldCalls())
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3, 5):
         first.client(opening(stream, HOOKED), data(stream, LONG[:10_000]))
@@ -518,40 +525,37 @@ def test_small_requests_overtake_those_that_wait_for_budget() -> None:
     small = grpc.encode_message(bytes(4_900))
     for stream in (7, 9, 11, 13):
         first.client(opening(stream, HOOKED), last(stream, small))
-    assert (first.stats.held_now, len(budget.waiting)) == (4, 1)
+    assert (len(first.held), len(budget.waiting)) == (4, 1)
     first.client(opening(15, HOOKED), last(15, small))
-    assert (first.stats.held_now, len(budget.waiting)) == (4, 2)
+    assert (len(first.held), len(budget.waiting)) == (4, 2)
     first.client(frames.rst_stream(7, frames.CANCEL), opening(17, HOOKED), last(17, small))
-    assert (first.stats.held_now, len(budget.waiting)) == (4, 2)
+    assert (len(first.held), len(budget.waiting)) == (4, 2)
     first.relay.close()
-    assert (budget.reserved_bytes, budget.waiting) == (0, {})
+    assert (budget.reserved_bytes, list(budget.waiting)) == (0, [])
 
 
 def test_requests_get_budget_in_the_order_of_their_arrival() -> None:
-    budget = MemoryBudget(SMALL_BUDGET)
+    budget = MemoryBudget(SMALL_BUDGET, HeldCalls())
     wires = [Wire(Hooks(Wait()), budget=budget) for _ in range(5)]
     for wire in wires[:4]:
         wire.client(opening(1, HOOKED), data(1, LONG[:10_000]))
     assert len(budget.waiting) == 2
     wires[4].client(opening(1, HOOKED), data(1, grpc.prefix(20_500)))
     wires[0].client(frames.rst_stream(1, frames.CANCEL))
-    for wire in reversed(wires):
-        wire.relay.retry_held()
+    wires[0].ask_again()
     assert [credit(wire, 1) > 0 for wire in wires[2:]] == [True, False, False]
     wires[1].client(frames.rst_stream(1, frames.CANCEL))
-    for _ in range(2):
-        for wire in reversed(wires):
-            wire.relay.retry_held()
+    wires[0].ask_again()
     assert [credit(wire, 1) > 0 for wire in wires[2:]] == [False, True, False]
     wires[2].relay.close()
-    wires[4].relay.retry_held()
-    assert (credit(wires[4], 1), budget.waiting) == (grpc.PREFIX_BYTES, {})
+    wires[4].ask_again()
+    assert (credit(wires[4], 1), list(budget.waiting)) == (grpc.PREFIX_BYTES, [])
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["trailers", "a second message"])
 def test_a_request_that_passes_unhooked_no_longer_waits_for_budget(ends: bool) -> None:
     """The request leaves the budget's queue although the upstream has no window for it."""
-    budget = MemoryBudget(SMALL_BUDGET)
+    budget = MemoryBudget(SMALL_BUDGET, HeldCalls())
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
@@ -565,12 +569,12 @@ def test_a_request_that_passes_unhooked_no_longer_waits_for_budget(ends: bool) -
         second.client(data(3, bytes(10_501)))
     assert short not in second.up()
     assert second.stats.unread_malformed == 1, "it passes unhooked"
-    assert (budget.waiting, budget.waiting_bytes) == ({}, 0)
+    assert (list(budget.waiting), budget.waiting_bytes) == ([], 0)
 
 
 @pytest.mark.parametrize("more", [data(1, b""), data(1, b"x"), trailers(1)])
 def test_a_complete_request_that_waits_for_budget_gets_no_more_data(more: bytes) -> None:
-    budget = MemoryBudget(SMALL_BUDGET)
+    budget = MemoryBudget(SMALL_BUDGET, HeldCalls())
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
@@ -586,13 +590,13 @@ def test_a_complete_request_that_waits_for_budget_gets_no_more_data(more: bytes)
 def test_a_request_that_may_not_wait_for_budget_is_refused(limit: str) -> None:
     """Waiting calls have sent too many bytes, or wait too long. The connection continues."""
     budget = MemoryBudget(
-        SMALL_BUDGET._replace(**{limit: 0 if limit == "wait_seconds" else 10_000})
+        SMALL_BUDGET._replace(**{limit: 0 if limit == "wait_seconds" else 10_000}), HeldCalls()
     )
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
     second.client(opening(1, HOOKED), data(1, LONG[:10_001]))
-    second.relay.retry_held()
+    second.ask_again()
     answer = second.down()
     assert status(answer) == str(grpc.Code.RESOURCE_EXHAUSTED.value)
     assert (second.stats.no_room, second.stats.refused) == (1, 1)
@@ -673,7 +677,7 @@ def test_a_cancelled_call_is_reported_once() -> None:
     reset = frames.rst_stream(1, frames.CANCEL)
     wire.client(reset)
     assert wire.up() == opening(1, HOOKED) + reset
-    assert (hooks.abandoned_calls, wire.stats.held_now) == (1, 0)
+    assert (hooks.abandoned_calls, len(wire.held)) == (1, 0)
     hooks.verdicts = [FORWARD]
     wire.client(opening(3, HOOKED), last(3, MESSAGE))
     wire.client(frames.rst_stream(3, frames.CANCEL))
@@ -691,8 +695,8 @@ def test_an_upstream_that_ends_a_held_call_ends_it_finally() -> None:
     wire.upstream(trailers(1))
     assert wire.down() == trailers(1)
     assert wire.up() == frames.rst_stream(1, frames.CANCEL)
-    wire.relay.retry_held()
-    assert (len(hooks.requests), hooks.abandoned_calls, wire.stats.held_now) == (1, 1, 0)
+    wire.ask_again()
+    assert (len(hooks.requests), hooks.abandoned_calls, len(wire.held)) == (1, 1, 0)
 
 
 def test_a_broken_connection_ends_every_call() -> None:
@@ -701,7 +705,7 @@ def test_a_broken_connection_ends_every_call() -> None:
     for stream in (1, 3):
         wire.client(opening(stream, HOOKED), last(stream, MESSAGE))
     wire.relay.close()
-    assert (hooks.abandoned_calls, hooks.replies, wire.stats.held_now) == (1, [None], 0)
+    assert (hooks.abandoned_calls, hooks.replies, len(wire.held)) == (1, [None], 0)
 
 
 def test_the_relays_frames_wait_for_the_end_of_a_frame_in_progress() -> None:
@@ -714,7 +718,7 @@ def test_the_relays_frames_wait_for_the_end_of_a_frame_in_progress() -> None:
     reply = data(3, bytes(1_000))
     wire.upstream(reply[:500])
     hooks.verdicts = [Refuse(7, "no")]
-    wire.relay.retry_held()
+    wire.ask_again()
     assert (wire.up(), wire.down()) == (frame[:500], reply[:500])
     wire.client(frame[500:] + opening(5, OTHER))
     reset = frames.rst_stream(1, frames.CANCEL)
@@ -744,7 +748,13 @@ GARBAGE = [
 def test_bytes_that_cannot_be_parsed_pass_verbatim(raw: bytes, step: int) -> None:
     stats, up, down = RelayStats(), bytearray(), bytearray()
     relay = Relay(
-        Hooks(FORWARD), down.extend, up.extend, stats, lambda *_: None, MemoryBudget(RelayLimits())
+        Hooks(FORWARD),
+        down.extend,
+        up.extend,
+        stats,
+        lambda *_: None,
+        MemoryBudget(RelayLimits(), HeldCalls()),
+        HeldCalls(),
     )
     raw += b"and more"
     for at in range(0, len(raw), step):
@@ -788,7 +798,7 @@ def test_random_bytes_never_crash_the_relay_and_cost_bounded_memory(seed: int) -
     except RelayError:
         pass
     wire.relay.close()
-    assert wire.stats.held_now == 0
+    assert len(wire.held) == 0
     assert wire.budget.reserved_bytes == 0
     assert wire.stats.malformed <= 1
 
