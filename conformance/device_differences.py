@@ -209,11 +209,11 @@ _Test = Callable[[DeviceRequest, dict[str, Need], _Answers], bool]
 
 
 class DeviceCase(msgspec.Struct, frozen=True):
-    """A case as Topolet's values. `request`: a RequestFault if the request is invalid on any
-    node."""
+    """A case as Topolet's values."""
 
     node: NodeDevices
     request: DeviceRequest | RequestFault
+    """A RequestFault if the request is invalid on any node."""
     numa: int | None
     strategy: Strategy | None
 

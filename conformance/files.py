@@ -67,44 +67,46 @@ def _case(path: str, number: int, line: bytes) -> Case:
 
 class Difference(msgspec.Struct, frozen=True):
     """A case in which Topolet's answer differs on purpose, because the other system's answer is
-    wrong. `listed`: the tables in the vectors' README list the answer as wrong, or it contradicts a
-    proposal, and it is counted separately. All other differences together may be at most 2 % of a
-    set.
-    """
+    wrong. The differences that are not listed may be at most 2 % of a set together."""
 
     name: str
     reason: str
     listed: bool = False
+    """The tables in the vectors' README list the answer as wrong, or it contradicts a proposal;
+    such a case is counted separately."""
 
 
 class CaseVerdict(msgspec.Struct, frozen=True):
-    """`actual`: Topolet's answer in the form of the case's `expect`. `declared`: the name of a
-    Difference, set only if `actual` differs and the case satisfies the predicate of the
-    Difference."""
+    """The verdict on a case."""
 
     agrees: bool
     actual: Any
+    """Topolet's answer in the form of the case's `expect`."""
     declared: str | None = None
+    """The name of a Difference, set only if the answers differ and the case satisfies the predicate
+    of the Difference."""
 
 
 class Judge(msgspec.Struct, frozen=True):
-    """The comparison for one kind of case. `judge` raises an ArithmeticError, AttributeError,
-    LookupError, TypeError or ValueError for a case that it can't read. `differences`: all that it
-    may declare, in the order of the report."""
+    """The comparison for one kind of case."""
 
     judge: Callable[[Case], CaseVerdict]
+    """Raises an ArithmeticError, AttributeError, LookupError, TypeError or ValueError for a case
+    that it can't read."""
     differences: tuple[Difference, ...] = ()
+    """All that it may declare, in the order of the report."""
 
 
 class CaseKind(msgspec.Struct, frozen=True):
-    """`keys`: the keys that every case has; a case may have more. `ops`: the values of the key
-    `op`, empty for a kind without that key. `module`: the module whose JUDGES has the kind's
-    Judge."""
+    """A kind of case."""
 
     name: str
     module: str
+    """The module whose JUDGES has the kind's Judge."""
     keys: frozenset[str]
+    """The keys that every case has; a case may have more."""
     ops: tuple[str, ...] = ()
+    """The values of the key `op`, empty for a kind without that key."""
 
     def fits(self, case: Case) -> bool:
         """Whether the case may be of this kind."""
@@ -177,11 +179,12 @@ class UnknownKindError(FileError):
 
 
 class Disagreement(msgspec.Struct, frozen=True):
-    """`actual`: Topolet's answer in the form of the case's `expect`."""
+    """A case in which the answers differ, and no difference is declared."""
 
     line: int
     case: Case
     actual: Any = msgspec.field(name="ours")
+    """Topolet's answer in the form of the case's `expect`."""
 
 
 class Declared(msgspec.Struct, frozen=True):
@@ -192,8 +195,7 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 class FileResult(msgspec.Struct, frozen=True):
-    """The result of a file. Every case agrees, is declared or disagrees. `first`: the first
-    disagreement."""
+    """The result of a file. Every case agrees, is declared or disagrees."""
 
     file: str
     kind: str
@@ -202,6 +204,7 @@ class FileResult(msgspec.Struct, frozen=True):
     declared: tuple[Declared, ...]
     disagree: int
     first: Disagreement | None
+    """The first disagreement, None without one."""
 
     @property
     def unlisted(self) -> int:

@@ -200,7 +200,8 @@ def _machine(cpus: CpuSet) -> Topology:
 
 
 def _written(answer: Answer, *, lifts_pod: bool) -> dict[str, Any]:
-    """The answer in the form of a case's `expect`; `wait`: why no container is created."""
+    """The answer in the form of a case's `expect`, in which `wait` says why no container is
+    created."""
     given = answer.wanted if isinstance(answer, Override) else NOTHING
     return {
         "cpuset": given.cpuset or None,

@@ -115,10 +115,12 @@ def _selected(hint: DeviceHint | None) -> Any:
 def _total(pod: dict[str, Any], scaled: Callable[[Quantity], int] = whole) -> dict[str, int]:
     """The pod's request, with quantities as `scaled` returns them."""
     return pod_total(
-        [_amounts(each.get("requests"), scaled) for each in pod["containers"]],
+        [_amounts(container.get("requests"), scaled) for container in pod["containers"]],
         [
-            InitRequests(_amounts(each.get("requests"), scaled), each.get("always", False))
-            for each in pod.get("initContainers", ())
+            InitRequests(
+                _amounts(container.get("requests"), scaled), container.get("always", False)
+            )
+            for container in pod.get("initContainers", ())
         ],
     )
 
@@ -261,12 +263,10 @@ _KEYS: Final = {
 
 
 def _devices(written: list[dict[str, Any]]) -> tuple[Device, ...]:
-    """The devices of entries of `spec.devices`."""
     return device_object.decode({"metadata": {"name": "node"}, "spec": {"devices": written}})
 
 
 def _preferences(pod: Mapping[str, Any]) -> DevicePreferences:
-    """The preferences in the pod's annotations."""
     return device_preferences(
         {key: msgspec.json.encode(pod[name]).decode() for name, key in _KEYS.items() if name in pod}
     )

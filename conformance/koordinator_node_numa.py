@@ -189,13 +189,15 @@ def _value(answer: Mapping[str, Any]) -> object:
 
 
 class _NodeCase(msgspec.Struct, frozen=True):
-    """`allocatable` and `requested`: of the whole node, `requested` before CPU is amplified."""
+    """A case as Topolet's values."""
 
     options: TopologyOptions
     claims: tuple[PodAllocation, ...]
     request: ResourceRequest
     allocatable: dict[str, int]
+    """The amounts of the whole node."""
     requested: dict[str, int]
+    """The requested amounts of the whole node, before CPU is amplified."""
 
 
 def _question(case: Mapping[str, Any]) -> _NodeCase:
@@ -265,12 +267,13 @@ def _written(pod: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _amounts(resources: Mapping[str, Any]) -> dict[str, int]:
-    """Amounts: CPU in milli-CPU, the rest in units."""
-    return {name: (milli if name == "cpu" else whole)(each) for name, each in resources.items()}
+    """CPU in milli-CPU, the rest in units."""
+    return {
+        name: (milli if name == "cpu" else whole)(quantity) for name, quantity in resources.items()
+    }
 
 
 def _text(value: object) -> str:
-    """The value as JSON."""
     return msgspec.json.encode(value).decode()
 
 

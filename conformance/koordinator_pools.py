@@ -204,7 +204,7 @@ def _claimed_twice(
     """Whether Koordinator's pools are Topolet's pools without the CPUs of the claims that Topolet
     refuses because they overlap."""
     owned = union(owner.cpus for owner in decision.owners)
-    refused = {each.uid for each in decision.refusals}
+    refused = {refusal.uid for refusal in decision.refusals}
     claimed: dict[QoS, CpuSet] = {}
     for pod in pods:
         if pod.uid in refused and (cpus := _claimed_cpus(pod)) & owned:

@@ -130,13 +130,14 @@ def judge_static_policy(case: dict[str, Any]) -> CaseVerdict:
 
 
 class _Run:
-    """The state of a sequence of steps. `_doubtful`: CPUs that the kubelet treats as reusable by
-    the pod that placed a container last, although another container of the pod runs on them."""
+    """The state of a sequence of steps."""
 
     def __init__(self, policy: StaticPolicy, state: StaticState) -> None:
         self._policy = policy
         self.state = state
         self._doubtful = 0
+        """CPUs that the kubelet treats as reusable by the pod that placed a container last,
+        although another container of the pod runs on them."""
 
     def advance(
         self, pod: PodCpu, step: dict[str, Any], after: StaticState, answer: dict[str, Any]
@@ -247,10 +248,11 @@ def _found(state: dict[str, Any] | None) -> StaticState:
 
 
 def _pod(pod: dict[str, Any]) -> PodCpu:
-    """A container with a CPU limit of 0 counts as unlimited, so its pod is not Guaranteed."""
-    containers = tuple(_container(each) for each in pod["containers"])
-    init = tuple(_container(each) for each in pod["init"])
-    limited = all(each.cpu_milli for each in (*init, *containers))
+    """The pod. A container with a CPU limit of 0 counts as unlimited, so its pod is not
+    Guaranteed."""
+    containers = tuple(_container(container) for container in pod["containers"])
+    init = tuple(_container(container) for container in pod["init"])
+    limited = all(container.cpu_milli for container in (*init, *containers))
     guaranteed = pod["qos"] == "Guaranteed" and limited
     return PodCpu(pod["name"], "guaranteed" if guaranteed else "burstable", containers, init)
 

@@ -13,9 +13,13 @@ _MAX_CPUS: Final = 65_536
 
 
 def cpus(shape: Sequence[float], numbering: str, caches: int | None = None) -> tuple[Cpu, ...]:
-    """`shape`: sockets, NUMA nodes per socket (0.5: a node spans two sockets), cores per node,
-    threads per core. `caches`: L3 caches of the whole machine. Raises ValueError for impossible
-    values."""
+    """The CPUs of a machine.
+
+    `shape`: sockets, NUMA nodes per socket (0.5: a node spans two sockets), cores per node, threads
+        per core.
+    `caches`: L3 caches of the whole machine.
+
+    Raises ValueError for impossible values."""
     if not math.prod(shape) <= _MAX_CPUS:
         raise ValueError(f"shape {list(shape)} has more than {_MAX_CPUS} CPUs")
     sockets, nodes_per_socket, cores_per_node, threads = shape
@@ -25,14 +29,14 @@ def cpus(shape: Sequence[float], numbering: str, caches: int | None = None) -> t
         raise ValueError(f"shape {list(shape)} has no CPUs, or a socket without CPUs")
     if caches is not None and not 1 <= caches <= cores:
         raise ValueError(f"{caches} L3 caches for {cores} cores")
-    made = []
+    numbered = []
     for core in range(cores):
         ids = [
             _id(core, thread, numbering, (nodes, cores, int(threads)))
             for thread in range(int(threads))
         ]
         for cpu in ids:
-            made.append(
+            numbered.append(
                 Cpu(
                     id=cpu,
                     core=min(ids),
@@ -42,7 +46,7 @@ def cpus(shape: Sequence[float], numbering: str, caches: int | None = None) -> t
                     node=core // int(cores_per_node),
                 )
             )
-    return tuple(sorted(made, key=lambda cpu: cpu.id))
+    return tuple(sorted(numbered, key=lambda cpu: cpu.id))
 
 
 def topology(shape: Sequence[float], numbering: str) -> Topology:

@@ -103,7 +103,7 @@ def _distances(case: dict[str, Any]) -> Distances | None:
 
 
 def _providers(written: list[Any]) -> list[Provider]:
-    """One object per provider, or null; it maps a resource to null, [] or hints."""
+    """The providers: one object for each, or null; it maps a resource to null, [] or hints."""
     return [
         {
             resource: None if hints is None else [_hint(hint) for hint in hints]
@@ -114,7 +114,7 @@ def _providers(written: list[Any]) -> list[Provider]:
 
 
 def _ids(mask: int | None) -> list[int] | None:
-    """The ids of a mask; None: no restriction."""
+    """The ids of a mask, None for no restriction."""
     return None if mask is None else list(members(mask))
 
 
@@ -142,11 +142,13 @@ def kubelet_merge(
     policy: NumaPolicy,
     distances: Distances | None = None,
 ) -> Merged:
-    """The NUMA nodes for a pod or a container. `distances`: given if the closest nodes are
-    preferred. SingleNUMANode ignores it, because it chooses one node.
+    """The NUMA nodes for a pod or a container. None and BestEffort always admit, the other policies
+    only a preferred combination.
 
-    None and BestEffort always admit, the other policies only a preferred combination. Raises
-    ValueError for hints with nodes that the machine does not have, which names provider and
+    `distances`: given if the closest nodes are preferred; SingleNUMANode ignores them, because it
+        chooses one node.
+
+    Raises ValueError for hints with nodes that the machine does not have, which names provider and
     resource, and for nodes without a distance."""
     full = full_mask(nodes)
     if policy is NumaPolicy.NONE:
@@ -194,7 +196,7 @@ def kubelet_merge(
 
 
 def _needed(table: Sequence[Column]) -> int:
-    """B; resources without a preference count as 0."""
+    """The number B of the module's docstring. Resources without a preference count as 0."""
     return max(
         (
             min((mask.bit_count() for mask in column.named if mask is not None), default=0)

@@ -176,9 +176,8 @@ def _amplified_without_request(case: Case) -> bool:
 
 
 class Quirk(msgspec.Struct, frozen=True):
-    """A wrong rule of Koordinator. The fields say how an answer is computed with it.
-    KoordinatorTrials take `unpaid` (as `loose`), `by_position`, `unbound`, `mixed` and
-    `single_cpus`."""
+    """A wrong rule of Koordinator. The fields say how an answer is computed with it; those without
+    a description are arguments of KoordinatorTrials (`unpaid` as `loose`)."""
 
     difference: Difference
     applies: Callable[[Case], bool]
@@ -374,12 +373,17 @@ def offer_with(
 
 
 class KoordinatorTrials(Trials):
-    """`loose`: unless a bind policy is required, a NUMA node has its recorded amounts, regardless
-    of its free CPUs and of amplification. `by_position`: an amount is split in the order of the
-    amounts of the NUMA nodes 0, 1, ..., whatever the ids of the nodes are. `unbound`: for a pod
-    without CPU, a NUMA node has only the CPU that suits the node's bind policy. `mixed`: the
-    exclusive policy is not downgraded and does not choose between NUMA nodes. `single_cpus`: nor
-    does a preferred FullPCPUs, and CPUs are split one by one."""
+    """Trials with wrong rules of Koordinator.
+
+    `loose`: unless a bind policy is required, a NUMA node has its recorded amounts, regardless of
+        its free CPUs and of amplification.
+    `by_position`: an amount is split in the order of the amounts of the NUMA nodes 0, 1, ...,
+        whatever the ids of the nodes are.
+    `unbound`: for a pod without CPU, a NUMA node has only the CPU that suits the node's bind
+        policy.
+    `mixed`: the exclusive policy is not downgraded and does not choose between NUMA nodes.
+    `single_cpus`: a preferred FullPCPUs does not choose between NUMA nodes, and CPUs are split one
+        by one."""
 
     def __init__(
         self,

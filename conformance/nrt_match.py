@@ -264,7 +264,8 @@ def _named(values: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _pod(written: dict[str, Any], sidecars: bool | None = None) -> ZonedPod:
-    """`sidecars`: whether all init containers count as sidecars; None: those that are sidecars."""
+    """The pod. The init containers that are sidecars count as such, or, with `sidecars`, all or
+    none."""
     pod = apiobjects.from_object(
         {
             "metadata": {"name": "pod", "uid": "pod"},

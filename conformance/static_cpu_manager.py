@@ -43,12 +43,13 @@ from agent.model.pod.exclusive_cpus import (
 
 
 class Exclusive(msgspec.Struct, frozen=True, tag="exclusive"):
-    """The container has exclusive CPUs. `reused`: those of them that an init container of its pod
-    had. `repeated`: the container had all of them before."""
+    """The container has exclusive CPUs, a mask."""
 
     cpus: int
     reused: int = 0
+    """Those of the CPUs that an init container of its pod had."""
     repeated: bool = False
+    """The container had all of them before."""
 
 
 class Shared(msgspec.Struct, frozen=True, tag="shared"):
@@ -61,14 +62,16 @@ Placement: TypeAlias = Exclusive | Shared | AllocationRefused
 
 
 class StaticState(msgspec.Struct, frozen=True):
-    """CPU masks. `default`: the CPUs that containers without exclusive CPUs share. `assigned`:
-    exclusive CPUs by pod uid and container. `reusable_of`: the pod that placed a container last.
-    `reusable`: the CPUs of its init containers, which its next containers may get."""
+    """The state of the CPU manager, as CPU masks."""
 
     default: int
+    """The CPUs that containers without exclusive CPUs share."""
     assigned: dict[str, dict[str, int]] = {}
+    """Exclusive CPUs by pod uid and container."""
     reusable_of: str | None = None
+    """The pod that placed a container last, None before the first."""
     reusable: int = 0
+    """The CPUs of that pod's init containers, which its next containers may get."""
 
     def held(self, uid: str, container: str) -> int:
         """The container's exclusive CPUs; 0 if it has none."""
@@ -93,13 +96,14 @@ _NOTHING: Final[dict[str, int]] = {}
 
 
 class StaticPolicy(msgspec.Struct, frozen=True):
-    """The constants of a running policy. `reserved`: CPUs that no container gets exclusively.
-    `reserved_cores`: these CPUs and their siblings."""
+    """The constants of a running policy."""
 
     layout: Layout
     options: StaticOptions
     reserved: int
+    """CPUs that no container gets exclusively."""
     reserved_cores: int
+    """These CPUs and their siblings."""
 
     @property
     def all_cpus(self) -> int:
@@ -134,27 +138,31 @@ def make_with_count(
     return make(layout, options, topology_policy, reserved)
 
 
-def start(policy: StaticPolicy, found: StaticState) -> StaticState:
-    """The initial state. `found`: the stored state, or EMPTY. Raises PolicyStartError."""
+def start(policy: StaticPolicy, stored: StaticState) -> StaticState:
+    """The initial state.
+
+    `stored`: the stored state, or EMPTY.
+
+    Raises PolicyStartError."""
     everything = policy.all_cpus
-    if not found.default:
-        if any(found.assigned.values()):
+    if not stored.default:
+        if any(stored.assigned.values()):
             raise PolicyStartError(StartProblem.DEFAULT_EMPTY)
         return StaticState(everything)
-    reserved_shared = found.default & policy.reserved
+    reserved_shared = stored.default & policy.reserved
     if policy.options.strict_cpu_reservation:
         if reserved_shared:
             raise PolicyStartError(StartProblem.RESERVED_SHARED, cpus=reserved_shared)
     elif reserved_shared != policy.reserved:
         raise PolicyStartError(
-            StartProblem.RESERVED_NOT_SHARED, cpus=policy.reserved & ~found.default
+            StartProblem.RESERVED_NOT_SHARED, cpus=policy.reserved & ~stored.default
         )
-    known = found.default
-    for uid, containers in found.assigned.items():
+    known = stored.default
+    for uid, containers in stored.assigned.items():
         mine = 0
         for name, cpus in containers.items():
             subject = f"{uid}/{name}"
-            if both := found.default & cpus:
+            if both := stored.default & cpus:
                 raise PolicyStartError(StartProblem.ASSIGNED_AND_SHARED, cpus=both, subject=subject)
             if twice := known & cpus:
                 raise PolicyStartError(StartProblem.ASSIGNED_TWICE, cpus=twice, subject=subject)
@@ -162,7 +170,7 @@ def start(policy: StaticPolicy, found: StaticState) -> StaticState:
         known |= mine
     if known != everything:
         raise PolicyStartError(StartProblem.OTHER_CPUS, cpus=known ^ everything)
-    return StaticState(found.default, found.assigned)
+    return StaticState(stored.default, stored.assigned)
 
 
 def allocate(
@@ -172,8 +180,11 @@ def allocate(
     container: str,
     nodes: Iterable[int] | None = None,
 ) -> tuple[StaticState, Placement]:
-    """Places a container. `nodes`: ids of the NUMA nodes to take CPUs from first. Raises KeyError
-    if the pod has no such container."""
+    """Places a container.
+
+    `nodes`: ids of the NUMA nodes to take CPUs from first, None for any.
+
+    Raises KeyError if the pod has no such container."""
     requested = exclusive_cpus(pod, container_of(pod, container))
     if not isinstance(requested, int):
         return state, Shared(requested)
@@ -215,7 +226,8 @@ def remove(state: StaticState, uid: str, container: str) -> StaticState:
 def _smt_refusal(
     policy: StaticPolicy, state: StaticState, requested: int, held: int
 ) -> AllocationRefused | None:
-    """The kubelet checks this without reusable CPUs, and even if the container has its CPUs."""
+    """The refusal of full-pcpus-only. The kubelet checks it without reusable CPUs, and even if the
+    container has its CPUs."""
     if not policy.options.full_pcpus_only:
         return None
     free = (state.default & ~policy.reserved_cores).bit_count()

@@ -55,9 +55,13 @@ class Populated(CgroupError):  # noqa: N818 - a rule of the kernel, not a fault
 
 
 class Hierarchy:
-    """The cpuset hierarchy of one machine. It keeps no values, only open files (`handles`). `root`:
-    the mount point of the cgroup file systems; `proc`: a procfs. Where both v1 and v2 are mounted,
-    it is the one that has the cpuset controller. Raises CgroupError when neither has it."""
+    """The cpuset hierarchy of one machine. It keeps no values, only open files (`handles`). Where
+    both v1 and v2 are mounted, it is the one that has the cpuset controller.
+
+    `root`: the mount point of the cgroup file systems.
+    `proc`: a procfs.
+
+    Raises CgroupError when neither has the controller."""
 
     def __init__(self, root: str = "/sys/fs/cgroup", proc: str = "/proc") -> None:
         self.proc = proc
@@ -170,7 +174,7 @@ class Hierarchy:
             group = group.rpartition("/")[0] or "/"
 
     def _read(self, group: str, name: str) -> CpuSet | None:
-        """None when the group exists and the file does not."""
+        """The CPUs in the file, None when the group exists and the file does not."""
         path = f"{self._directory(group)}/{name}"
         try:
             return _set(self.handles.read(path))
@@ -197,9 +201,11 @@ _ALL: Final[tuple[Controller, ...]] = ("cpu", "cpuset", "memory")
 
 
 class Controllers:
-    """The controllers of one machine. It keeps no values, only open files. `handles`: those of the
-    Hierarchy, so that both together stay within the limit of open files. Raises CgroupError when
-    `root` can't be listed."""
+    """The controllers of one machine. It keeps no values, only open files.
+
+    `handles`: those of the Hierarchy, so that both together stay within the limit of open files.
+
+    Raises CgroupError when the root can't be listed."""
 
     def __init__(self, root: str = "/sys/fs/cgroup", handles: Handles | None = None) -> None:
         self._mounts: dict[str, tuple[Literal[1, 2], str]] = {
@@ -215,7 +221,7 @@ class Controllers:
         self._handles.close()
 
     def version(self, controller: Controller) -> Literal[1, 2] | None:
-        """None if the machine has the controller in neither version."""
+        """The version that has the controller, None for neither."""
         found = self._mounts.get(controller)
         return found and found[0]
 
@@ -367,7 +373,7 @@ class Handles:
 
 
 def _error(verb: str, path: str, exists: bool, error: OSError) -> CgroupError:
-    """The error of a failed read or write. `exists`: whether the group exists."""
+    """The error of a failed read or write. `exists` says whether the group exists."""
     kind = CgroupError if exists and error.errno != errno.ENODEV else GroupGone
     return kind(f"cannot {verb} {path!r}: {error.strerror}")
 

@@ -23,12 +23,13 @@ _FILE: Final = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 
 
 class Original(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`cpus`: the own value as a Linux list; empty where a v2 group inherited. `note`: why the
-    value was replaced, for an agent that starts later; None for most."""
+    """The original cpuset of a group."""
 
     group: str
     cpus: str
+    """The own value as a list; empty where a v2 group inherited."""
     note: str | None = None
+    """Why the value was replaced, for an agent that starts later; None for most."""
 
 
 class OriginalValue(msgspec.Struct, frozen=True):
@@ -45,12 +46,13 @@ class JournalError(Exception):
 
 class Journal:
     """The original values: cpusets by group, other files by group and file name. For one thread and
-    process at a time. Reading never fails: an invalid file is kept as `NAME.broken` and reported in
-    `problems`, and its valid lines are used."""
+    process at a time. Reading never fails: an invalid file is kept as `NAME.broken`, and its valid
+    lines are used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problems: tuple[str, ...] = ()
+        """What could not be read."""
         self._originals: dict[str, Original] = {}
         self._values: dict[tuple[str, str], OriginalValue] = {}
         self._load()
@@ -89,12 +91,13 @@ class Journal:
     def update_values(
         self, add: Iterable[OriginalValue], remove: Iterable[tuple[str, str]] = ()
     ) -> None:
-        """As `update`, for other files than `cpuset.cpus`, by group and name."""
+        """Removes and adds entries for other files than `cpuset.cpus`, by group and name, in the
+        way of `update`."""
         after = dict(self._values)
         for key in remove:
             after.pop(key, None)
-        for each in add:
-            after.setdefault((each.group, each.file), each)
+        for value in add:
+            after.setdefault((value.group, value.file), value)
         if after != self._values:
             self._save(self._originals, after)
             self._values = after
@@ -164,7 +167,9 @@ def _sorted(entries: Mapping[_Key, _Entry]) -> list[_Entry]:
 
 
 def _parse(line: bytes) -> Original | OriginalValue:
-    """Raises ValueError (msgspec's, json's and CpuSet's errors all are) or RecursionError."""
+    """The entry in a line.
+
+    Raises ValueError (msgspec's, json's and CpuSet's errors all are) or RecursionError."""
     content = json.loads(line)
     other = isinstance(content, dict) and "file" in content
     kind: type[Original] | type[OriginalValue] = OriginalValue if other else Original

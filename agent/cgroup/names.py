@@ -77,24 +77,25 @@ def container_groups(
     cgroup_parent: str, container_id: str, prefixes: tuple[str, ...] = SCOPE_PREFIXES
 ) -> tuple[str, ...]:
     """Every group that the container may be in, likeliest first; none for a malformed parent.
+
     `cgroup_parent`: of the sandbox, in CRI: a folder, a slice, or a path of slices; empty for the
-    runtime's default."""
+        runtime's default."""
     last = cgroup_parent.rstrip("/").rpartition("/")[2]
     if not cgroup_parent:
         plain = [
-            _plain(_DEFAULT_PARENTS[each], each, container_id)
-            for each in prefixes
-            if each in _DEFAULT_PARENTS
+            _plain(_DEFAULT_PARENTS[prefix], prefix, container_id)
+            for prefix in prefixes
+            if prefix in _DEFAULT_PARENTS
         ]
-        scopes = [f"/{_DEFAULT_SLICE}/{each}-{container_id}.scope" for each in prefixes]
+        scopes = [f"/{_DEFAULT_SLICE}/{prefix}-{container_id}.scope" for prefix in prefixes]
         return (*plain, *scopes)
     if last.endswith(_SLICE):
         parent = slice_group(last)
         if parent is None:
             return ()
-        return tuple(f"{parent.rstrip('/')}/{each}-{container_id}.scope" for each in prefixes)
+        return tuple(f"{parent.rstrip('/')}/{prefix}-{container_id}.scope" for prefix in prefixes)
     parent = "/" + cgroup_parent.strip("/")
-    return tuple(dict.fromkeys(_plain(parent, each, container_id) for each in prefixes))
+    return tuple(dict.fromkeys(_plain(parent, prefix, container_id) for prefix in prefixes))
 
 
 def from_cgroups_path(cgroups_path: str) -> str | None:
@@ -142,6 +143,7 @@ def absolute(group: str, own: str) -> str | None:
 
 def of_cpuset(groups: Mapping[str, str]) -> str | None:
     """The group of a process in v1's cpuset hierarchy, else in v2; None if it is in neither.
+
     `groups`: the process's groups, by the controllers of their hierarchy."""
     of_v1 = (group for names, group in groups.items() if "cpuset" in names.split(","))
     return next(of_v1, groups.get(""))

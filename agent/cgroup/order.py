@@ -46,15 +46,14 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class GroupTree(msgspec.Struct, frozen=True):
-    """`cpus`: the present own values by group: of `/` (its effective CPUs), of every wanted group,
-    and of the groups on which its change depends: its ancestors, and on v1 its descendants. On v1 a
-    group that only loses CPUs needs no ancestors, and one that only gains CPUs no descendants.
-
-    `inherits`: cgroup v2, where a group with an empty value has the CPUs of its parent.
-    """
+    """The present CPUs of groups."""
 
     cpus: Mapping[str, CpuSet]
+    """The own values by group: of `/` (its effective CPUs), of every wanted group, and of the
+    groups on which its change depends: its ancestors, and on v1 its descendants. On v1 a group that
+    only loses CPUs needs no ancestors, and one that only gains CPUs no descendants."""
     inherits: bool
+    """The groups are in cgroup v2, where a group with an empty value has the CPUs of its parent."""
 
 
 def parent(group: str) -> str:
@@ -137,16 +136,19 @@ def _check(tree: GroupTree, wanted: Mapping[str, CpuSet], group: str) -> None:
 
 
 class _Changes(msgspec.Struct):
-    """The groups that change, top-down, with their CPUs as masks. `own` and `held`: their own and
-    effective values, after the writes so far; `goals`: their final values. `above`: by group, its
-    nearest ancestor that changes; `below`: by ancestor, the groups that have it in `above`."""
+    """The groups that change, top-down, with their CPUs as masks."""
 
     groups: list[str]
     own: dict[str, int]
+    """The own values after the writes so far."""
     held: dict[str, int]
+    """The effective values after the writes so far."""
     goals: dict[str, int]
+    """The final values."""
     above: dict[str, str]
+    """By group, its nearest ancestor that changes."""
     below: dict[str, list[str]]
+    """By ancestor, the groups that have it in `above`."""
 
 
 def _changes(tree: GroupTree, targets: Mapping[str, CpuSet], changed: list[str]) -> _Changes:
@@ -171,7 +173,7 @@ def _ordered(tree: GroupTree, targets: Mapping[str, CpuSet], changed: list[str])
 
 
 def _shrink(changes: _Changes, targets: Mapping[str, CpuSet]) -> Iterator[Write]:
-    """Step 1."""
+    """The writes of step 1."""
     own, held, goals, below = changes.own, changes.held, changes.goals, changes.below
     gained = 0
     for group in changes.groups:
@@ -182,8 +184,8 @@ def _shrink(changes: _Changes, targets: Mapping[str, CpuSet]) -> Iterator[Write]
         if goal & ~now and not lost & gained:
             continue
         least = goal
-        for each in below.get(group, ()):
-            least |= held[each]
+        for descendant in below.get(group, ()):
+            least |= held[descendant]
         least &= now
         if least and least != own[group]:
             yield Write(group, targets[group] if least == goal else CpuSet.from_int(least))
@@ -191,12 +193,13 @@ def _shrink(changes: _Changes, targets: Mapping[str, CpuSet]) -> Iterator[Write]
 
 
 class _Task(msgspec.Struct):
-    """A write of step 2. `after`: the tasks that must come before it, by index; `waits`: those that
-    free CPUs which this one adds, and should come before it."""
+    """A write of step 2."""
 
     write: Write
     after: set[int]
+    """The tasks that must come before it, by index."""
     waits: set[int] = msgspec.field(default_factory=set)
+    """The tasks that free CPUs which this one adds, and should come before it."""
 
 
 def _growing(changes: _Changes, targets: Mapping[str, CpuSet]) -> list[_Task]:
@@ -251,12 +254,12 @@ def _sequence(tasks: list[_Task]) -> Iterator[Write]:
         index = heapq.heappop(ready)
         del left[index]
         yield tasks[index].write
-        for each in followers[index]:
-            if each in left:
-                tasks[each].after.discard(index)
-                tasks[each].waits.discard(index)
-                if not tasks[each].after | tasks[each].waits:
-                    heapq.heappush(ready, each)
+        for follower in followers[index]:
+            if follower in left:
+                tasks[follower].after.discard(index)
+                tasks[follower].waits.discard(index)
+                if not tasks[follower].after | tasks[follower].waits:
+                    heapq.heappush(ready, follower)
 
 
 def _in_cycle(tasks: list[_Task], start: int) -> int:

@@ -19,24 +19,27 @@ class WriteState(Enum):
 
 
 class GroupChange(msgspec.Struct, frozen=True):
-    """`old`, `new`: own values, None if not known; empty for a v2 group that inherits. `note`: the
-    reason of a failure, or why `new` is not the requested value."""
+    """What was written to a group's cpuset. Values are own values, None if they are not known,
+    empty for a v2 group that inherits."""
 
     group: str
     state: WriteState
     old: CpuSet | None = None
     new: CpuSet | None = None
     note: str | None = None
+    """The reason of a failure, or why `new` is not the requested value."""
 
 
 class WriteOutcome(msgspec.Struct, frozen=True):
-    """`changes`: one for each requested group; `others`: ancestors that had to grow and descendants
-    that had to shrink. Both sorted by group. `journal_error`: why restored entries are still in the
-    journal; the values themselves are correct."""
+    """What was written to cpusets."""
 
     changes: tuple[GroupChange, ...] = ()
+    """One for each requested group, sorted by group."""
     others: tuple[GroupChange, ...] = ()
+    """Ancestors that had to grow and descendants that had to shrink, sorted by group."""
     journal_error: str | None = None
+    """Why restored entries are still in the journal, None if they are not; the values themselves
+    are correct."""
 
     def having(self, state: WriteState) -> tuple[GroupChange, ...]:
         """The requested groups with this result."""
@@ -51,8 +54,8 @@ class WriteOutcome(msgspec.Struct, frozen=True):
 
 
 class ValueChange(msgspec.Struct, frozen=True):
-    """One file of a group, other than its CPUs. `old`, `new`: its contents, None if not known.
-    `refused`: it failed because the state of the group does not allow the value."""
+    """What was written to one file of a group, other than its CPUs. Contents are None if they are
+    not known."""
 
     group: str
     file: str
@@ -61,14 +64,16 @@ class ValueChange(msgspec.Struct, frozen=True):
     new: str | None = None
     note: str | None = None
     refused: bool = False
+    """The state of the group does not allow the value."""
 
 
 class ValueOutcome(msgspec.Struct, frozen=True):
-    """`changes`: one for each file of each requested group, sorted by group and file.
-    `journal_error`: as in WriteOutcome."""
+    """What was written to other files."""
 
     changes: tuple[ValueChange, ...] = ()
+    """One for each file of each requested group, sorted by group and file."""
     journal_error: str | None = None
+    """Why restored entries are still in the journal, None if they are not."""
 
     def having(self, state: WriteState) -> tuple[ValueChange, ...]:
         """The files with this result."""

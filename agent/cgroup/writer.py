@@ -73,8 +73,9 @@ class CpusetPass:
     def settle(
         self, group: str, state: WriteState, new: CpuSet | None = None, note: str | None = None
     ) -> None:
-        """Records the result of the group. `new`: its own value, None if it is the one that was
-        first read."""
+        """Records the result of the group.
+
+        `new`: its own value, None if it is the one that was first read."""
         old = self._own.get(group)
         note = note or self._notes.get(group)
         self._changes[group] = GroupChange(group, state, old, old if new is None else new, note)
@@ -173,8 +174,9 @@ class CpusetPass:
             del self._values[each]
 
     def _check(self, write: Write, failed: Mapping[str, CpuSet]) -> None:
-        """Raises CgroupError if the write depends on one that failed. `failed`: the CPUs that were
-        to be written to each failed group."""
+        """Raises CgroupError if the write depends on one that failed.
+
+        `failed`: the CPUs that were to be written to each failed group."""
         now = GroupTree(self._values, self._inherits)
         group, cpus = write.group, write.cpus
         if group not in self._values:
@@ -248,19 +250,21 @@ def restore(
     only: Collection[str] | None = None,
 ) -> WriteOutcome:
     """Restores the original value of every journalled group, or of those in `only`, and removes the
-    restored entries. `chosen`: the values of groups that are not in the journal, because they began
-    with a value of the agent; they override the journal. On v2 an empty set lets the group inherit;
-    when the kernel refuses that, it gets every CPU of the parent, with a note. On v1 a value beyond
-    the parent's is cut to the parent's, with a note, and a group whose value was empty (so that it
-    had no process) keeps its value."""
+    restored entries. On v2 an empty set lets the group inherit; when the kernel refuses that, it
+    gets every CPU of the parent, with a note. On v1 a value beyond the parent's is cut to the
+    parent's, with a note, and a group whose value was empty (so that it had no process) keeps its
+    value.
+
+    `chosen`: the values of groups that are not in the journal, because they began with a value of
+        the agent; they override the journal."""
     values = {
-        group: CpuSet.parse(each.cpus)
-        for group, each in journal.originals.items()
+        group: CpuSet.parse(original.cpus)
+        for group, original in journal.originals.items()
         if only is None or group in only
     }
     values.update(chosen or {})
     pass_ = CpusetPass(hierarchy)
-    for group in sorted(values, key=lambda each: (each.count("/"), each)):
+    for group in sorted(values, key=lambda group: (group.count("/"), group)):
         try:
             if hierarchy.version == 2:
                 _write_original(hierarchy, pass_, group, values[group])
@@ -273,7 +277,7 @@ def restore(
     outcome = pass_.outcome()
     try:
         journal.remove(
-            each.group for each in outcome.changes if each.state is not WriteState.FAILED
+            change.group for change in outcome.changes if change.state is not WriteState.FAILED
         )
     except JournalError as error:
         return msgspec.structs.replace(outcome, journal_error=str(error))
@@ -317,7 +321,7 @@ def _write_original(hierarchy: Hierarchy, pass_: CpusetPass, group: str, cpus: C
 
 
 def _request_original(pass_: CpusetPass, group: str, cpus: CpuSet) -> None:
-    """To be called top-down: needs the targets of the groups above."""
+    """Is called top-down, because it needs the targets of the groups above."""
     if not cpus:
         pass_.own(group)
         pass_.settle(group, WriteState.RIGHT, note="was empty: its value stays")
