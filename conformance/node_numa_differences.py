@@ -158,7 +158,6 @@ def _spec(case: Case) -> Mapping[str, str]:
 
 
 def _without_policy(case: Case, name: str) -> Case:
-    """The case without this policy of the pod."""
     kept = {key: value for key, value in _spec(case).items() if key != name}
     return {**case, "pod": {**case["pod"], "resourceSpec": kept}}
 

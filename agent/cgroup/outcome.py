@@ -19,7 +19,7 @@ class WriteState(Enum):
 
 
 class GroupChange(msgspec.Struct, frozen=True):
-    """What was written to a group's cpuset. Values are own values, None if they are not known,
+    """What was written to a group's cpuset. Values are own values, None if unknown,
     empty for a v2 group that inherits."""
 
     group: str
@@ -68,12 +68,12 @@ class ValueChange(msgspec.Struct, frozen=True):
 
 
 class ValueOutcome(msgspec.Struct, frozen=True):
-    """What was written to other files."""
+    """What was written to other files of groups."""
 
     changes: tuple[ValueChange, ...] = ()
     """One for each file of each requested group, sorted by group and file."""
     journal_error: str | None = None
-    """Why restored entries are still in the journal, None if they are not."""
+    """None if restored entries are not in the journal any more, as in WriteOutcome."""
 
     def having(self, state: WriteState) -> tuple[ValueChange, ...]:
         """The files with this result."""

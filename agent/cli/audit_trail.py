@@ -62,8 +62,9 @@ def selected_records(
 
 
 def on_node(command: str, arguments: argparse.Namespace, *more: str) -> int:
-    """Runs `command` on NODE with the same arguments. `more`: arguments that only this command
-    has. Returns the exit code."""
+    """Runs `command` on NODE with the same arguments. Returns the exit code.
+
+    `more`: arguments that only this command has."""
     from agent.cli import remote  # imports modules that a command on the node itself does not need
 
     flags = [

@@ -71,9 +71,9 @@ class ContainerFinding(msgspec.Struct, frozen=True):
     kind: str
     container: str
     expected: str | None
-    """The expected CPUs, None if they are unknown."""
+    """The expected CPUs, None if unknown."""
     found: str | None
-    """The CPUs that it has, None if they are unknown."""
+    """The CPUs that it has, None if unknown."""
     detail: str
     remedy: str
 

@@ -73,7 +73,7 @@ class PciLocality:
         self._of_bridge: dict[str, tuple[int, CpuSet]] = {}
 
     def of(self, path: str, folders: tuple[str, ...]) -> tuple[int, int]:
-        """NUMA node and socket of a function, each -1 if it is unknown.
+        """NUMA node and socket of a function, each -1 if unknown.
 
         `path`: the function's folder.
         `folders`: the folders from its root bus to its parent, outermost first."""
@@ -168,7 +168,7 @@ def _folders_above(above: list[str]) -> tuple[str, ...]:
 
 
 def _nearest(topology: Topology) -> dict[int, int]:
-    """By NUMA node, the nearest node with CPUs, which may be itself, -1 if it is unknown; of two
+    """By NUMA node, the nearest node with CPUs, which may be itself, -1 if unknown; of two
     nodes at the same distance, the lower one."""
     with_cpus = [at for at, node in enumerate(topology.numa_nodes) if node.cpus]
     nearest = {}

@@ -29,8 +29,6 @@ _EVENTS_BYTES: Final = 1 << 16
 
 
 class InotifyEvent(msgspec.Struct, frozen=True):
-    """An event of inotify."""
-
     watch: int
     """What `Inotify.watch` returned, -1 for OVERFLOW."""
     mask: int

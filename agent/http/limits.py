@@ -22,17 +22,22 @@ Item = TypeVar("Item")
 
 
 class ConnectionPhase(enum.IntEnum):
-    """What a connection does. HANDSHAKE: of TLS. HEAD, BODY: the client sends a request. HANDLING:
-    the request is complete and has no reply yet. REPLY: the reply is being sent. IDLE: between two
-    requests. CLOSING: the reply was sent, and what the client still sends is dropped."""
+    """What a connection does."""
 
     HANDSHAKE = enum.auto()
+    """The TLS handshake."""
     HEAD = enum.auto()
+    """The client sends the head of a request."""
     BODY = enum.auto()
+    """The client sends the body of a request."""
     HANDLING = enum.auto()
+    """The request is complete and has no reply yet."""
     REPLY = enum.auto()
+    """The reply is being sent."""
     IDLE = enum.auto()
+    """Between two requests."""
     CLOSING = enum.auto()
+    """The reply was sent, and what the client still sends is dropped."""
 
 
 PAGES_EACH_SECOND: Final = 5.0

@@ -36,8 +36,6 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """A request."""
-
     method: str
     path: str
     content_type: str

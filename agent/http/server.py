@@ -33,8 +33,6 @@ class HttpListenError(RuntimeError):
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
-    """The limits of a server."""
-
     connections: ConnectionLimits
     threads: int
     """How many requests are handled at the same time. With 0 the loop's thread handles them, which

@@ -63,7 +63,7 @@ class NodePools(msgspec.Struct, frozen=True):
 
 
 class ClusterNode(msgspec.Struct, frozen=True):
-    """A Node; `reported`: it has labels of the agent."""
+    """A Node, as far as the removal needs it."""
 
     name: str
     labels: dict[str, str]
@@ -71,6 +71,7 @@ class ClusterNode(msgspec.Struct, frozen=True):
 
     @property
     def reported(self) -> bool:
+        """Whether it has labels of the agent."""
         return any(key.startswith(LABEL_PREFIX) for key in self.labels)
 
 

@@ -46,7 +46,7 @@ class Repair(msgspec.Struct, frozen=True):
     kind: str
     name: str
     manager: str = ""
-    """The field manager that wrote it last, "" if it is not known."""
+    """The field manager that wrote it last, "" if unknown."""
     deleted: bool = False
     """The object did not exist."""
 

@@ -169,8 +169,6 @@ class Stream:
 
 
 class ListMetadata(msgspec.Struct, frozen=True):
-    """The metadata of a list."""
-
     resource_version: str = msgspec.field(name="resourceVersion", default="")
     continue_: str = msgspec.field(name="continue", default="")
     """The token of the next page; empty on the last one."""

@@ -30,7 +30,7 @@ _CONTENT: Final = frozenset({"policyName", "defaultCpuSet", "entries", "podEntri
 
 
 class CpuManagerState(msgspec.Struct, frozen=True):
-    """The state of the kubelet's CPU manager. Entries that can't be read are left out."""
+    """The state of the kubelet's CPU manager, without entries that can't be read."""
 
     policy: str = "none"
     default: CpuSet = EMPTY
@@ -46,7 +46,6 @@ class CpuManagerState(msgspec.Struct, frozen=True):
     """None for an unknown version, whose known fields are read."""
     checked: Checked = Checked.UNKNOWN
     problems: tuple[str, ...] = ()
-    """The entries that can't be read."""
 
     @property
     def checksum_field(self) -> str:

@@ -43,8 +43,8 @@ class DeviceEntry(msgspec.Struct, frozen=True):
 
 
 class DeviceCheckpoint(msgspec.Struct, frozen=True):
-    """The kubelet's device checkpoint. Entries that can't be read are left out. Version 1 has
-    device ids without NUMA nodes, which are under NO_NODE here."""
+    """The kubelet's device checkpoint, without entries that can't be read. Version 1 has device ids
+    without NUMA nodes, which are under NO_NODE here."""
 
     entries: tuple[DeviceEntry, ...] = ()
     registered: dict[str, tuple[str, ...]] = {}
@@ -55,7 +55,6 @@ class DeviceCheckpoint(msgspec.Struct, frozen=True):
     """None for an unknown version."""
     checked: Checked = Checked.UNKNOWN
     problems: tuple[str, ...] = ()
-    """The entries that can't be read."""
 
     @property
     def checksum_field(self) -> str:

@@ -45,8 +45,6 @@ class MemoryTable(msgspec.Struct, frozen=True, rename=_TABLE_FIELDS):
 
 
 class NodeMemory(msgspec.Struct, frozen=True, rename=_NODE_FIELDS):
-    """The memory of a NUMA node."""
-
     assignments: int
     memory: dict[str, MemoryTable]
     """By kind (`memory`, `hugepages-1Gi`)."""
@@ -70,7 +68,7 @@ class _PodEntry(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class MemoryManagerState(msgspec.Struct, frozen=True):
-    """The state of the kubelet's memory manager. Entries that can't be read are left out."""
+    """The state of the kubelet's memory manager, without entries that can't be read."""
 
     policy: str = "None"
     machine: dict[int, NodeMemory] = {}
@@ -83,7 +81,6 @@ class MemoryManagerState(msgspec.Struct, frozen=True):
     """None for an unknown version, whose known fields are read."""
     checked: Checked = Checked.UNKNOWN
     problems: tuple[str, ...] = ()
-    """The entries that can't be read."""
 
     @property
     def checksum_field(self) -> str:

@@ -24,12 +24,12 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 class Checked(enum.Enum):
-    """Whether a checksum matches its content. UNKNOWN: the file has no checksum, or is of an
-    unknown version."""
+    """Whether a checksum matches its content."""
 
     VERIFIED = "verified"
     MISMATCH = "mismatch"
     UNKNOWN = "unknown"
+    """The file has no checksum, or is of an unknown version."""
 
 
 class StateFileError(ValueError):
@@ -132,7 +132,7 @@ def manager_state(raw: bytes, fields: Set[str], fields_in_data: Set[str]) -> Man
 
 
 def matching_version(recorded: int, forms: Iterable[tuple[int, int]]) -> tuple[int | None, Checked]:
-    """The version of a content, None if it is unknown, and whether its checksum matches.
+    """The version of a content, None if unknown, and whether its checksum matches.
 
     `recorded`: the checksum in the file, 0 without one, which a kubelet does not check either.
     `forms`: the possible versions of the content with their checksums, likeliest first."""

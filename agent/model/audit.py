@@ -84,9 +84,9 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """The NUMA node of a pool, None for other changes."""
     group: str = ""
     before: str | None = None
-    """The former value, None if it is unknown."""
+    """The former value, None if unknown."""
     after: str | None = None
-    """The new value, None if it is unknown."""
+    """The new value, None if unknown."""
     reason: str = ""
     message: str = ""
     """A sentence that adds the cause."""

@@ -65,7 +65,7 @@ class NumaTrial(_Value, frozen=True):
     score: int | None = None
     """None if they do not suffice."""
     rejected: str = ""
-    """What they lack, "" for nothing."""
+    """What they lack."""
     whole_cores: int = 0
     """The whole cores that a preferred FullPCPUs gets there."""
 
@@ -94,7 +94,8 @@ class OfferFacts(_Value, frozen=True):
 
 
 class EvictionFacts(_Value, frozen=True):
-    """The pods of lower priority whose eviction makes room."""
+    """The pods of lower priority whose eviction makes room. Titles are those that the reader may
+    read."""
 
     pods: int
     protected: int = 0
@@ -102,14 +103,12 @@ class EvictionFacts(_Value, frozen=True):
     protecting: int = 0
     """The number of these budgets."""
     victims: tuple[str, ...] = ()
-    """The titles of the pods, as far as the reader may read them."""
+    """The titles of the pods."""
     budgets: tuple[str, ...] = ()
-    """The titles of the budgets, as far as the reader may read them."""
+    """The titles of the budgets."""
 
 
 class NodeVerdict(_Value, frozen=True):
-    """The verdict on one node."""
-
     node: str
     causes: tuple[Cause, ...] = ()
     """Why the node has no room, empty if it has."""

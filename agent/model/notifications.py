@@ -95,7 +95,7 @@ class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="look
     """A frontend waits for a new snapshot, or reports that something has changed."""
 
     waits: bool = True
-    """It waits for a new snapshot."""
+    """False if it only reports a change."""
     sandbox_uid: str = ""
     """The pod whose sandbox the runtime has just created or removed: from now on the runtime's list
     decides whether the pod exists."""

@@ -22,25 +22,22 @@ MAX_DEADLINE_SECONDS: Final = 86_400
 
 
 class RebindPhase(enum.StrEnum):
-    """The phase of a RebindResource. PENDING: it waits or is in progress. UNKNOWN: no scheduler has
-    accepted it, or it could be neither completed nor undone."""
-
     PENDING = "Pending"
+    """It waits or is in progress."""
     SUCCEED = "Succeed"
     FAILED = "Failed"
     UNKNOWN = "Unknown"
+    """No scheduler has accepted it, or it could be neither completed nor undone."""
 
 
 class StatusMove(msgspec.Struct, frozen=True):
-    """One rewrite of a pod's resource-status."""
+    """One rewrite of a pod's resource-status, from one text to another."""
 
     uid: str
     pod: str
     """The pod as namespace/name."""
     source: str = msgspec.field(name="from")
-    """The text of the annotation before."""
     target: str = msgspec.field(name="to")
-    """The text of the annotation after."""
 
 
 class StatusMeasures(msgspec.Struct, frozen=True):
@@ -53,8 +50,6 @@ class StatusMeasures(msgspec.Struct, frozen=True):
 
 
 class StatusPlan(msgspec.Struct, frozen=True, rename="camel"):
-    """The plan of a RebindResource."""
-
     started_at: str = ""
     """When it was written (RFC 3339), from which the deadline counts."""
     undoing: bool = False
@@ -65,13 +60,11 @@ class StatusPlan(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RebindStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """The status of a RebindResource."""
-
     phase: RebindPhase = RebindPhase.UNKNOWN
     reason: str = ""
     update_timestamp: str = ""
-    """Empty until a scheduler has accepted the object: then the other fields have the defaults of
-    its CustomResourceDefinition."""
+    """Empty until a scheduler has accepted the object; before that the other fields have the
+    defaults of its CustomResourceDefinition."""
     plan: StatusPlan | None = None
 
     @property

@@ -56,10 +56,8 @@ _NUMBERED_HERE: Final = frozenset({DeviceType.RDMA, DeviceType.FPGA})
 
 
 class DiscoveredDevices(msgspec.Struct, frozen=True):
-    """The discovered devices."""
-
     functions: Mapping[str, Function] = {}
-    """All PCI functions by address."""
+    """By address."""
     gpus: tuple[Device, ...] = ()
     """The result of `gpu_devices.devices`."""
     rdma: tuple[RdmaDevice, ...] = ()
@@ -71,19 +69,18 @@ class Published(msgspec.Struct, frozen=True):
 
     devices: tuple[Device, ...] = ()
     gone: Minors = {}
-    """Minors of removed devices."""
+    """The minors of removed devices."""
     gpus: GpuInfo = GpuInfo()
     pairs: tuple[GpuPair, ...] = ()
     """The links of its GPUs."""
 
 
 class DeviceList(msgspec.Struct, frozen=True):
-    """All devices with their minors."""
+    """All devices with their minors, sorted by type and minor."""
 
     devices: tuple[Device, ...]
-    """By type and minor."""
     gone: Minors
-    """Minors of removed devices, to be stored."""
+    """The minors of removed devices, to be stored."""
 
 
 def published(body: object) -> tuple[Published, tuple[str, ...]]:

@@ -254,7 +254,7 @@ class DeviceView:
 
     def _device_report(
         self,
-        made: Published,
+        published: Published,
         holdings: tuple[DeviceHolding, ...],
         held: Mapping[str, DeviceAmounts],
     ) -> DeviceReport:
@@ -262,21 +262,21 @@ class DeviceView:
 
         `holdings`: devices that pods hold without an allocation.
         `held`: by pod uid, the amounts of its allocation."""
-        links = interconnect.link_matrix(made.devices, self._gpus.pairs)
+        links = interconnect.link_matrix(published.devices, self._gpus.pairs)
         if links != self._links:
             # This takes 50 ms with sixteen cards.
             self._links, self._table = links, interconnect.gpu_partitions(links)
         return DeviceReport(
-            made.devices,
+            published.devices,
             self._gpus.info,
             {
-                **listing.encode_gone(made.gone),
+                **listing.encode_gone(published.gone),
                 **interconnect.encode_partitions(self._table),
-                **interconnect.encode_links(made.devices, self._gpus.pairs),
+                **interconnect.encode_links(published.devices, self._gpus.pairs),
                 **holding.encode(holdings),
             },
-            sum_amounts([*held.values(), taken(holdings, made.devices)]),
-            without_taken(made.devices, holdings) if self._withhold else None,
+            sum_amounts([*held.values(), taken(holdings, published.devices)]),
+            without_taken(published.devices, holdings) if self._withhold else None,
         )
 
     def _log_foreign(

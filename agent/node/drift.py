@@ -97,14 +97,12 @@ _WARNINGS: Final = frozenset({DriftKind.CLAIM, DriftKind.CLAIM_UNSEEN})
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A difference between two sources."""
+    """A difference between two sources, as CPU lists, where two can be compared."""
 
     kind: DriftKind
     container: str
     expected: str = ""
-    """A CPU list, empty if there are no two lists to compare."""
     found: str = ""
-    """A CPU list, empty if there are no two lists to compare."""
     detail: str = ""
     """An explanation, such as the owner of the CPUs that overlap."""
 

@@ -190,7 +190,7 @@ def restored(devices: Iterable[Device], actions: GpuActions, driver: str = "") -
     """The conditions of an earlier run of the agent, with the current actions. They stay until a
     report refutes them.
 
-    `driver`: its version in that run, "" if it is unknown."""
+    `driver`: its version in that run, "" if unknown."""
     cards = {
         each.uuid: _card(each, actions)
         for each in devices

@@ -167,8 +167,7 @@ class GpuCard(msgspec.Struct, frozen=True):
     """When its health changed last."""
     gpu_conditions: tuple[GpuCondition, ...] = ()
     energy_millijoules: int | None = None
-    """The last reading, which falls only when the driver restarts; None if the driver does not
-    report it."""
+    """The last reading, which falls only when the driver restarts; None if there is none."""
     labels: dict[str, str] = {}
     """The labels of a card from an earlier run, until the driver lists it again."""
 
@@ -224,7 +223,7 @@ def on_report(
     """The health after a report.
 
     `buses`: the PCI addresses of NVIDIA's GPUs, None before PCI was read.
-    `booted`: the boot time, None if it is unknown."""
+    `booted`: the boot time, None if unknown."""
     if report.inventory is None:
         if report.fault in NOT_QUERIED:
             return health

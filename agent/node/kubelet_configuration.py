@@ -207,14 +207,14 @@ class Reading(msgspec.Struct, frozen=True):
     """What could be read of the kubelet's configuration."""
 
     whole: KubeletConfiguration | None = None
-    """The configuration, None when a part of it could not be read."""
+    """None when a part of it could not be read."""
     argv: tuple[str, ...] = (kubelet_process.KUBELET,)
-    """The known part of the command line, if not all could be read."""
+    """The known part of the command line."""
     content: Mapping[str, Any] = {}
-    """The known part of the files, if not all could be read."""
+    """The known part of the files."""
     source: str = ""
     memory_policy: str = ""
-    """The memory manager's policy, from its state; empty if it is unknown."""
+    """The memory manager's policy, from its state; empty if unknown."""
     problems: Mapping[SourceName, tuple[str, ...]] = {}
     """By source, for every source that was read."""
 
@@ -420,8 +420,8 @@ def inferred(
     """The known part of the configuration, None when nothing is known. Flags override the kubelet's
     state and its PodResources, and these override the files, some of which could not be read.
 
-    `cpu_policy`: the policy in the state, "" if it is unknown.
-    `reserved`: the CPUs that PodResources shows as reserved, empty if they are unknown.
+    `cpu_policy`: the policy in the state, "" if unknown.
+    `reserved`: the CPUs that PodResources shows as reserved, empty if unknown.
     `strict`: no pod runs on them."""
     known: dict[str, Any] = {}
     if cpu_policy:

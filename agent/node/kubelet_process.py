@@ -61,7 +61,6 @@ class KubeletProcess(msgspec.Struct, frozen=True):
     program: str
     """`kubelet`, or the program that contains the kubelet."""
     argv: tuple[str, ...]
-    """Its command line."""
     parent: int = 0
 
     @property
@@ -70,10 +69,9 @@ class KubeletProcess(msgspec.Struct, frozen=True):
 
 
 class FoundKubelets(msgspec.Struct, frozen=True):
-    """The result of a search."""
+    """Which processes of a machine are kubelets."""
 
     kubelets: tuple[KubeletProcess, ...] = ()
-    """The processes that are kubelets."""
     doubts: tuple[str, ...] = ()
     """Why others may be kubelets too."""
 
@@ -95,7 +93,7 @@ class FoundKubelets(msgspec.Struct, frozen=True):
 def find(proc: str, own_group: str | None = "/") -> FoundKubelets:
     """Searches a procfs for kubelets.
 
-    `own_group`: the root of this process's cgroup namespace, None if it is unknown."""
+    `own_group`: the root of this process's cgroup namespace, None if unknown."""
     try:
         pids = processes.pids(proc)
     except OSError as error:

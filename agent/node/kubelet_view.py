@@ -114,8 +114,6 @@ class KubeletView:
 
 
 class PodResourcesAnswer(msgspec.Struct, frozen=True):
-    """An answer of the kubelet."""
-
     pods: tuple[PodResources, ...]
     allocatable: Allocatable | None
     """None if the kubelet does not serve it."""

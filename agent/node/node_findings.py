@@ -158,7 +158,7 @@ def found(
 
 
 class KubeletStatus(msgspec.Struct, frozen=True):
-    """The node's kubelet."""
+    """The node's kubelet. A policy in a state file is empty without the file."""
 
     program: str = ""
     """Empty if none runs."""
@@ -167,15 +167,15 @@ class KubeletStatus(msgspec.Struct, frozen=True):
     unread: tuple[str, ...] = ()
     """Why the configuration can't be read."""
     cpu_state: str = ""
-    """The policy in the state file of the CPU manager, empty without a file."""
+    """The policy in the file of the CPU manager."""
     memory_state: str = ""
-    """The policy in the state file of the memory manager, empty without a file."""
+    """The policy in the file of the memory manager."""
     registered: Mapping[str, int] = {}
     """The number of devices of its plugins, by resource."""
 
     @property
     def runtime_endpoint(self) -> str | None:
-        """The endpoint of the runtime, None if it is not known."""
+        """The endpoint of the runtime, None if unknown."""
         if self.configuration is None:
             return None
         default = K3S_ENDPOINT if self.program == K3S else RUNTIME_ENDPOINT

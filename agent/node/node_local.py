@@ -218,7 +218,7 @@ def configured(
 ) -> NodeLocalCpus:
     """The node-local policy of the settings.
 
-    `kubelet`: its configuration, None if it is not known.
+    `kubelet`: its configuration, None if unknown.
 
     Raises SettingsError that names the option."""
     if settings.cpu_policy == "none":

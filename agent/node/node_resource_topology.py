@@ -169,7 +169,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
 
 
 class ReportValues(msgspec.Struct, frozen=True):
-    """The input of a report."""
+    """The input of a report. Owner and fingerprint are None without a cluster."""
 
     name: str
     topology: Topology
@@ -182,9 +182,7 @@ class ReportValues(msgspec.Struct, frozen=True):
     plugged: tuple[Portion, ...] = ()
     """Devices of device plugins."""
     owner: OwnerReference | None = None
-    """None without a cluster."""
     fingerprint: str | None = None
-    """None without a cluster."""
     refused: tuple[RefusedClaim, ...] = ()
 
 

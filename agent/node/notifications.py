@@ -142,8 +142,6 @@ oldest are dropped first."""
 
 
 class _PodEntry(msgspec.Struct, frozen=True):
-    """An announced pod."""
-
     pod: Pod
     cgroup_parent: str
     until: float
@@ -212,8 +210,6 @@ class AnnouncedPods:
 
 
 class AnnouncedContainer(msgspec.Struct, frozen=True):
-    """An announced container."""
-
     uid: str
     name: str
     shares: int
@@ -224,8 +220,6 @@ class AnnouncedContainer(msgspec.Struct, frozen=True):
 
 
 class _ContainerEntry(msgspec.Struct, frozen=True):
-    """An announced container, and how long it counts."""
-
     container: AnnouncedContainer
     until: float
     """Seconds on the monotonic clock."""

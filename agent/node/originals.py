@@ -274,8 +274,6 @@ def _values(
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """What was restored."""
-
     outcome: WriteOutcome
     """What was written to cpusets."""
     values: ValueOutcome

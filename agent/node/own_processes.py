@@ -72,7 +72,6 @@ class ProcessPage(msgspec.Struct, frozen=True):
     ready: str = ""
     """Why it is not Ready, empty if it is."""
     series: tuple[MetricSeries, ...] = ()
-    """Its metrics."""
 
 
 def running(proc: str) -> Iterator[OwnProcess]:

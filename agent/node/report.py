@@ -66,7 +66,7 @@ class ReportInput(msgspec.Struct, frozen=True):
     node_faults: tuple[str, ...] = ()
     """Why annotations and labels of the Node have no effect."""
     kubelet_configuration: KubeletConfiguration | None = None
-    """None if it is not known."""
+    """None if unknown."""
 
 
 class ClusterReporter:
@@ -178,7 +178,7 @@ class Reporter:
     def failed(self, node: ApiNode | None, problem: str) -> None:
         """A pass failed for this reason.
 
-        `node`: None if it is not known."""
+        `node`: None if unknown."""
         if node is not None:
             faults = {node_events.AGENT_NOT_READY: problem}
             self._pod_events.failed(NodeNotes(self._cluster.node_name, node.uid, faults))

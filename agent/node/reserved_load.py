@@ -62,7 +62,7 @@ class ReservedLoad:
 def _share(
     before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]], cpu: int
 ) -> float:
-    """The part of the time in which a CPU was busy, 0 if it is unknown."""
+    """The part of the time in which a CPU was busy, 0 if unknown."""
     if cpu not in before or cpu not in after:
         return 0.0
     busy, total = (after[cpu][each] - before[cpu][each] for each in (0, 1))

@@ -65,7 +65,7 @@ class CgroupLocator:
 
 
 class RuntimeState(msgspec.Struct, frozen=True):
-    """What the runtime has."""
+    """The runtime's pods in one pass."""
 
     pods: tuple[Pod, ...]
     """The pods with a ready sandbox or a container that has not ended, sorted by uid."""
@@ -183,7 +183,6 @@ class RuntimeView:
         )
 
     def _reinspect_oldest(self) -> None:
-        """Inspects again the container that was inspected longest ago."""
         if self._requests and self._shares:
             oldest = next(iter(self._shares))
             self._shares[oldest] = self._shares.pop(oldest)
@@ -270,18 +269,18 @@ class RuntimeView:
         return status
 
     def _grants_of(
-        self, each: RuntimeContainer, uid: str, carriers: grants.Carriers
+        self, container: RuntimeContainer, uid: str, carriers: grants.Carriers
     ) -> tuple[ReportedDevices, ...]:
         """The devices and CPUs that a container shows. Those of its environment are left out when
         the names of all containers take more than half of _MAX_GRANT_BYTES: the pod's author writes
         the environment, and it proves nothing.
 
         Raises RpcError beyond _MAX_GRANT_BYTES."""
-        found = grants.of_carriers(uid, each.name, carriers)
-        if self._grant_texts.total_bytes + _text_bytes(_names(found)) > _MAX_GRANT_BYTES // 2:
-            found = tuple(one for one in found if one.source is not HoldingSource.ENVIRONMENT)
-        self._grant_texts.hold(each.id, _names(found))
-        return found
+        reported = grants.of_carriers(uid, container.name, carriers)
+        if self._grant_texts.total_bytes + _text_bytes(_names(reported)) > _MAX_GRANT_BYTES // 2:
+            reported = tuple(one for one in reported if one.source is not HoldingSource.ENVIRONMENT)
+        self._grant_texts.hold(container.id, _names(reported))
+        return reported
 
     def _inspect(
         self, object_id: str, read: Callable[[str], VerboseStatus], state: ContainerState | None

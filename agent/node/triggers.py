@@ -177,12 +177,14 @@ class Triggers:
 
 
 class GroupKind(enum.Enum):
-    """The kinds of groups. TOP: the root of the hierarchy; OTHER: a group right below it, which may
-    contain the pods (the kubelet's --cgroup-root); KUBEPODS: the root of the pods."""
+    """The kinds of groups."""
 
     TOP = "top"
+    """The root of the hierarchy."""
     OTHER = "other"
+    """A group right below the root, which may contain the pods (the kubelet's --cgroup-root)."""
     KUBEPODS = "kubepods"
+    """The root of the pods."""
     QOS = "qos"
     POD = "pod"
     CONTAINER = "container"

@@ -37,7 +37,8 @@ class DevicePart(msgspec.Struct, frozen=True):
 
 
 class ShownDevice(msgspec.Struct, frozen=True):
-    """A PCI function, and what is known of the device."""
+    """A PCI function, and what is known of the device. None: the device has no such value, or it is
+    unknown."""
 
     kind: str
     """gpu, nic, fpga, accelerator or display."""
@@ -46,29 +47,24 @@ class ShownDevice(msgspec.Struct, frozen=True):
     id: str = ""
     """The UUID of a GPU, "" for other devices."""
     index: int | None = None
-    """The number that the driver gives a GPU, None for other devices."""
+    """The number that the driver gives a GPU."""
     node: int = -1
-    """The kernel's id, -1 if it is unknown."""
+    """The kernel's id, -1 if unknown."""
     socket: int = -1
-    """The kernel's id, -1 if it is unknown."""
+    """The kernel's id, -1 if unknown."""
     root: str = ""
     bridges: tuple[str, ...] = ()
     """The bridges above the function, outermost first."""
     driver: str = ""
     memory_bytes: int | None = None
-    """None for a device that is not a GPU, or if the driver does not report it."""
     memory_used_bytes: int | None = None
-    """None in the cases of `memory_bytes`."""
     utilization_percent: int | None = None
-    """None in the cases of `memory_bytes`."""
     healthy: bool | None = None
-    """None if it is unknown."""
     state: str = ""
     """Further facts as text."""
     links: tuple[str, ...] = ()
-    """One text for each other GPU to which this one has links."""
+    """One text for each other GPU with a link."""
     parts: tuple[DevicePart, ...] = ()
-    """Its MIG instances."""
     holders: tuple[str, ...] = ()
     """The titles of the pods that have the device."""
 
@@ -101,7 +97,7 @@ def shown(
 ) -> tuple[ShownDevice, ...]:
     """The devices by NUMA node and address, without virtual functions.
 
-    `name_of`: returns vendor and model, "" if they are unknown."""
+    `name_of`: returns vendor and model, "" if unknown."""
     rdma = {
         rdma_device.physical.address: rdma_device.physical for rdma_device in sources.rdma.devices
     }

@@ -47,7 +47,6 @@ class LivePart(msgspec.Struct, frozen=True, omit_defaults=True):
     only that node; None for other parts."""
     parts: tuple[LivePart, ...] = ()
     notes: tuple[str, ...] = ()
-    """Lines about the part."""
 
 
 class LivePool(msgspec.Struct, frozen=True):
@@ -78,9 +77,9 @@ class LivePod(msgspec.Struct, frozen=True, omit_defaults=True):
     nodes: str
     """The NUMA nodes of these CPUs."""
     state: str
-    """Whether the pod owns its CPUs or shares them, as text."""
+    """Whether the pod owns its CPUs or shares them."""
     reason: str
-    """Who decided the state, as text."""
+    """Who decided the state."""
     own: str = ""
     """The CPUs that it owns, with those that are offline."""
     offline: str = ""
@@ -176,7 +175,7 @@ _MOST_DRIFT: Final = 8
 def loads(
     before: Mapping[int, tuple[int, int]], after: Mapping[int, tuple[int, int]], cpus: Iterable[int]
 ) -> bytes:
-    """One byte for each CPU: its load in percent, 255 if it is unknown.
+    """One byte for each CPU: its load in percent, 255 if unknown.
 
     `before`, `after`: by CPU, the time that it was not idle, and all time, both in one unit."""
     percents = bytearray()
@@ -217,7 +216,6 @@ def _pools(snapshot: Snapshot) -> tuple[LivePool, ...]:
 
 
 def _pods(topology: Topology, snapshot: Snapshot) -> tuple[LivePod, ...]:
-    """The pods by class, title and uid."""
     homes = {cpu.id: cpu.node for cpu in topology.cpus}
     owners = {owner.uid: owner for owner in snapshot.owners}
     local = {owner.uid for owner in snapshot.local_owners}

@@ -24,7 +24,6 @@ class Part(msgspec.Struct, frozen=True):
     parts: tuple[Part, ...] = ()
     """Its division, empty if it is not divided."""
     notes: tuple[str, ...] = ()
-    """Lines about the part."""
 
 
 def parts(topology: Topology) -> list[Part]:

@@ -17,13 +17,11 @@ from agent.view.format import printable
 
 
 class Style(msgspec.Struct, frozen=True):
-    """How characters look. A colour is a number of the palette of 256 colours, None for the
-    terminal's own."""
+    """How characters look. A colour is a number of the palette of 256, None for the terminal's
+    own."""
 
     front: int | None = None
-    """The colour of the text."""
     back: int | None = None
-    """The colour of the background."""
     bold: bool = False
     reverse: bool = False
     underline: bool = False

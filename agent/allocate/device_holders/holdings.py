@@ -74,7 +74,7 @@ def resolve_holdings(
         type. They are not in the result. For these types they replace the kubelet's report; other
         devices of a container itself still count, because the annotation may have changed since the
         container was created.
-    `present`: the pods on this node, None if they are unknown; the kubelet removes ended pods only
+    `present`: the pods on this node, None if unknown; the kubelet removes ended pods only
         when it admits the next one."""
     found: dict[tuple[str, str, str, str], list[DeviceHolding]] = {}
     problems: list[str] = []

@@ -223,14 +223,12 @@ def _ordered_parts(layout: Layout, free: int) -> list[int]:
 
 
 def _ordered_sockets(layout: Layout, free: int) -> list[int]:
-    """CPUs of the sockets that have free CPUs."""
     if layout.nodes_first:
         return _ordered_parts(layout, free)
     return [section.cpus for _, _, section in _by_free(layout.sections, free)]
 
 
 def _ordered_nodes(layout: Layout, free: int) -> list[int]:
-    """CPUs of the NUMA nodes that have free CPUs."""
     if layout.nodes_first:
         return [section.cpus for _, _, section in _by_free(layout.sections, free)]
     return _ordered_parts(layout, free)

@@ -16,12 +16,14 @@ from agent.model.snapshot import LocalOwner
 
 
 class LocalPolicy(enum.StrEnum):
-    """`none`: no container owns CPUs; `static`: owners keep their CPUs; `dynamic`: better CPUs may
-    replace them."""
+    """How containers get CPUs of their own."""
 
     NONE = "none"
+    """No container owns CPUs."""
     STATIC = "static"
+    """Owners keep their CPUs."""
     DYNAMIC = "dynamic"
+    """Better CPUs may replace them."""
 
 
 class LocalRules(msgspec.Struct, frozen=True):
@@ -163,7 +165,7 @@ class LocalInput(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """The result of a pod."""
+    """What a pod gets."""
 
     cpus: Mapping[str, CpuSet] = {}
     """The CPUs of its containers by name."""

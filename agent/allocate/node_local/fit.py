@@ -50,7 +50,7 @@ def device_areas(layout: Layout, claim: LocalRequest) -> list[int]:
 
 
 class CpuFit(msgspec.Struct, frozen=True):
-    """Chooses CPUs, as masks; `free`: the CPUs that may be taken."""
+    """Chooses CPUs, as masks. Its methods take the `free` ones, which may be taken."""
 
     layout: Layout
     options: StaticOptions

@@ -57,8 +57,6 @@ NO_KIND: Final = PodKind(0, 0)
 
 
 class NodeCapacity(msgspec.Struct, frozen=True):
-    """The capacity of a node."""
-
     name: str
     cpu_milli: int
     memory_bytes: int
@@ -76,8 +74,6 @@ def node_capacity(
 
 
 class FreeAmounts(msgspec.Struct, frozen=True):
-    """The free amounts of a node."""
-
     capacity: NodeCapacity
     cpu_milli: int
     memory_bytes: int

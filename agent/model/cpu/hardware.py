@@ -31,34 +31,35 @@ class CacheGroup(msgspec.Struct, frozen=True):
     level: int
     kind: CacheKind
     size_bytes: int | None
-    """None if it is unknown."""
+    """None if unknown."""
     shared_by: tuple[CpuSet, ...]
     """The online CPUs of each cache."""
 
 
 class MemoryKind(StrEnum):
-    """`dram`: the memory of a node with CPUs, or memory as fast. `special`: set aside by firmware
-    for special purposes (often HBM or CXL), speed unknown. `slow`: slower than that of nodes with
-    CPUs, and its bus unknown."""
+    """The kind of a NUMA node's memory."""
 
     DRAM = "dram"
+    """The memory of a node with CPUs, or memory as fast."""
     HBM = "hbm"
     CXL = "cxl"
     PERSISTENT = "persistent"
     GPU = "gpu"
     SPECIAL = "special"
+    """Set aside by firmware for special purposes (often HBM or CXL); its speed is unknown."""
     SLOW = "slow"
+    """Slower than that of nodes with CPUs; its bus is unknown."""
 
 
 class MemoryTraits(msgspec.Struct, frozen=True):
     """The memory of a NUMA node. Bandwidth and latency are those of reads by the nearest CPUs, None
-    if they are unknown."""
+    if unknown."""
 
     node: int
     kind: MemoryKind | None = None
-    """None if it is unknown."""
+    """None if unknown."""
     tier: int | None = None
-    """The kernel's memory tier (a lower one is faster), None if it is unknown."""
+    """The kernel's memory tier (a lower one is faster), None if unknown."""
     read_mib_per_second: int | None = None
     read_latency_ns: int | None = None
     side_cache_bytes: int | None = None

@@ -11,15 +11,14 @@ from typing import Final
 
 
 class BindPolicy(enum.StrEnum):
-    """How a pod's CPUs are placed on physical cores (`resource-spec`; `Default`: the configured
-    policy). CONSTRAINED_BURST binds no CPUs: it binds a pod that shares CPUs to NUMA nodes that fit
-    its limit.
-    """
+    """How a pod's CPUs are placed on physical cores (`resource-spec`)."""
 
     DEFAULT = "Default"
+    """The configured policy."""
     FULL_PCPUS = "FullPCPUs"
     SPREAD_BY_PCPUS = "SpreadByPCPUs"
     CONSTRAINED_BURST = "ConstrainedBurst"
+    """Binds no CPUs, but binds a pod that shares CPUs to NUMA nodes that fit its limit."""
 
 
 class ExclusivePolicy(enum.StrEnum):

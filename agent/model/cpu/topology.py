@@ -16,7 +16,7 @@ class Cpu(msgspec.Struct, frozen=True):
     l3: int | None
     """The lowest online CPU of the L3 cache, None without one."""
     die: int | None
-    """The kernel's id, unique in a socket, None if it is unknown."""
+    """The kernel's id, unique in a socket, None if unknown."""
     socket: int
     """The kernel's id, or the lowest free number if that is unknown or not unique."""
     node: int

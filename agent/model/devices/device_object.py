@@ -38,12 +38,10 @@ class DeviceType(enum.StrEnum):
 
 
 class DeviceTopology(msgspec.Struct, frozen=True):
-    """The location of a device."""
+    """The location of a device. Ids are the kernel's, -1 if unknown."""
 
     socket: int = -1
-    """The kernel's id, -1 if it is unknown."""
     node: int = -1
-    """The kernel's id, -1 if it is unknown."""
     pcie: str = ""
     """The PCIe switch above the device."""
     bus: str = ""
@@ -51,8 +49,6 @@ class DeviceTopology(msgspec.Struct, frozen=True):
 
 
 class VirtualFunction(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A virtual function of a device."""
-
     minor: int
     """-1 if the function has no number of its own."""
     bus: str = msgspec.field(default="", name="busID")
@@ -88,7 +84,7 @@ class Device(msgspec.Struct, frozen=True):
     """Its capacity by resource name: 100 of `gpu-core` are a whole card, memory is in bytes."""
     healthy: bool = True
     module: int | None = None
-    """Its slot in the chassis, None if it is unknown."""
+    """Its slot in the chassis, None if unknown."""
     topology: DeviceTopology | None = None
     conditions: tuple[Condition, ...] = ()
     vf_groups: tuple[VfGroup, ...] = ()

@@ -14,13 +14,13 @@ GroupOf = Callable[[int], str | None]
 
 
 class GpuUse(msgspec.Struct, frozen=True):
-    """The use of one card by one container. None: the driver does not report the value."""
+    """The use of one card by one container; pod and container are empty for processes outside known
+    containers. None: the driver does not report the value."""
 
     uuid: str
     pod: str = ""
-    """The pod's title, empty for processes outside known containers."""
+    """The pod's title."""
     container: str = ""
-    """Empty for processes outside known containers."""
     memory_bytes: int | None = None
     sm_percent: int | None = None
 

@@ -39,12 +39,10 @@ class NvLink(msgspec.Struct, frozen=True):
     version: int | None
     end: LinkEnd
     bus: str = ""
-    """The PCI address of its other end, "" if it is unknown."""
+    """The PCI address of its other end, "" if unknown."""
 
 
 class MigInstance(msgspec.Struct, frozen=True):
-    """A MIG instance."""
-
     uuid: str
     gpu_instance: int
     compute_instance: int | None = None
@@ -53,7 +51,7 @@ class MigInstance(msgspec.Struct, frozen=True):
     unknown."""
     memory_bytes: int | None = None
     index: int | None = None
-    """NVML's number of the instance on its card, None if it is unknown."""
+    """NVML's number of the instance on its card, None if unknown."""
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -85,7 +83,7 @@ class GpuPair(msgspec.Struct, frozen=True):
     two: str
     ancestor: Ancestor | None = None
     peer: bool | None = None
-    """Whether each may read the other's memory, None if it is unknown."""
+    """Whether each may read the other's memory, None if unknown."""
     links: int = 0
     """The number of NVLinks between them, or from each to the switches if they are connected
     through NVSwitches."""
@@ -199,7 +197,7 @@ def pci_address(text: str) -> str:
 
 
 class GpuInfo(msgspec.Struct, frozen=True):
-    """What a node's cards have in common; "" if it is unknown, or if they differ."""
+    """What a node's cards have in common; "" if unknown, or if they differ."""
 
     vendor: str = ""
     product: str = ""

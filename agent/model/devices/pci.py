@@ -24,7 +24,7 @@ class CharDevice(msgspec.Struct, frozen=True):
 
 
 class Function(msgspec.Struct, frozen=True):
-    """One PCI function. Numbers are None if they are unknown."""
+    """One PCI function. Numbers are None if unknown."""
 
     address: str
     """`domain:bus:device.function` as the kernel writes it."""
@@ -39,9 +39,9 @@ class Function(msgspec.Struct, frozen=True):
     """PCI's class code of 24 bits."""
     driver: str = ""
     node: int = -1
-    """The kernel's id, -1 if it is unknown."""
+    """The kernel's id, -1 if unknown."""
     socket: int = -1
-    """The kernel's id, -1 if it is unknown."""
+    """The kernel's id, -1 if unknown."""
     physical: str = ""
     """The address of the physical function, "" unless this is a virtual one."""
     virtual: tuple[tuple[int, str], ...] = ()
@@ -107,24 +107,22 @@ class Fpga(msgspec.Struct, frozen=True):
 
 
 class Fpgas(msgspec.Struct, frozen=True):
-    """The FPGAs of the machine."""
+    """The FPGAs of the machine, by address."""
 
     devices: tuple[Fpga, ...] = ()
-    """By address."""
     problems: tuple[str, ...] = ()
 
 
 class RdmaPort(msgspec.Struct, frozen=True):
-    """A port of an RDMA link."""
+    """A port of an RDMA link. States are the kernel's values (`ACTIVE`, `LinkUp`), "" if
+    unknown."""
 
     number: int
     state: str = ""
-    """The kernel's value (`ACTIVE`), "" if it is unknown."""
     physical: str = ""
-    """The kernel's value (`LinkUp`), "" if it is unknown."""
     link_layer: str = ""
     rate_gbps: float | None = None
-    """The current rate, None if it is unknown."""
+    """The current rate, None if unknown."""
 
 
 class RdmaLink(msgspec.Struct, frozen=True):
@@ -144,8 +142,8 @@ class RdmaFunction(msgspec.Struct, frozen=True):
 
     function: Function
     links: tuple[RdmaLink, ...] = ()
-    """None are visible for a virtual function in another network namespace (exclusive mode), or
-    with a driver for virtual machines."""
+    """Empty for a virtual function in another network namespace (exclusive mode), or with a driver
+    for virtual machines."""
     interfaces: tuple[str, ...] = ()
     """The names of its network interfaces."""
     number: int | None = None
@@ -193,10 +191,9 @@ class RdmaDevice(msgspec.Struct, frozen=True):
 
 
 class Rdma(msgspec.Struct, frozen=True):
-    """The RDMA devices of the machine."""
+    """The RDMA devices of the machine, by address."""
 
     devices: tuple[RdmaDevice, ...] = ()
-    """By address."""
     common: tuple[CharDevice, ...] = ()
     """The files that every user of RDMA needs in addition to those of its device."""
     problems: tuple[str, ...] = ()

@@ -105,13 +105,12 @@ class Mount(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DeviceNode(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A character device, at the same path on the host and in the container."""
+    """A character device, at the same path on the host and in the container. Its numbers are the
+    kernel's, -1 if unknown."""
 
     path: str
     major: int = -1
-    """The kernel's number, -1 if it is unknown."""
     minor: int = -1
-    """The kernel's number, -1 if it is unknown."""
 
 
 class VisibleGpu(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -119,7 +118,7 @@ class VisibleGpu(msgspec.Struct, frozen=True, omit_defaults=True):
 
     uuid: str
     index: str = ""
-    """NVML's number (`1`, for an instance `1:0`), "" if it is unknown."""
+    """NVML's number (`1`, for an instance `1:0`), "" if unknown."""
     nodes: tuple[DeviceNode, ...] = ()
     """Its own device nodes, without those of the driver."""
 
@@ -130,16 +129,15 @@ class VisibleGpu(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Visibility(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The devices that one container sees."""
+    """The devices that one container sees, and the variables and mounts that are added to its
+    request."""
 
     gpus: tuple[VisibleGpu, ...] | None = None
     """None if they are not decided."""
     nodes: dict[str, tuple[DeviceNode, ...]] = {}
     """The nodes of other devices by type; an absent type is not decided."""
     environment: tuple[tuple[str, str], ...] = ()
-    """Variables that are added to the request."""
     mounts: tuple[Mount, ...] = ()
-    """Mounts that are added to the request."""
     refused: str = ""
     """Why the container can't have its allocation."""
 

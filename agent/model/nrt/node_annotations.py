@@ -246,7 +246,7 @@ class ReportedSettings(msgspec.Struct, frozen=True, rename="camel", omit_default
     bind_memory: bool = False
     """Pods that own CPUs or are bound to NUMA nodes get memory of their CPUs' NUMA nodes alone."""
     memory_manager_policy: str = ""
-    """The kubelet's policy, "" if it is unknown or aligns no pod."""
+    """The kubelet's policy, "" if unknown or aligns no pod."""
 
 
 class NodeConfiguration(msgspec.Struct, frozen=True):

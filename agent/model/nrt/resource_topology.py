@@ -82,14 +82,12 @@ class OwnerReference(msgspec.Struct, frozen=True):
 
 
 class NodeTopology(msgspec.Struct, frozen=True):
-    """The report of a node."""
+    """The report of a node, with the policy and scope of its kubelet."""
 
     name: str
     zones: tuple[Zone, ...] = ()
     policy: str = "none"
-    """The kubelet's value."""
     scope: str = "container"
-    """The kubelet's value."""
     max_numa_nodes: int | None = None
     """None for the reader's default."""
     fingerprint: str | None = None

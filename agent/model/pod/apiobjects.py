@@ -55,8 +55,8 @@ class ApiContainer(msgspec.Struct, frozen=True):
 
 
 class ApiPod(msgspec.Struct, frozen=True):
-    """A pod of the API server. Its pod-level resources override those of the containers, in the
-    same units."""
+    """A pod of the API server. Its requests and limits are pod-level resources: they override those
+    of the containers, in the same units."""
 
     uid: str
     """The API's uid. The kubelet and the runtime use `runtime_uid`."""
@@ -75,9 +75,7 @@ class ApiPod(msgspec.Struct, frozen=True):
     containers: tuple[ApiContainer, ...] = ()
     init_containers: tuple[ApiContainer, ...] = ()
     requests: dict[str, int] = {}
-    """Pod-level requests."""
     limits: dict[str, int] = {}
-    """Pod-level limits."""
     overhead: dict[str, int] = {}
     """It is added to the requests and limits."""
     priority: int | None = None

@@ -65,17 +65,15 @@ class ContainerResources(msgspec.Struct, frozen=True):
 
 
 class PodResources(msgspec.Struct, frozen=True):
-    """What the kubelet has assigned to a pod. The pod-level resources may have those of the
-    containers as a part."""
+    """What the kubelet has assigned to a pod. Those of the containers may be a part of the
+    pod-level CPUs and memory."""
 
     namespace: str
     name: str
     containers: tuple[ContainerResources, ...] = ()
     """The app containers and restartable init containers."""
     cpus: CpuSet = EMPTY
-    """Pod-level CPUs."""
     memory: tuple[MemoryBlock, ...] = ()
-    """Pod-level memory."""
 
     @property
     def key(self) -> PodName:
@@ -83,14 +81,13 @@ class PodResources(msgspec.Struct, frozen=True):
 
 
 class Allocatable(msgspec.Struct, frozen=True):
-    """The kubelet's allocatable resources, assigned or not."""
+    """The kubelet's allocatable resources, assigned or not. CPUs and memory are empty unless the
+    policy of their manager is static."""
 
     cpus: CpuSet = EMPTY
-    """Empty unless the CPU manager's policy is static."""
     memory: tuple[MemoryBlock, ...] = ()
-    """Empty unless the memory manager's policy is static."""
     devices: tuple[PluginDevice, ...] = ()
-    """The healthy ones."""
+    """The healthy devices."""
 
 
 class CorrectedDevice(msgspec.Struct, frozen=True):

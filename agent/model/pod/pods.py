@@ -40,7 +40,7 @@ class Container(msgspec.Struct, frozen=True):
     created_at: int = 0
     """Nanoseconds since 1970."""
     shares: int = 0
-    """The requested cpu shares, 0 if they are unknown."""
+    """The requested cpu shares, 0 if unknown."""
     hugepages: Mapping[int, int] = {}
     """The requested bytes by page size."""
 
@@ -78,10 +78,10 @@ class Pod(msgspec.Struct, frozen=True):
     """The container names in its spec, None while the spec is unknown."""
     unequal: str = ""
     """The message about a CPU limit that differs from the request (`apiobjects.unequal_cpu`), ""
-    for none or if it is unknown."""
+    for none or if unknown."""
     batch_excess: str = ""
     """The message about an extended-resource-spec with more than the pod's spec
-    (`batch.batch_excess`), "" for none or if it is unknown."""
+    (`batch.batch_excess`), "" for none or if unknown."""
 
     @property
     def qos(self) -> QoS:

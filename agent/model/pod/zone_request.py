@@ -32,8 +32,8 @@ class RequestedAmount(msgspec.Struct, frozen=True):
     resource: str
     amount: int
     held: bool
-    """A NUMA node must have it free. Otherwise the node must only report the resource, because CPUs
-    and memory of pods that are not aligned come from any node."""
+    """A NUMA node must have it free, not only report the resource, as for pods that are not
+    aligned: their CPUs and memory come from any node."""
     of_machine: bool
     """If NUMA nodes do not report the resource, it may come from outside of them."""
 
@@ -43,9 +43,8 @@ class PodPart(msgspec.Struct, frozen=True):
 
     kind: PartKind
     name: str
-    """The container's."""
     requests: dict[str, int]
-    """The amounts as written: `cpu` in milli-CPU, the rest in units."""
+    """The amounts as written, `cpu` in milli-CPU."""
     requested: tuple[RequestedAmount, ...]
     exclusive_milli: int = 0
     """The CPU that a static kubelet gives to this part alone."""

@@ -81,8 +81,8 @@ class SchedulerArgs(msgspec.Struct, frozen=True):
     prefer_l3: bool = False
     """Of equal CPUs, those that share an L3 cache are chosen."""
     distribute_across_numa: bool | None = None
-    """Amounts on several NUMA nodes are split evenly, whatever the strategy; if False, they fill
-    one NUMA node after the other; None: they do so under MostAllocated."""
+    """Amounts on several NUMA nodes are split evenly, whatever the strategy; False: they fill one
+    node after the other; None: they do so under MostAllocated."""
     devices: Strategy = Strategy.LEAST_ALLOCATED
     """Chooses between whole devices of a node."""
     unshared_gpus: dict[str, frozenset[str]] = {}

@@ -183,7 +183,7 @@ class _Layout:
         return " " if level == _NUMBERED and self._colours < 256 else ""
 
     def between(self, level: int, first: bool) -> str:
-        """The separator before a core. `first`: it is the first core of a cache other than the
+        """The separator before a core; `first` is set for the first core of each cache but the
         first."""
         if level >= _PLAIN:
             return " " if first else ""

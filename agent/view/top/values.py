@@ -85,15 +85,14 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """What is read of a pod when its details are opened."""
+    """What is read of a pod when its details are opened: only labels and annotations that decisions
+    use."""
 
     uid: str
     problem: str = ""
     """What could not be read, "" if all was."""
     labels: Mapping[str, str] = {}
-    """The labels that decisions use."""
     annotations: Mapping[str, str] = {}
-    """The annotations that decisions use."""
     containers: tuple[tuple[str, str], ...] = ()
     """Name and state of each."""
     groups: tuple[Group, ...] = ()
