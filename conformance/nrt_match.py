@@ -274,10 +274,12 @@ def _pod(written: dict[str, Any], sidecars: bool | None = None) -> ZonedPod:
                     field: [
                         {
                             "name": f"{field}-{place}",
-                            "resources": {key: each.get(key) for key in ("requests", "limits")},
-                            "restartPolicy": "Always" if _stays(each, sidecars) else "",
+                            "resources": {
+                                key: container.get(key) for key in ("requests", "limits")
+                            },
+                            "restartPolicy": "Always" if _stays(container, sidecars) else "",
                         }
-                        for place, each in enumerate(written.get(field) or ())
+                        for place, container in enumerate(written.get(field) or ())
                     ]
                     for field in ("containers", "initContainers")
                 },

@@ -157,19 +157,19 @@ def start(policy: StaticPolicy, stored: StaticState) -> StaticState:
         raise PolicyStartError(
             StartProblem.RESERVED_NOT_SHARED, cpus=policy.reserved & ~stored.default
         )
-    known = stored.default
+    seen = stored.default
     for uid, containers in stored.assigned.items():
         mine = 0
         for name, cpus in containers.items():
             subject = f"{uid}/{name}"
             if both := stored.default & cpus:
                 raise PolicyStartError(StartProblem.ASSIGNED_AND_SHARED, cpus=both, subject=subject)
-            if twice := known & cpus:
+            if twice := seen & cpus:
                 raise PolicyStartError(StartProblem.ASSIGNED_TWICE, cpus=twice, subject=subject)
             mine |= cpus
-        known |= mine
-    if known != everything:
-        raise PolicyStartError(StartProblem.OTHER_CPUS, cpus=known ^ everything)
+        seen |= mine
+    if seen != everything:
+        raise PolicyStartError(StartProblem.OTHER_CPUS, cpus=seen ^ everything)
     return StaticState(stored.default, stored.assigned)
 
 

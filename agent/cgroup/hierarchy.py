@@ -222,8 +222,8 @@ class Controllers:
 
     def version(self, controller: Controller) -> Literal[1, 2] | None:
         """The version that has the controller, None for neither."""
-        found = self._mounts.get(controller)
-        return found and found[0]
+        mount = self._mounts.get(controller)
+        return mount and mount[0]
 
     def missing(self) -> tuple[Controller, ...]:
         """Controllers that the machine has in neither version."""

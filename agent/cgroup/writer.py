@@ -190,9 +190,9 @@ class CpusetPass:
         if not cpus <= room:
             raise CgroupError(f"not written: {parent(group)!r} has only CPUs '{room}'")
         if not self._inherits:
-            for each, held in self._values.items():
-                if parent(each) == group and not held <= cpus and each != "/":
-                    raise CgroupError(f"not written: {each!r} still holds CPUs '{held}'")
+            for below, held in self._values.items():
+                if parent(below) == group and not held <= cpus and below != "/":
+                    raise CgroupError(f"not written: {below!r} still holds CPUs '{held}'")
 
     def _read_back(self, group: str, cpus: CpuSet) -> None:
         try:

@@ -250,7 +250,7 @@ def _metrics(address: tuple[str, int] | None) -> list[Any]:
     if page is None:
         raise ValueError("no agent answers on its HTTP port")
     series = [series for series in page.series if series.name.startswith(_METRICS)]
-    return [msgspec.to_builtins(series) for series in series]
+    return [msgspec.to_builtins(one) for one in series]
 
 
 def _audit(state_dir: str) -> list[Any]:

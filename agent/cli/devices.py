@@ -170,7 +170,7 @@ def _health(root: str, state_dir: str) -> Mapping[str, bool]:
     """Whether each device works, from the metrics of the agent that runs; empty without one."""
     page = own_processes.page_of("agent", os.path.join(root, "proc"), state_dir)
     return {
-        each.labels.get("id", ""): each.value == 1
-        for each in (page.series if page else ())
-        if each.name == "topolet_device_healthy"
+        series.labels.get("id", ""): series.value == 1
+        for series in (page.series if page else ())
+        if series.name == "topolet_device_healthy"
     }

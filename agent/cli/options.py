@@ -171,17 +171,19 @@ def unknown_variables(kind: type[Options], variables: Iterable[str]) -> Iterator
     own = {name.upper() for name, _ in _names(kind)} | {"CONFIG"}
     rest = [
         name
-        for each in sorted(variables)
-        if each.startswith(_VARIABLE) and (name := each.removeprefix(_VARIABLE)) not in own
+        for variable in sorted(variables)
+        if variable.startswith(_VARIABLE) and (name := variable.removeprefix(_VARIABLE)) not in own
     ]
     if not rest:
         return
     import re
 
-    known = {name.upper() for each in _kinds() for name, _ in _names(each)}
+    option_names = {name.upper() for process in _kinds() for name, _ in _names(process)}
     for name in rest:
-        if name not in known and not re.fullmatch(_OF_SERVICE, name):
-            yield options.unknown(f"{_VARIABLE}{name}", [f"{_VARIABLE}{each}" for each in known])
+        if name not in option_names and not re.fullmatch(_OF_SERVICE, name):
+            yield options.unknown(
+                f"{_VARIABLE}{name}", [f"{_VARIABLE}{option_name}" for option_name in option_names]
+            )
 
 
 def config_path(arguments: argparse.Namespace | SimpleNamespace) -> str:

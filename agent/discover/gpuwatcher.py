@@ -114,7 +114,7 @@ class GpuSession:
             raise SessionError(CHILD_ENDED, "the process that calls NVML ended unexpectedly")
         try:
             answers: list[Answer] = [
-                self._decoder.decode(each) for each in self._lines.feed(received)
+                self._decoder.decode(line) for line in self._lines.feed(received)
             ]
         except ValueError as error:
             raise SessionError(CHILD_ENDED, f"invalid message of the child: {error}") from None

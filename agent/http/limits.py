@@ -227,7 +227,7 @@ class ConnectionTable(Generic[Key]):
             for key, entry in self._entries.items()
             if entry.phase is not ConnectionPhase.HANDLING and may_close(entry)
         )
-        oldest = min(idle, key=lambda each: each[0], default=None)
+        oldest = min(idle, key=lambda entry: entry[0], default=None)
         if oldest is None:
             raise FullError("all connections are busy")
         self.remove(oldest[1])

@@ -52,8 +52,8 @@ def node_addresses(configured: str, net: str = _NET) -> NodeAddresses:
 
     Raises SettingsError."""
     names = [name.strip() for name in configured.split(",") if name.strip()]
-    found = (*ipv4_gateways(_read(f"{net}/route")), *ipv6_gateways(_read(f"{net}/ipv6_route")))
-    return NodeAddresses(names, found if names else ())
+    gateways = (*ipv4_gateways(_read(f"{net}/route")), *ipv6_gateways(_read(f"{net}/ipv6_route")))
+    return NodeAddresses(names, gateways if names else ())
 
 
 def peer_name(address: str) -> str:

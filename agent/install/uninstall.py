@@ -164,19 +164,19 @@ class NodeRemoval:
         whether there was one.
 
         Raises StoreError, CheckError."""
-        found = objects.get(kind, self._node_name)
-        writers = set() if found is None else managers(found)
-        if found is None or FIELD_MANAGER not in writers:
+        stored = objects.get(kind, self._node_name)
+        writers = set() if stored is None else managers(stored)
+        if stored is None or FIELD_MANAGER not in writers:
             return False
         if writers == {FIELD_MANAGER}:
             return objects.delete(kind, self._node_name)
-        if kind == resource_topology.KIND and not _zones_of_others(found):
+        if kind == resource_topology.KIND and not _zones_of_others(stored):
             raise CheckError(
                 "others wrote in it, and the API server accepts no object without zones: "
                 "delete it if nobody needs it"
             )
         metadata = {"name": self._node_name}
-        version = found["apiVersion"]
+        version = stored["apiVersion"]
         return objects.apply({"apiVersion": version, "kind": kind, "metadata": metadata, **empty})
 
     def _remove_state(self) -> None:

@@ -122,10 +122,10 @@ def manager_state(raw: bytes, fields: Set[str], fields_in_data: Set[str]) -> Man
     content, checked = unwrapped or (outer, None)
     if content.get("policyName") is None:
         raise StateFileError("policyName is missing")
-    known = fields | {"checksum"}
+    known_fields = fields | {"checksum"}
     if unwrapped is None:
-        return ManagerState(content, checked, unknown_fields(outer, known))
-    problems = unknown_fields(outer, known | {"data", "dataChecksum"})
+        return ManagerState(content, checked, unknown_fields(outer, known_fields))
+    problems = unknown_fields(outer, known_fields | {"data", "dataChecksum"})
     return ManagerState(
         content, checked, problems + unknown_fields(content, fields_in_data, "data.")
     )

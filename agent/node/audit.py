@@ -162,11 +162,11 @@ def decisions(before: Snapshot | None, after: Snapshot, moves: Iterable[Move]) -
 
     `before`: None if there was no snapshot."""
     records = [*_of_pools(before, after)]
-    known = before.pods if before else {}
-    if known != after.pods:
-        for uid in sorted(known.keys() | after.pods.keys()):
-            if known.get(uid) != after.pods.get(uid):
-                records += _of_pod(uid, known.get(uid), after.pods.get(uid))
+    former = before.pods if before else {}
+    if former != after.pods:
+        for uid in sorted(former.keys() | after.pods.keys()):
+            if former.get(uid) != after.pods.get(uid):
+                records += _of_pod(uid, former.get(uid), after.pods.get(uid))
     records += _of_owners(before, after)
     records += (_of_move(move, after) for move in moves)
     return sorted(records, key=lambda record: record.event == AuditEvent.POD_ENDED)

@@ -138,15 +138,19 @@ class ChangeRecorder:
         """Logs running containers, by id, whose cgroup stays unknown: their CPUs can't be set.
 
         `now`: monotonic seconds."""
-        self._no_cgroup = {each: self._no_cgroup.get(each, now) for each in titles}
+        self._no_cgroup = {
+            container_id: self._no_cgroup.get(container_id, now) for container_id in titles
+        }
         staying = frozenset(
-            each for each, since in self._no_cgroup.items() if now - since >= _NO_CGROUP_SECONDS
+            container_id
+            for container_id, since in self._no_cgroup.items()
+            if now - since >= _NO_CGROUP_SECONDS
         )
-        for each in sorted(staying - self._logged_without_cgroup):
+        for container_id in sorted(staying - self._logged_without_cgroup):
             log.error(
                 "%s: its cgroup can't be found, its CPUs are not known",
-                titles[each],
-                extra=of_title(titles[each]),
+                titles[container_id],
+                extra=of_title(titles[container_id]),
             )
         self._logged_without_cgroup = staying
         self._metrics.containers_without_group.set(len(staying))
@@ -301,9 +305,7 @@ class PodEvents:
         if self._owned is None:
             self._owned = current
             return
-        uids = [
-            each for each in self._owned | current if self._owned.get(each) != current.get(each)
-        ]
+        uids = [uid for uid in self._owned | current if self._owned.get(uid) != current.get(uid)]
         self._changed = {uid: since for uid, since in self._changed.items() if uid in uids}
         by_uid = {pod.runtime_uid: pod for pod in api_pods.values()} if uids else {}
         for uid in uids:
@@ -360,9 +362,9 @@ class PodEvents:
             self._node_changes(about, node.state, now)
         # A cause that ended recently is kept: one that comes and goes makes no Event each time.
         causes = {
-            key: each
-            for key, each in self._causes.items()
-            if each.recorded is not None and now - each.recorded < PAUSE_SECONDS
+            key: cause
+            for key, cause in self._causes.items()
+            if cause.recorded is not None and now - cause.recorded < PAUSE_SECONDS
         }
         for key, (note, delay_seconds) in events.items():
             causes[key] = self._lasting(key, note, delay_seconds, now)
@@ -419,21 +421,21 @@ def _notes(
 ) -> dict[tuple[str, str], list[str]]:
     """The notes by pod uid and reason, without the refusal of a pod with a shortfall, whose text
     has the same reason."""
-    found: dict[tuple[str, str], list[str]] = {}
+    notes: dict[tuple[str, str], list[str]] = {}
     for short in shortfalls:
-        found.setdefault((short.uid, CLAIM_NOT_HONORED), []).append(short.text)
-    for each in refusals:
-        if (each.uid, CLAIM_NOT_HONORED) in found:
+        notes.setdefault((short.uid, CLAIM_NOT_HONORED), []).append(short.text)
+    for refusal in refusals:
+        if (refusal.uid, CLAIM_NOT_HONORED) in notes:
             continue
-        reason = CLAIM_NOT_HONORED if each.claimed else INVALID_ANNOTATION
-        claims = f" claims CPUs {each.claimed}" if each.claimed else ""
-        keeps = f"; it keeps CPUs {each.held}" if each.held else ""
-        note = f"annotation {each.key}{claims}: {each.reason}{keeps}"
-        found.setdefault((each.uid, reason), []).append(note)
+        reason = CLAIM_NOT_HONORED if refusal.claimed else INVALID_ANNOTATION
+        claims = f" claims CPUs {refusal.claimed}" if refusal.claimed else ""
+        keeps = f"; it keeps CPUs {refusal.held}" if refusal.held else ""
+        note = f"annotation {refusal.key}{claims}: {refusal.reason}{keeps}"
+        notes.setdefault((refusal.uid, reason), []).append(note)
     for pod in unallocated:
-        found.setdefault((pod.uid, NO_CPUS_ALLOCATED), []).append(pod.text)
+        notes.setdefault((pod.uid, NO_CPUS_ALLOCATED), []).append(pod.text)
     for uid, fault in labels:
-        found.setdefault((uid, INVALID_LABEL), []).append(fault)
+        notes.setdefault((uid, INVALID_LABEL), []).append(fault)
     for limit in limits:
-        found.setdefault((limit.uid, LIMIT_REFUSED), []).append(limit.text)
-    return found
+        notes.setdefault((limit.uid, LIMIT_REFUSED), []).append(limit.text)
+    return notes

@@ -103,16 +103,18 @@ def corrections(
     of_name = Counter((pod.namespace, pod.name) for pod in pods)
     own = _Devices(files, devices)
 
-    def of_container(each: Wanted) -> ContainerCorrection:
-        return ContainerCorrection(_cpus(each), own.seen(each.visible or Visibility()))
+    def of_container(container: Wanted) -> ContainerCorrection:
+        return ContainerCorrection(_cpus(container), own.seen(container.visible or Visibility()))
 
-    found = {}
+    by_name = {}
     for pod in pods:
         key, decided = (pod.namespace, pod.name), wanted.get(pod.uid)
         if of_name[key] == 1 and decided is not None:
-            containers = {name: of_container(each) for name, each in decided.containers.items()}
-            found[key] = PodCorrection(of_container(decided.each), containers)
-    return found
+            containers = {
+                name: of_container(container) for name, container in decided.containers.items()
+            }
+            by_name[key] = PodCorrection(of_container(decided.each), containers)
+    return by_name
 
 
 def _cpus(wanted: Wanted) -> CpuSet | None:

@@ -108,7 +108,7 @@ def published(body: object) -> tuple[Published, tuple[str, ...]]:
 
 
 def device_list(
-    found: DiscoveredDevices,
+    discovered: DiscoveredDevices,
     before: Published,
     now: str,
     held: Collection[tuple[str, str]] = (),
@@ -117,19 +117,21 @@ def device_list(
 
     `now`: the time of conditions that change, in RFC 3339.
     `held`: type and id of the devices that pods hold."""
-    numbered_here = (each for each in before.devices if each.type in _NUMBERED_HERE)
-    known = known_minors(numbered_here, before.gone)
+    numbered_here = (device for device in before.devices if device.type in _NUMBERED_HERE)
+    minors = known_minors(numbered_here, before.gone)
     earlier = {(device.type, device.uuid): device for device in before.devices}
-    rdma = rdma_devices(found.rdma, found.functions, before.devices, held)
-    fpgas = fpga_devices(found.fpgas)
+    rdma = rdma_devices(discovered.rdma, discovered.functions, before.devices, held)
+    fpgas = fpga_devices(discovered.fpgas)
     devices = [
-        *found.gpus,
-        *_with_minors(_by_address(rdma), known.get(DeviceType.RDMA, {})),
-        *_with_minors(_by_address(fpgas), known.get(DeviceType.FPGA, {})),
+        *discovered.gpus,
+        *_with_minors(_by_address(rdma), minors.get(DeviceType.RDMA, {})),
+        *_with_minors(_by_address(fpgas), minors.get(DeviceType.FPGA, {})),
     ]
-    ordered = sorted(devices, key=lambda each: (each.type, each.minor))
-    timed = tuple(_since(each, earlier.get((each.type, each.uuid)), now) for each in ordered)
-    return DeviceList(timed, gone_minors(known, timed))
+    ordered = sorted(devices, key=lambda device: (device.type, device.minor))
+    timed = tuple(
+        _since(device, earlier.get((device.type, device.uuid)), now) for device in ordered
+    )
+    return DeviceList(timed, gone_minors(minors, timed))
 
 
 def _since(device: Device, before: Device | None, now: str) -> Device:

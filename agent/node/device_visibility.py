@@ -110,7 +110,7 @@ def visibility(
     `by`: the settings.
     `before`: the holders at the last call."""
     ordered = sorted(pods, key=lambda pod: (not pod.containers, pod.created_at, pod.uid))
-    known = in_api(ordered, api_pods)
+    requested = in_api(ordered, api_pods)
     decided = pod_visibility(
         [
             DevicePod(
@@ -118,7 +118,7 @@ def visibility(
                 pod.title,
                 pod.annotations,
                 pod.labels,
-                container_device_requests(known[pod.uid]) if pod.uid in known else None,
+                container_device_requests(requested[pod.uid]) if pod.uid in requested else None,
             )
             for pod in ordered
         ],
@@ -159,9 +159,9 @@ class DeviceVisibilityView:
         `before`: the holders at the last call."""
         if self._devices is None:
             return DeviceState(), None
-        known = cache.known
-        published = cluster.devices or known.devices
-        state = self._devices.observe(topology, published, known.node, pods, grants)
+        cached = cache.known
+        published = cluster.devices or cached.devices
+        state = self._devices.observe(topology, published, cached.node, pods, grants)
         if state is None:
             return DeviceState(), UNDECIDED
         if published is not None:

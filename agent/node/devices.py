@@ -176,24 +176,27 @@ class DeviceView:
         cards = [card.gpu for card in health.cards]
         allocations, problems = allocated_by_schedulers(pods)
         self._log_foreign(pods, allocations)
-        self.state = made = self._numbered(topology, node, health, allocations)
-        known = keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
-        found = resolve_holdings(
+        self.state = numbered = self._numbered(topology, node, health, allocations)
+        device_keys = keys(numbered.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
+        resolved = resolve_holdings(
             (*grants, *self._checkpoint.grants()),
-            known,
-            {uid: names(of_pod, made.devices) for uid, of_pod in allocations.items()},
+            device_keys,
+            {uid: names(of_pod, numbered.devices) for uid, of_pod in allocations.items()},
             {pod.uid for pod in pods},
         )
-        self._unproven = _logged(found.unproven, self._unproven)
+        self._unproven = _logged(resolved.unproven, self._unproven)
         self._plugin_devices = frozenset(
-            (each.type, each.device) for each in found.holdings if each.form is Form.WHOLE
+            (holding.type, holding.device)
+            for holding in resolved.holdings
+            if holding.form is Form.WHOLE
         )
         held = {
-            uid: amounts(renumbered(of_pod, made.devices)) for uid, of_pod in allocations.items()
+            uid: amounts(renumbered(of_pod, numbered.devices))
+            for uid, of_pod in allocations.items()
         }
-        self.files = self._files(made.devices, cards, expected)
+        self.files = self._files(numbered.devices, cards, expected)
         refused = held_by_two_pods(
-            held, made.devices, found.holdings, {pod.uid: pod for pod in pods}
+            held, numbered.devices, resolved.holdings, {pod.uid: pod for pod in pods}
         )
         missing = self._missing(health, node, cards)
         self._report(
@@ -202,16 +205,16 @@ class DeviceView:
                 *release_problems,
                 *missing,
                 *problems,
-                *found.problems,
+                *resolved.problems,
                 *refused,
             )
         )
         return DeviceState(
-            self._device_report(made, found.holdings, held),
+            self._device_report(numbered, resolved.holdings, held),
             self.files,
-            found.holdings,
+            resolved.holdings,
             self._gpus.readings,
-            known,
+            device_keys,
             health.unclaimed,
             self._gpus.fault,
         )
@@ -229,14 +232,14 @@ class DeviceView:
         `allocations`: by pod uid."""
         plugged = self._plugged
         cards = [card.gpu for card in health.cards]
-        made = device_list(
+        listed = device_list(
             DiscoveredDevices(
                 plugged.functions,
                 gpu_devices.devices(
                     health,
                     places(plugged.functions),
                     gpu_devices.cordoned(node.annotations, cards, released=self._gpus.released),
-                    sum(each.memory_bytes for each in topology.numa_nodes),
+                    sum(numa_node.memory_bytes for numa_node in topology.numa_nodes),
                 ),
                 plugged.rdma.devices,
                 plugged.fpgas.devices,
@@ -250,7 +253,7 @@ class DeviceView:
                 for name in of_kind
             ),
         )
-        return Published(made.devices, made.gone, self._gpus.info, self._gpus.pairs)
+        return Published(listed.devices, listed.gone, self._gpus.info, self._gpus.pairs)
 
     def _device_report(
         self,

@@ -44,7 +44,7 @@ def devices(
     )
     free = max((card.gpu.minor for card in ordered if card.gpu.minor is not None), default=-1)
     taken: set[int] = set()
-    found = []
+    numbered = []
     for card in ordered:
         minor = card.gpu.minor
         if minor is None or minor in taken:
@@ -52,8 +52,8 @@ def devices(
         taken.add(minor)
         place = places.get(card.gpu.bus) or DeviceTopology(bus=card.gpu.bus)
         cordon = cordoned.get(card.gpu.uuid, "")
-        found.append(_device(card, minor, place, cordon, host_memory_bytes))
-    return tuple(sorted(found, key=lambda each: (each.minor, each.uuid)))
+        numbered.append(_device(card, minor, place, cordon, host_memory_bytes))
+    return tuple(sorted(numbered, key=lambda device: (device.minor, device.uuid)))
 
 
 def gpu_info(health: GpuHealth) -> GpuInfo:
@@ -176,14 +176,14 @@ def conditions(card: GpuCard, *, cordoned: str = "") -> tuple[Condition, ...]:
         healthy = Condition(HEALTHY, "False", by_severity[0].reason, message, changed)
     else:
         healthy = Condition(HEALTHY, "True", "DeviceHealthy", "device is healthy", changed)
-    found = [healthy]
-    for each in card.gpu_conditions:
-        time = rfc3339(each.since)
-        found.append(Condition(each.reason, "True", _REASONS[each.action], each.message, time))
+    listed = [healthy]
+    for fault in card.gpu_conditions:
+        time = rfc3339(fault.since)
+        listed.append(Condition(fault.reason, "True", _REASONS[fault.action], fault.message, time))
     if cordoned:
         # The annotation has no timestamp.
-        found.append(Condition(CORDONED, "True", "Annotation", cordoned, changed))
-    return tuple(sorted(found, key=lambda each: each.type))
+        listed.append(Condition(CORDONED, "True", "Annotation", cordoned, changed))
+    return tuple(sorted(listed, key=lambda condition: condition.type))
 
 
 def restored(devices: Iterable[Device], actions: GpuActions, driver: str = "") -> GpuHealth:
@@ -192,9 +192,9 @@ def restored(devices: Iterable[Device], actions: GpuActions, driver: str = "") -
 
     `driver`: its version in that run, "" if unknown."""
     cards = {
-        each.uuid: _card(each, actions)
-        for each in devices
-        if each.type == DeviceType.GPU and each.uuid
+        device.uuid: _card(device, actions)
+        for device in devices
+        if device.type == DeviceType.GPU and device.uuid
     }
     return GpuHealth(tuple(cards[uuid] for uuid in sorted(cards)), driver)
 

@@ -93,10 +93,10 @@ class GpuStates:
 
     def _silence(self, gpu: Gpu) -> SilentGpu | None:
         """The entry of a lost card. The driver may list it by its index only, without its UUID."""
-        for each in self._silent:
-            nameless = not each.uuid and gpu.uuid not in self._enumerated
-            if each.uuid == gpu.uuid or (nameless and each.index == gpu.index):
-                return each
+        for silent in self._silent:
+            nameless = not silent.uuid and gpu.uuid not in self._enumerated
+            if silent.uuid == gpu.uuid or (nameless and silent.index == gpu.index):
+                return silent
         return None
 
 
@@ -234,13 +234,13 @@ def on_report(
     # A restored version was read from a label.
     other_driver = health.driver != "" and label_value(health.driver) != label_value(driver)
     update = _Update(states, now, actions, booted, restart_seconds, other_driver)
-    known = {card.gpu.uuid: card for card in health.cards}
+    by_uuid = {card.gpu.uuid: card for card in health.cards}
     for gpu in report.inventory.gpus:
-        card = known.get(gpu.uuid, GpuCard(gpu, now, now))
-        known[gpu.uuid] = replace(card, gpu=gpu, seen=now, labels={})
+        card = by_uuid.get(gpu.uuid, GpuCard(gpu, now, now))
+        by_uuid[gpu.uuid] = replace(card, gpu=gpu, seen=now, labels={})
     for gpu in _named(report.inventory.silent):
-        known.setdefault(gpu.uuid, GpuCard(gpu, now, now))
-    cards = [update.at(card) for card in known.values() if not update.is_gone(card)]
+        by_uuid.setdefault(gpu.uuid, GpuCard(gpu, now, now))
+    cards = [update.at(card) for card in by_uuid.values() if not update.is_gone(card)]
     return _summed(cards, driver, buses)
 
 
@@ -323,12 +323,12 @@ class _Update:
 
     def _after(self, gpu_condition: GpuCondition, reading: GpuReading) -> GpuCondition | None:
         """The XID after a report without any other fault of the card, None if it has ended."""
-        found = {
+        evidence = {
             Evidence.BOOTED: self._booted is not None and self._booted > gpu_condition.since,
             Evidence.RELOADED: gpu_condition.reloaded,
             Evidence.CLEARED: gpu_condition.cleared,
         }
-        if any(found[each] for each in _EVIDENCE[gpu_condition.action]):
+        if any(evidence[kind] for kind in _EVIDENCE[gpu_condition.action]):
             return None
         if gpu_condition.action is not Action.RESTART_APP:
             return gpu_condition

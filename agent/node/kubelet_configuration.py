@@ -296,12 +296,14 @@ def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Readin
                 return Reading(answer, memory_policy=memory_policy, problems=problems)
         except ConfigurationError as error:
             problems[SourceName.KUBELET_CONFIGZ] = (str(error),)
-    found = find(os.path.join(settings.root, "proc"), own_group())
-    kubelet = found.of_folder(settings.root, settings.kubelet_dir)
-    problems[SourceName.KUBELET_PROCESS] = () if kubelet else _unclear(found)
+    search = find(os.path.join(settings.root, "proc"), own_group())
+    kubelet = search.of_folder(settings.root, settings.kubelet_dir)
+    problems[SourceName.KUBELET_PROCESS] = () if kubelet else _unclear(search)
     files = _Files(settings.root)
     reading = _of_files(settings, kubelet, files)
-    unread = tuple(f"{kubelet.title}: {each}" if kubelet else each for each in files.problems)
+    unread = tuple(
+        f"{kubelet.title}: {problem}" if kubelet else problem for problem in files.problems
+    )
     whole = None
     if not unread:
         try:
@@ -423,22 +425,22 @@ def inferred(
     `cpu_policy`: the policy in the state, "" if unknown.
     `reserved`: the CPUs that PodResources shows as reserved, empty if unknown.
     `strict`: no pod runs on them."""
-    known: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     if cpu_policy:
-        known["cpuManagerPolicy"] = cpu_policy
+        parts["cpuManagerPolicy"] = cpu_policy
     if reading.memory_policy:
-        known["memoryManagerPolicy"] = reading.memory_policy
+        parts["memoryManagerPolicy"] = reading.memory_policy
     if reserved:
-        known["reservedSystemCPUs"] = str(reserved)
+        parts["reservedSystemCPUs"] = str(reserved)
     if strict:
-        known["cpuManagerPolicyOptions"] = {STRICT_CPU_RESERVATION: "true"}
-    if not known and not reading.content and len(reading.argv) == 1:
+        parts["cpuManagerPolicyOptions"] = {STRICT_CPU_RESERVATION: "true"}
+    if not parts and not reading.content and len(reading.argv) == 1:
         return None
     source = f"{reading.source or 'the kubelet'} (known in part)"
     try:
-        return configuration.of_command_line(reading.argv, merged(reading.content, known), source)
+        return configuration.of_command_line(reading.argv, merged(reading.content, parts), source)
     except ConfigurationError:  # reported as a problem of its source
-        return configuration.of_object(known, source)
+        return configuration.of_object(parts, source)
 
 
 def _cpu_policy(settings: AgentSettings) -> str:

@@ -98,20 +98,20 @@ def find(proc: str, own_group: str | None = "/") -> FoundKubelets:
         pids = processes.pids(proc)
     except OSError as error:
         return FoundKubelets(doubts=(f"{proc}: {error.strerror}",))
-    found: list[KubeletProcess] = []
+    candidates: list[KubeletProcess] = []
     doubts = []
     for pid in pids:
         try:
             with Process(proc, pid) as process:
-                if each := _kubelet(proc, process, own_group):
-                    found.append(each)
+                if kubelet := _kubelet(proc, process, own_group):
+                    candidates.append(kubelet)
         except ProcessGoneError:
             continue
         except UnreadableError as error:
             doubts.append(str(error))
     # A kubelet that starts a program appears twice until its child executes it.
-    alike = {(each.pid, each.argv) for each in found}
-    kubelets = [each for each in found if (each.parent, each.argv) not in alike]
+    alike = {(kubelet.pid, kubelet.argv) for kubelet in candidates}
+    kubelets = [kubelet for kubelet in candidates if (kubelet.parent, kubelet.argv) not in alike]
     return FoundKubelets(tuple(kubelets), tuple(doubts[:_MAX_DOUBTS]))
 
 

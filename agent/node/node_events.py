@@ -113,7 +113,9 @@ def state(topology: Topology, kubelet: KubeletConfiguration | None) -> dict[str,
 
     `kubelet`: None if its configuration is not known."""
     nodes = ", ".join(
-        f"{each.cpus} on NUMA node {each.id}" for each in topology.numa_nodes if each.cpus
+        f"{numa_node.cpus} on NUMA node {numa_node.id}"
+        for numa_node in topology.numa_nodes
+        if numa_node.cpus
     )
     texts = {NODE_CPUS_CHANGED: f"CPUs {nodes} are online"}
     if kubelet is not None:

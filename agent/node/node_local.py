@@ -107,12 +107,12 @@ class NodeLocalCpus:
         sharing: set[tuple[str, str]] = set()
         claims: dict[tuple[str, str], LocalRequest] = {}
         expected: dict[str, list[AnnouncedContainer]] = {}
-        for each in announced:
-            expected.setdefault(each.uid, []).append(each)
+        for container in announced:
+            expected.setdefault(container.uid, []).append(container)
         for pod in pods:
             coming = expected.get(pod.uid, [])
             if may_own(pod) and _virtual(pod):
-                sharing.update((pod.uid, each.name) for each in coming)
+                sharing.update((pod.uid, container.name) for container in coming)
             elif may_own(pod):
                 given = by_claim.get(pod.uid, ())
                 sharing.update((pod.uid, name) for name in given)
@@ -121,14 +121,14 @@ class NodeLocalCpus:
                     if claim.name not in given:
                         claims[claim.key] = claim
         others = (
-            holds[each.id]
+            holds[container.id]
             for pod in pods
-            for each in pod.containers
-            if each.id in holds and each.id not in claimed
+            for container in pod.containers
+            if container.id in holds and container.id not in claimed
         )
         located = tuple(_located(claims.values(), device_nodes or {}))
-        coming_pages = any(each.hugepages and not each.owned for each in located)
-        nodes = [each.id for each in topology.numa_nodes] if coming_pages else []
+        coming_pages = any(request.hugepages and not request.owned for request in located)
+        nodes = [numa_node.id for numa_node in topology.numa_nodes] if coming_pages else []
         hugepages = huge_pages(self._root, nodes)
         return LocalInput(rules, located, union(others), frozenset(sharing), hugepages)
 

@@ -98,24 +98,28 @@ class OriginalValues:
         Returns the failures.
 
         `containers`: all containers that the runtime lists."""
-        groups = {each.id: each.group for each in containers}
+        groups = {container.id: container.group for container in containers}
         for unlisted in self._replaced.keys() - groups.keys():
             del self._replaced[unlisted]
-        placed = {each: group for each, group in groups.items() if group and each in self._replaced}
+        placed = {
+            container_id: group
+            for container_id, group in groups.items()
+            if group and container_id in self._replaced
+        }
         originals = [
             Original(group, str(cpus))
-            for each, group in placed.items()
-            if (cpus := self._requested_cpus(self._replaced[each].requested.cpuset, group))
+            for container_id, group in placed.items()
+            if (cpus := self._requested_cpus(self._replaced[container_id].requested.cpuset, group))
         ]
         others = [
             one
-            for each, group in placed.items()
-            for one in _replaced(self._controllers, group, self._replaced[each])
+            for container_id, group in placed.items()
+            for one in _replaced(self._controllers, group, self._replaced[container_id])
         ]
         others += [
             one
-            for each, requested in self._resized.items()
-            if (group := groups.get(each))
+            for container_id, requested in self._resized.items()
+            if (group := groups.get(container_id))
             for one in _resized(self._controllers, group, requested)
         ]
         # When a container was created and updated since the last pass, the update counts.
@@ -124,7 +128,7 @@ class OriginalValues:
             # They replace an original that the agent read from the cgroup before the notification.
             if originals:
                 gone = [one for one in self._journal.originals if not self._hierarchy.exists(one)]
-                self._journal.update(originals, gone + [each.group for each in originals])
+                self._journal.update(originals, gone + [original.group for original in originals])
             if others:
                 ended = [one for one in self._journal.values if not self._controllers.has(*one)]
                 self._journal.update_values(
@@ -132,8 +136,8 @@ class OriginalValues:
                 )
         except JournalError as error:
             return [str(error)]
-        for each in placed:
-            del self._replaced[each]
+        for container_id in placed:
+            del self._replaced[container_id]
         self._resized = {}
         return []
 
@@ -189,7 +193,7 @@ class AnnouncedPodGroups:
         failures = []
         try:
             self._journal.update(new, remove=[original.group for original in new])
-            self._narrowed.update(each.group for each in new)
+            self._narrowed.update(original.group for original in new)
         except JournalError as error:
             failures.append(str(error))
         return {group: wanted[group] for group in wanted.keys() & self._narrowed}, failures

@@ -50,19 +50,19 @@ def holdings(
     problems: list[str] = []
     cpus: dict[PodName, CpuSet] = {}
     amounts: dict[PodName, Amounts] = {}
-    known = topology.online | topology.offline
+    machine = topology.online | topology.offline
     for key, own in _own_cpus(alive, allocatable):
-        if unknown := own - known:
+        if unknown := own - machine:
             problems.append(f"{_title(key)}: this machine has no CPUs {unknown}")
-        if own & known:
-            cpus[key] = cpus.get(key, EMPTY) | own & known
+        if own & machine:
+            cpus[key] = cpus.get(key, EMPTY) | own & machine
     room = _room(topology, allocatable)
     for key, device in _held_devices(alive):
         for node in _known(device.nodes, room, f"{_title(key)}: {device.resource}", problems):
             _add(amounts, key, node, device.resource, 1)
     # Blocks on one NUMA node first; blocks on several nodes then fill the remaining room.
     blocks = [(pod.key, block) for pod in alive for block in _blocks(pod)]
-    for key, block in sorted(blocks, key=lambda each: (len(each[1].nodes), each[0])):
+    for key, block in sorted(blocks, key=lambda entry: (len(entry[1].nodes), entry[0])):
         field = f"{_title(key)}: {block.kind}"
         if not block.nodes:
             problems.append(f"{field}: on no NUMA node")

@@ -106,8 +106,8 @@ class Publisher:
 
         Raises OSError."""
         wanted = {
-            uid: _blocked(each, blocked[uid]) if uid in blocked else each
-            for uid, each in decision.pods.items()
+            uid: _blocked(pod_wanted, blocked[uid]) if uid in blocked else pod_wanted
+            for uid, pod_wanted in decision.pods.items()
         }
         by_container = _by_container(pods, wanted, memory_stays)
         for uid, shown in visibility.pods.items() if visibility else ():

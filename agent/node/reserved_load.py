@@ -65,5 +65,5 @@ def _share(
     """The part of the time in which a CPU was busy, 0 if unknown."""
     if cpu not in before or cpu not in after:
         return 0.0
-    busy, total = (after[cpu][each] - before[cpu][each] for each in (0, 1))
+    busy, total = (after[cpu][index] - before[cpu][index] for index in (0, 1))
     return busy / total if total > 0 else 0.0

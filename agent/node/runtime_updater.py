@@ -74,14 +74,15 @@ class RuntimeUpdater:
             for gone in self._sent.keys() - containers.keys():
                 del self._sent[gone]
             self._unanswered = {
-                each: cpus
-                for each, cpus in self._unanswered.items()
-                if each in containers and not containers[each].unmanaged
+                container_id: cpus
+                for container_id, cpus in self._unanswered.items()
+                if container_id in containers and not containers[container_id].unmanaged
             }
             self._queue = {
-                each: wanted
-                for each, wanted in containers.items()
-                if not wanted.unmanaged and not self._is_current(each, wanted, stored.get(each))
+                container_id: wanted
+                for container_id, wanted in containers.items()
+                if not wanted.unmanaged
+                and not self._is_current(container_id, wanted, stored.get(container_id))
             }
             if not self._queue:
                 self._due = None

@@ -88,7 +88,7 @@ class NodeSampler:
         Raises DiscoveryError, OSError."""
         now = self._clock()
         topology = self.topology
-        found = [*self._read_snapshot(), *problems]
+        unread = [*self._read_snapshot(), *problems]
         made_of = topology, self._snapshot, devices
         if self._live is None or made_of != self._made_of:
             self._live = live(self._node, topology, self._snapshot, devices)
@@ -101,7 +101,7 @@ class NodeSampler:
         age = None
         if self._snapshot is not None and self._snapshot.boot_id == files.boot_id():
             age = max(time.monotonic() - self._snapshot.listed_at / 1e9, 0.0)
-        observed = NodeObservation(now, self._live, tuple(found), age, load, usage or {}, recent)
+        observed = NodeObservation(now, self._live, tuple(unread), age, load, usage or {}, recent)
         self._samples = [*self._samples[-_MOST_SAMPLES:], sample(observed)]
         return msgspec.structs.replace(observed, samples=tuple(self._samples))
 

@@ -295,24 +295,24 @@ _KINDS = {
 def _memory(hardware: Hardware, width: int) -> Lines:
     """The NUMA nodes by kind and speed of their memory, if any is not DRAM."""
     alike: dict[MemoryTraits, list[int]] = {}
-    for each in hardware.memory:
-        if each != MemoryTraits(each.node, tier=each.tier):
-            alike.setdefault(msgspec.structs.replace(each, node=0), []).append(each.node)
+    for traits in hardware.memory:
+        if traits != MemoryTraits(traits.node, tier=traits.tier):
+            alike.setdefault(msgspec.structs.replace(traits, node=0), []).append(traits.node)
     if len(alike) < 2 and all(
-        each == MemoryTraits(0, MemoryKind.DRAM, each.tier) for each in alike
+        traits == MemoryTraits(0, MemoryKind.DRAM, traits.tier) for traits in alike
     ):
         return []
     lines = ["Memory"]
-    for each, nodes in alike.items():
-        facts = [_KINDS[each.kind]]
-        if each.tier is not None:
-            facts.append(f"tier {each.tier}")
-        if each.read_mib_per_second:
-            facts.append(f"{size(each.read_mib_per_second << 20)}/s")
-        if each.read_latency_ns:
-            facts.append(f"{each.read_latency_ns} ns")
-        if each.side_cache_bytes:
-            facts.append(f"side cache of {size(each.side_cache_bytes)}")
+    for traits, nodes in alike.items():
+        facts = [_KINDS[traits.kind]]
+        if traits.tier is not None:
+            facts.append(f"tier {traits.tier}")
+        if traits.read_mib_per_second:
+            facts.append(f"{size(traits.read_mib_per_second << 20)}/s")
+        if traits.read_latency_ns:
+            facts.append(f"{traits.read_latency_ns} ns")
+        if traits.side_cache_bytes:
+            facts.append(f"side cache of {size(traits.side_cache_bytes)}")
         noun = "node" if len(nodes) == 1 else "nodes"
         text = f"  {noun} {CpuSet(nodes)}: {', '.join(facts)}"
         lines += textwrap.wrap(text, width, subsequent_indent="    ")

@@ -71,7 +71,7 @@ def of_carriers(
         for key, value in dict(carriers.environment).items()
         if key.startswith(_CPUSET_PREFIX)
     )
-    found = [
+    reported = [
         *(
             ReportedDevices(uid, container, resource, tuple(names), source)
             for (source, resource), names in named.items()
@@ -82,10 +82,10 @@ def of_carriers(
         ),
     ]
     if carriers.nodes and not carriers.privileged:
-        named_nodes = (("", each) for each in carriers.nodes if each.startswith("/dev/"))
-        nodes = tuple(each for _, each in _bounded(named_nodes))
-        found.append(ReportedDevices(uid, container, "", nodes, HoldingSource.NODE))
-    return tuple(found)
+        named_nodes = (("", path) for path in carriers.nodes if path.startswith("/dev/"))
+        nodes = tuple(path for _, path in _bounded(named_nodes))
+        reported.append(ReportedDevices(uid, container, "", nodes, HoldingSource.NODE))
+    return tuple(reported)
 
 
 def _bounded(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -159,7 +159,7 @@ def of_pod_resources(
 
     `uids`: the uids of the pods on the node, which the PodResources API does not report. A pod
         without an entry has ended, or appears in the next pass."""
-    found: list[ReportedDevices] = []
+    reported: list[ReportedDevices] = []
     for pod in pods:
         uid = uids.get(pod.key)
         if uid is None:
@@ -168,13 +168,13 @@ def of_pod_resources(
             by_resource: dict[str, list[str]] = {}
             for device in container.devices:
                 by_resource.setdefault(device.resource, []).append(device.id)
-            found += [
+            reported += [
                 ReportedDevices(
                     uid, container.name, resource, tuple(names), HoldingSource.CHECKPOINT
                 )
                 for resource, names in by_resource.items()
             ]
-            found += [
+            reported += [
                 ReportedDevices(
                     uid,
                     container.name,
@@ -188,4 +188,4 @@ def of_pod_resources(
                 for claim in container.claims
                 for claimed in claim.devices
             ]
-    return tuple(found)
+    return tuple(reported)

@@ -76,12 +76,14 @@ def resolve_holdings(
         container was created.
     `present`: the pods on this node, None if unknown; the kubelet removes ended pods only
         when it admits the next one."""
-    found: dict[tuple[str, str, str, str], list[DeviceHolding]] = {}
+    by_device: dict[tuple[str, str, str, str], list[DeviceHolding]] = {}
     problems: list[str] = []
     notes: list[str] = []
     unproven: list[str] = []
     present_grants = [
-        each for each in sorted(grants, key=_grant_order) if present is None or each.uid in present
+        grant
+        for grant in sorted(grants, key=_grant_order)
+        if present is None or grant.uid in present
     ]
     proven = {
         _part(holding)
@@ -104,7 +106,7 @@ def resolve_holdings(
         names_alone = list(read.unknown) if by_environment else []
         if not by_environment:
             problems += [
-                f"{title}: {_quoted(each)} is not a device of this node" for each in listed
+                f"{title}: {_quoted(name)} is not a device of this node" for name in listed
             ]
             if more := len(read.unknown) - len(listed):
                 problems.append(f"{title}: {more} more names are not devices of this node")
@@ -120,16 +122,16 @@ def resolve_holdings(
                 names_alone.append(holding.part or holding.device)
                 continue
             key = holding.uid, holding.container, holding.type, holding.device
-            known = found.setdefault(key, [])
-            if not known or (known[0].source is holding.source and holding not in known):
-                known.append(holding)
+            held = by_device.setdefault(key, [])
+            if not held or (held[0].source is holding.source and holding not in held):
+                held.append(holding)
         if names_alone:
             some = ", ".join(map(_quoted, names_alone[:_MAX_LISTED]))
             unproven.append(
                 f"{title}: it names devices that neither the kubelet nor the runtime gave it, which"
                 f" do not count: {some} ({len(names_alone)} in all)"
             )
-    ordered = sorted((each for held in found.values() for each in held), key=_order)
+    ordered = sorted((holding for held in by_device.values() for holding in held), key=_order)
     return ResolvedHoldings(
         tuple(ordered),
         tuple(dict.fromkeys(problems)),
@@ -330,10 +332,10 @@ def claimed_cpus(grants: Iterable[ReportedDevices]) -> ClaimedCpus:
         if claim is None:
             problems.append(f"{title}, and the kubelet reports no such claim")
             continue
-        found = meaning(msgspec.structs.replace(grant, claim=claim.claim), {})
-        problems += [f"{title}: {name!r} {why}" for name, why in found.left]
-        problems += [f"{title}: {name!r} is not a list of CPUs" for name in found.unknown]
-        for holding in found.holdings:
+        read = meaning(msgspec.structs.replace(grant, claim=claim.claim), {})
+        problems += [f"{title}: {name!r} {why}" for name, why in read.left]
+        problems += [f"{title}: {name!r} is not a list of CPUs" for name in read.unknown]
+        for holding in read.holdings:
             if holding.form is Form.CPUS:
                 of_pod = by_uid.setdefault(holding.uid, {})
                 cpus = of_pod.get(holding.container, EMPTY) | CpuSet.parse(holding.part)

@@ -89,13 +89,13 @@ def outcome_by_pod(local: LocalInput, free: CpuSet) -> LocalOutcome:
 def _known(claims: list[LocalRequest], cpus: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
     """The CPUs of ended containers that no other container of the pod took over: a container that
     returns to them needs a new decision."""
-    known = {}
+    kept = {}
     for claim in claims:
         own = cpus[claim.name]
-        others = union(cpus[each.name] for each in claims if each is not claim)
+        others = union(cpus[other.name] for other in claims if other is not claim)
         if own and not (claim.ended and own & others):
-            known[claim.name] = own
-    return known
+            kept[claim.name] = own
+    return kept
 
 
 def _text(refused: AllocationRefused) -> str:
@@ -368,13 +368,13 @@ def _present_owners(
     `shared`: all CPUs that are owned or shared.
     `sharing`: the CPUs of sharing containers.
     `fits`: whether this number of CPUs could be assigned to a claim."""
-    certain = [each for each in claims if each.owned]
+    certain = [claim for claim in claims if claim.owned]
     unknown = [
-        (each, each.held.mask)
-        for each in claims
-        if each.owned is None and each.held and not each.held.mask & ~assignable
+        (claim, claim.held.mask)
+        for claim in claims
+        if claim.owned is None and claim.held and not claim.held.mask & ~assignable
     ]
-    alone = [each for each in unknown if occupancy.alone(each[0])]
+    alone = [claim for claim in unknown if occupancy.alone(claim[0])]
     rest = shared
     for claim in certain:
         rest &= ~(claim.owned or EMPTY).mask
@@ -396,12 +396,16 @@ def _present_owners(
     ]
     return [
         *(
-            _PresentOwner(each, (each.owned or EMPTY).mask, True)
-            for each in certain
-            if not each.ended
+            _PresentOwner(claim, (claim.owned or EMPTY).mask, True)
+            for claim in certain
+            if not claim.ended
         ),
-        *(_PresentOwner(each, (each.owned or EMPTY).mask, True) for each in certain if each.ended),
-        *(_PresentOwner(each, held, False) for each, held in proven if not each.ended),
-        *(_PresentOwner(each, held, False) for each, held in likely),
-        *(_PresentOwner(each, held, False) for each, held in proven if each.ended),
+        *(
+            _PresentOwner(claim, (claim.owned or EMPTY).mask, True)
+            for claim in certain
+            if claim.ended
+        ),
+        *(_PresentOwner(claim, held, False) for claim, held in proven if not claim.ended),
+        *(_PresentOwner(claim, held, False) for claim, held in likely),
+        *(_PresentOwner(claim, held, False) for claim, held in proven if claim.ended),
     ]

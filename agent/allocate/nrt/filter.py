@@ -60,10 +60,10 @@ def filter(node: ZonedNode | None, pod: ZonedPod, steps: Steps = UNCOUNTED) -> Z
         return PASSED
     steps.take(len(pod.parts) * (1 + len(node.zones)))
     if node.policy is NumaPolicy.SINGLE_NUMA_NODE:
-        found = _aligned(node, pod)
-        if isinstance(found, Refusal) or not restricts(node, pod):
-            return found
-        return preferred_misfit(node, pod, steps) or found
+        fit = _aligned(node, pod)
+        if isinstance(fit, Refusal) or not restricts(node, pod):
+            return fit
+        return preferred_misfit(node, pod, steps) or fit
     if node.policy is NumaPolicy.RESTRICTED:
         return _together(node, pod.whole) or preferred_misfit(node, pod, steps) or PASSED
     return PASSED

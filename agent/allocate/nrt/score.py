@@ -67,8 +67,10 @@ def _by_zone(node: ZonedNode, pod: ZonedPod, strategy: Strategy, weights: Mappin
         if not part.requests:
             continue
         zones = (_left(node, zone) for zone in node.zones)
-        found = [each for zone in zones if (each := zone_score(part.requests, zone, weights))]
-        scores.append(min(found, default=0))
+        positive = [
+            points for zone in zones if (points := zone_score(part.requests, zone, weights))
+        ]
+        scores.append(min(positive, default=0))
     return sum(scores) // len(scores) if scores else 0
 
 

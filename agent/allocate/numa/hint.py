@@ -123,7 +123,7 @@ def resource_hints(
     }
     free = {resource: _free(available, resource) for resource in wanted}
     holders = {resource: sum(node for node, _ in held) for resource, held in free.items()}
-    found: dict[str, list[TopologyHint]] = {resource: [] for resource in wanted}
+    by_resource: dict[str, list[TopologyHint]] = {resource: [] for resource in wanted}
     fewest = dict.fromkeys(wanted, 0)
     requested = [(needed, free[resource]) for resource, needed in wanted.items()]
     agreed = 0
@@ -149,10 +149,10 @@ def resource_hints(
             hint = hints.get(preferred)
             if hint is None:
                 hint = hints[preferred] = TopologyHint(mask, preferred, mask_score)
-            found[resource].append(hint)
+            by_resource[resource].append(hint)
         if preferring == len(wanted):
             agreed = agreed or size
-    return {resource: tuple(held) for resource, held in found.items()}
+    return {resource: tuple(held) for resource, held in by_resource.items()}
 
 
 def _enough(mask: int, requested: Sequence[tuple[int, Mapping[int, int]]]) -> bool:

@@ -404,21 +404,21 @@ def causes(
     """Why the combination at this place is not preferred.
 
     `excluded`: exclusivity excludes it."""
-    found = []
+    reasons = []
     if any(column.lacking for column in columns):
-        found.append(MergeCause.RESOURCE_LACKING)
+        reasons.append(MergeCause.RESOURCE_LACKING)
     hints = [
         column.hints[index]
         for column, index in zip(columns, place, strict=True)
         if not column.lacking
     ]
     if not all(hint.preferred for hint in hints):
-        found.append(MergeCause.HINT_NOT_PREFERRED)
+        reasons.append(MergeCause.HINT_NOT_PREFERRED)
     if len({hint.mask for hint in hints} - {None}) > 1:
-        found.append(MergeCause.MASKS_DIFFER)
+        reasons.append(MergeCause.MASKS_DIFFER)
     if excluded:
-        found.append(MergeCause.NODE_EXCLUSIVE)
-    return tuple(found)
+        reasons.append(MergeCause.NODE_EXCLUSIVE)
+    return tuple(reasons)
 
 
 def no_combination(columns: Iterable[Column], single: bool) -> tuple[MergeCause, ...]:

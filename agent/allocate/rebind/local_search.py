@@ -206,7 +206,7 @@ class _Search:
                     and arrangement.pods[other].owner
                     and not arrangement.places[other] & ~cpus
                 ),
-                key=lambda node: (-node[0], node[1]),
+                key=lambda size: (-size[0], size[1]),
             )
             leaving = []
             for size, other in sizes:
@@ -328,9 +328,9 @@ def _over_nodes(arrangement: Arrangement, free: int, count: int, own: int, *, sp
     while count:
         enough = [id_ for id_ in left if left[id_].bit_count() >= count]
         if enough:
-            id_ = min(enough, key=lambda each: (left[each].bit_count(), each))
+            id_ = min(enough, key=lambda node: (left[node].bit_count(), node))
         else:
-            id_ = max(left, key=lambda each: (left[each].bit_count(), -each))
+            id_ = max(left, key=lambda node: (left[node].bit_count(), -node))
         here = left.pop(id_)
         part = _pick(arrangement.layout, here, min(count, here.bit_count()), own, spread=spread)
         place |= part

@@ -43,7 +43,7 @@ def placed_node(
     account = NodeAllocation(options)
     for holding in allocator.holdings.values():
         account.add(holding.allocation)
-    found = []
+    placed = []
     most_owned = {}
     for uid in sorted(allocator.holdings):
         request = requests.get(uid)
@@ -52,7 +52,7 @@ def placed_node(
         pod = _placed_pod(options, account, allocator.holdings[uid], request, fixed.get(uid, ""))
         if pod is None:
             continue
-        found.append(pod)
+        placed.append(pod)
         if request is not None and request.burst_milli and not pod.owner:
             # The pool of a pod that bursts must not shrink, since its limit must fit into the pool.
             for area in layout.nodes:
@@ -62,8 +62,8 @@ def placed_node(
     return PlacedNode(
         layout,
         layout.cpus & ~options.kept.mask,
-        tuple(found),
-        _rooms(account, found),
+        tuple(placed),
+        _rooms(account, placed),
         options.amplified(1000),
         most_owned,
     )

@@ -91,7 +91,9 @@ def device_files(
     now = {(other.type, other.uuid): other for other in (*_rdma(rdma), *_fpgas(fpgas))}
     earlier = {(other.type, other.uuid): other for other in before.others}
     seen = frozenset(
-        node.path for each in now.values() for node in chain(each.nodes, *each.functions.values())
+        node.path
+        for other in now.values()
+        for node in chain(other.nodes, *other.functions.values())
     )
     others = []
     for device in listed:
@@ -173,14 +175,14 @@ def _rdma(rdma: Rdma) -> Iterable[OtherFiles]:
 
 def _fpgas(fpgas: Fpgas) -> Iterable[OtherFiles]:
     """The nodes of the ports. A container never gets the node that loads another bitstream."""
-    by_address = {each.address: each for each in fpgas.devices}
-    for each in fpgas.devices:
-        virtual = [by_address[place] for _, place in each.function.virtual if place in by_address]
+    by_address = {fpga.address: fpga for fpga in fpgas.devices}
+    for fpga in fpgas.devices:
+        virtual = [by_address[place] for _, place in fpga.function.virtual if place in by_address]
         yield OtherFiles(
             DeviceType.FPGA,
-            each.address,
+            fpga.address,
             -1,
-            _ports(each),
+            _ports(fpga),
             {it.address: _ports(it) for it in virtual},
         )
 

@@ -408,31 +408,31 @@ def _cpus(text: str, caches_of_zones: tuple[str, ...]) -> tuple[Cpu, ...]:
     if detail is None:
         return ()
     lowest: dict[tuple[int, int], int] = {}
-    for each in detail.detail:
-        core = each.socket, each.core
-        lowest[core] = min(lowest.get(core, each.id), each.id)
-    if len({each.id for each in detail.detail}) < len(detail.detail):
+    for cpu in detail.detail:
+        core = cpu.socket, cpu.core
+        lowest[core] = min(lowest.get(core, cpu.id), cpu.id)
+    if len({cpu.id for cpu in detail.detail}) < len(detail.detail):
         raise AnnotationError(CPU_TOPOLOGY, "detail: a CPU is named twice")
     caches = _caches(caches_of_zones)
-    threads = Counter((each.socket, each.core) for each in detail.detail)
-    for found, most, what in (
-        (len({each.node for each in detail.detail}), bounds.MAX_CPU_NODES, "NUMA nodes"),
-        (len({each.socket for each in detail.detail}), bounds.MAX_SOCKETS, "sockets"),
+    threads = Counter((cpu.socket, cpu.core) for cpu in detail.detail)
+    for number, most, what in (
+        (len({cpu.node for cpu in detail.detail}), bounds.MAX_CPU_NODES, "NUMA nodes"),
+        (len({cpu.socket for cpu in detail.detail}), bounds.MAX_SOCKETS, "sockets"),
         (len(set(caches.values())), bounds.MAX_CACHES, "L3 caches"),
         (max(threads.values(), default=0), bounds.MAX_THREADS, "threads of one core"),
     ):
-        if found > most:
-            raise AnnotationError(CPU_TOPOLOGY, f"detail: {found} {what} are more than {most}")
+        if number > most:
+            raise AnnotationError(CPU_TOPOLOGY, f"detail: {number} {what} are more than {most}")
     return tuple(
         Cpu(
-            id=each.id,
-            core=lowest[each.socket, each.core],
-            l3=caches.get(each.id),
+            id=cpu.id,
+            core=lowest[cpu.socket, cpu.core],
+            l3=caches.get(cpu.id),
             die=None,
-            socket=each.socket,
-            node=each.node,
+            socket=cpu.socket,
+            node=cpu.node,
         )
-        for each in sorted(detail.detail, key=lambda each: each.id)
+        for cpu in sorted(detail.detail, key=lambda cpu: cpu.id)
     )
 
 

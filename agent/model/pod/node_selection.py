@@ -65,8 +65,8 @@ def admitted_values(
 def _of_term(label: str, term: _Term) -> frozenset[str] | None:
     """The values that the term admits, None for any."""
     lists = [
-        frozenset(each.values or ())
-        for each in term.match_expressions or ()
-        if each.key == label and each.operator == "In"
+        frozenset(expression.values or ())
+        for expression in term.match_expressions or ()
+        if expression.key == label and expression.operator == "In"
     ]
     return frozenset.intersection(*lists) if lists else None

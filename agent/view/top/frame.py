@@ -112,13 +112,15 @@ def _attention(observed: NodeObservation, columns: int, rows: int, ability: Abil
     """The problems of the node, with the number of lines that do not fit."""
     texts = list(observed.problems)
     texts += [
-        " ".join(filter(None, (f"{each.kind}:", each.pod or each.device, each.text)))
-        for each in observed.attention
+        " ".join(
+            filter(None, (f"{attention.kind}:", attention.pod or attention.device, attention.text))
+        )
+        for attention in observed.attention
     ]
     room = 1 if rows < 20 else 2 if rows < 40 else 4
     shown = texts[: room if len(texts) <= room else room - 1 or 1]
     more = len(texts) - len(shown)
-    lines = [terminal.shortened(terminal.clean(f"! {each}"), columns, ability) for each in shown]
+    lines = [terminal.shortened(terminal.clean(f"! {text}"), columns, ability) for text in shown]
     if more and len(lines) < room:
         lines.append(f"! {more} more")
     elif more:
