@@ -36,7 +36,7 @@ API_SERVER_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
 	bind evictor gpulinks outage scheduler_process scheduler_state))
 
 .PHONY: run run-numa run-cluster check test test-all test-fuzz test-api-servers test-cluster plan-tests \
-	prepare-tests all-suites fuzz api-servers audit lint lint-types lint-others lock manifests pictures \
+	prepare-tests all-suites fuzz api-servers audit mutants lint lint-types lint-others lock manifests pictures \
 	release clean
 
 run: $(VENV)/.run
@@ -89,6 +89,12 @@ api-servers:
 # Known vulnerabilities of the dependencies, if a source of them can be reached.
 audit: $(VENV)/.audit
 	@$(BIN)/python -m tests.audit
+
+# The share of small bugs that the unit suites find: make mutants COUNT=300 SEED=1
+COUNT ?= 300
+SEED ?= 1
+mutants: $(VENV)/.mutants
+	$(BIN)/python -m tests.mutants --count $(COUNT) --seed $(SEED)
 
 # A whole cluster, with a guest as its second node.
 test-cluster: prepare-tests
@@ -166,6 +172,10 @@ $(VENV)/.test: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/.audit: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,audit]'
+	@touch $@
+
+$(VENV)/.mutants: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,mutants]'
 	@touch $@
 
 $(VENV)/.lock: $(VENV)/bin/python pyproject.toml
