@@ -36,12 +36,12 @@ VECTORS: Final = Path(__file__).resolve().parents[1] / "tests" / "data" / "vecto
 
 _COLUMNS = 100
 _MAX_JSON_CHARACTERS = 600
-"""Of a JSON value in the text output."""
+"""The limit of a JSON value in the text output."""
 _CHARACTERS_BEFORE = 100
 """Shown before the first difference of two texts."""
 
 SCHEMA_VERSION = 1
-"""Of the JSON output."""
+"""The version of the JSON output."""
 
 
 def main(

@@ -47,7 +47,7 @@ class Exclusive(msgspec.Struct, frozen=True, tag="exclusive"):
 
     cpus: int
     reused: int = 0
-    """Those of the CPUs that an init container of its pod had."""
+    """The part of the CPUs that an init container of its pod had."""
     repeated: bool = False
     """The container had all of them before."""
 

@@ -25,8 +25,8 @@ SCOPE_PREFIXES: Final = ("cri-containerd", "crio", "docker")
 
 _SLICE: Final = ".slice"
 _MAX_UNIT_CHARACTERS: Final = 255
-"""Of a name (systemd: src/basic/unit-name.h, UNIT_NAME_MAX). The path of a slice has the names of
-all slices above it."""
+"""The limit of a name (systemd: src/basic/unit-name.h, UNIT_NAME_MAX). The path of a slice has the
+names of all slices above it."""
 _KUBEPODS: Final = "kubepods"
 # The parent of containers whose pod does not name one; containerd's is its namespace.
 _DEFAULT_PARENTS: Final = {"cri-containerd": "/k8s.io", "crio": "/crio", "docker": "/docker"}

@@ -73,7 +73,7 @@ class ValueOutcome(msgspec.Struct, frozen=True):
     changes: tuple[ValueChange, ...] = ()
     """One for each file of each requested group, sorted by group and file."""
     journal_error: str | None = None
-    """None if restored entries are not in the journal any more, as in WriteOutcome."""
+    """Why restored entries are still in the journal, None if they are not."""
 
     def having(self, state: WriteState) -> tuple[ValueChange, ...]:
         """The files with this result."""

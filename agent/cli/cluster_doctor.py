@@ -23,7 +23,7 @@ from agent.view import format
 from agent.view.format import count, printable
 
 SCHEMA_VERSION: Final = 1
-"""Of the JSON output: it changes when a field changes its meaning or goes."""
+"""The version of the JSON output, which changes when a field changes its meaning or goes."""
 _MAX_TEXT: Final = 1000
 _HEAD: Final = ("NODE", "SEVERITY", "FINDING", "TEXT")
 

@@ -39,7 +39,7 @@ from agent.view.devices import DeviceSources
 USAGE = "topolet devices [OPTIONS] [NODE]"
 SETTINGS = DevicesSettings
 SCHEMA_VERSION = 1
-"""Of the JSON output."""
+"""The version of the JSON output."""
 _DRIVER_SECONDS = 15.0
 _NAMES = ("ID_VENDOR_FROM_DATABASE", "ID_MODEL_FROM_DATABASE")
 

@@ -20,7 +20,7 @@ from agent.view import format, history
 USAGE = "topolet history [OPTIONS] [NAMESPACE/]POD"
 SETTINGS = audit_trail.SETTINGS
 SCHEMA_VERSION = 1
-"""Of the JSON output."""
+"""The version of the JSON output."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -36,7 +36,7 @@ from agent.view.format import table
 SETTINGS = KubeletStateSettings
 
 SCHEMA_VERSION = 1
-"""Of the JSON output."""
+"""The version of the JSON output."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

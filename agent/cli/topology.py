@@ -34,7 +34,7 @@ SETTINGS = DevicesSettings
 _NARROWEST = 40
 
 SCHEMA_VERSION = 1
-"""Of the JSON output."""
+"""The version of the JSON output."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -91,7 +91,7 @@ _NVLINK_XIDS: Final = frozenset({74, *range(144, 151)})
 _MAX_FAILURES: Final = 5
 """Failed waits for an event, one after the other, before the session ends."""
 _MAX_LAST_EVENTS: Final = 100
-"""As many events as the driver keeps."""
+"""The driver keeps as many events."""
 _PR_SET_PDEATHSIG: Final = 1
 
 

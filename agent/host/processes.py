@@ -15,7 +15,7 @@ _ALLOWED = "Cpus_allowed_list:"
 _ARGV0_BYTES: Final = 4096
 """The longest path (PATH_MAX)."""
 _MAX_ARGV_BYTES: Final = 256 << 10
-"""Of a command line; the kernel allows megabytes."""
+"""The part of a command line that is read; the kernel allows megabytes."""
 _MAX_STATUS_BYTES: Final = 1 << 20
 """The line of groups holds up to 65,536 numbers (NGROUPS_MAX)."""
 _MAX_CGROUP_BYTES: Final = 128 << 10

@@ -46,7 +46,7 @@ _BACKLOG: Final = 1024
 _BODY_READ_BYTES: Final = 64 << 10
 _LOG_SECONDS: Final = 60.0
 _MAX_NAMES_CHARACTERS: Final = 200
-"""Of a certificate, in a log line: the client chooses its size."""
+"""The limit of a certificate's names in a log line, since the client chooses their size."""
 _OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import msgspec
 
 MAX_BYTES: Final = 4 << 20
 SAVED_BYTES: Final = 256 << 20
-"""Of a file with all objects of a kind, as `kubectl get -o yaml` writes it."""
+"""The limit of a file with all objects of a kind, as `kubectl get -o yaml` writes it."""
 
 
 class DocumentError(ValueError):

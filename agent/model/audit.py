@@ -17,7 +17,7 @@ from agent.model.bounds import JsonError
 
 VERSION: Final = 1
 FOLDER: Final = "audit"
-"""Of the files, below the state folder."""
+"""The folder of the files, below the state folder."""
 
 SANDBOX: Final = "the pod's sandbox"
 """The beginning of the message of a write to a sandbox."""

@@ -15,18 +15,18 @@ from typing import Final, TypeVar
 import msgspec
 
 POD_VALUE_BYTES: Final = 8 << 10
-"""Of a pod's annotation with one value, or with a list of names."""
+"""The limit of a pod's annotation with one value, or with a list of names."""
 POD_TEXT_BYTES: Final = 16 << 10
-"""Of a pod's annotation that lists CPUs and amounts."""
+"""The limit of a pod's annotation that lists CPUs and amounts."""
 POD_LIST_BYTES: Final = 32 << 10
-"""Of a pod's annotation that lists containers or devices with their amounts."""
+"""The limit of a pod's annotation that lists containers or devices with their amounts."""
 OBJECT_VALUE_BYTES: Final = 32 << 10
-"""Of an annotation of a Node, NodeResourceTopology or Device with one value."""
+"""The limit of an annotation of a Node, NodeResourceTopology or Device with one value."""
 OBJECT_LIST_BYTES: Final = 256 << 10
-"""Of one that lists all CPUs, pods or devices of a node: the limit of the API server."""
+"""The limit of an annotation that lists all CPUs, pods or devices of a node: the API server's."""
 
 MAX_CONTAINERS: Final = 256
-"""Of a pod, in one of its annotations."""
+"""The most containers of a pod in one of its annotations."""
 MAX_NODES: Final = 64
 """NUMA nodes of a machine, with those of memory alone: GB200 has 34."""
 MAX_CPU_NODES: Final = 32
@@ -39,19 +39,19 @@ MAX_SOCKETS: Final = 64
 MAX_CACHES: Final = 1_024
 """L3 caches of a machine."""
 MAX_THREADS: Final = 16
-"""Of a core; POWER has 8."""
+"""The most threads of a core; POWER has 8."""
 MAX_RESOURCES: Final = 64
 """Resources in one list of amounts."""
 MAX_DEVICES: Final = 1_024
-"""Of a node, of all types."""
+"""The most devices of a node, of all types."""
 MAX_DEVICE_TYPES: Final = 32
 MAX_FUNCTIONS: Final = 4_096
 """Virtual functions of a node."""
 MAX_PODS: Final = 4_096
-"""Of a node, in a list of one of its objects, with one container or resource for each."""
+"""The most pods in a list of a node's object, with one container or resource for each."""
 
 REASON_CHARACTERS: Final = 300
-"""Of an error's reason, which may quote texts of others."""
+"""The limit of an error's reason, which may quote texts of others."""
 
 
 def excess(text: str, most_bytes: int) -> str:

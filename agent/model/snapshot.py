@@ -170,7 +170,7 @@ class LocalOwner(msgspec.Struct, frozen=True, omit_defaults=True):
     cpuset: str
     """Empty if no CPUs were left."""
     original: str = ""
-    """Those of the CPUs that it had before it was resized."""
+    """The part of these CPUs that it had before it was resized."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="version", tag=VERSION):

@@ -63,7 +63,7 @@ class ClusterState(msgspec.Struct, frozen=True):
     """The state of the cluster at one moment."""
 
     node: ApiNode | None = None
-    """None if unknown or does not exist."""
+    """None if it is unknown, or does not exist."""
     pods: dict[str, ApiPod] = {}
     """The pods of this node by the API's uid, without mirror pods that its kubelet did not
     write."""

@@ -61,7 +61,7 @@ _MAX_ARGUMENTS: Final = 200
 """Characters of a command line that a finding names."""
 _PAUSE_SECONDS: Final = 0.02
 SCHEMA_VERSION: Final = 1
-"""Of the JSON output: it changes when a field changes its meaning or goes."""
+"""The version of the JSON output, which changes when a field changes its meaning or goes."""
 
 
 class Facts(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ _STATIC_ENTRIES: Final = [
     *((len(name), value if name == _PATH else None) for name, value in HeaderTable.STATIC_TABLE),
 ]
 _MAX_PATH_BYTES: Final = 256
-"""Of a path in the table: no known method is longer."""
+"""The limit of a path in the table: no known method is longer."""
 _MEMO_ENTRIES: Final = 256
 _MEMO_TEXT_BYTES: Final = 256
 

@@ -115,7 +115,7 @@ def _qualified_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 _ENVIRONMENT, _MOUNTS, _DEVICES, _ANNOTATIONS, _CDI_DEVICES = 1, 2, 3, 4, 5
-"""Of v1beta1 ContainerAllocateResponse (kubelet: pkg/apis/deviceplugin/v1beta1/api.proto)."""
+"""Fields of ContainerAllocateResponse (kubelet: pkg/apis/deviceplugin/v1beta1/api.proto)."""
 _CONTAINER_PATH, _HOST_PATH, _NAME = 1, 2, 1
 
 

@@ -89,7 +89,7 @@ class LocalAllocation(msgspec.Struct, frozen=True):
     cpus: CpuSet = EMPTY
     """The container's own CPUs, empty if it shares."""
     original: CpuSet = EMPTY
-    """Those of `cpus` that it had before its resize."""
+    """The part of `cpus` that it had before its resize."""
     refused: AllocationRefused | None = None
     """Why it has no CPUs, or too few; None if it has them, or has ended."""
 

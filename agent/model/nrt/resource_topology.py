@@ -200,7 +200,7 @@ def _owner(owner: OwnerReference) -> Object:
 
 
 MAX_NUMA_NODES_LIMIT: Final = 1024
-"""Of the kubelet's topology manager; a larger number counts as this one."""
+"""The limit for the kubelet's topology manager; a larger number counts as this one."""
 
 
 def decode(body: object) -> NodeTopology:
