@@ -157,7 +157,6 @@ def _excerpt(text: str, place: int) -> str:
 
 
 def body(result: FileResult) -> dict[str, Any]:
-    """The result as JSON values."""
     return {
         "file": result.file,
         "kind": result.kind,

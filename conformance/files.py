@@ -113,7 +113,6 @@ class CaseKind(msgspec.Struct, frozen=True):
         return self.keys <= case.keys() and (not self.ops or case.get("op") in self.ops)
 
     def load(self) -> Judge:
-        """Imports the module."""
         judges: Mapping[str, Judge] = importlib.import_module(self.module).JUDGES
         return judges[self.name]
 

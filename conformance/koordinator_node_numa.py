@@ -262,7 +262,6 @@ def _topology(case: Mapping[str, Any]) -> NodeTopology:
 
 
 def _written(pod: Mapping[str, Any]) -> dict[str, str]:
-    """The annotations of a pod in a case."""
     return {key: _text(pod[name]) for name, key in _ANNOTATIONS.items() if name in pod}
 
 

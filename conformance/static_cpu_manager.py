@@ -107,7 +107,6 @@ class StaticPolicy(msgspec.Struct, frozen=True):
 
     @property
     def all_cpus(self) -> int:
-        """All CPUs of the default set and the assignments."""
         kept = self.reserved if self.options.strict_cpu_reservation else 0
         return self.layout.cpus & ~kept
 

@@ -173,7 +173,6 @@ def _ordered(tree: GroupTree, targets: Mapping[str, CpuSet], changed: list[str])
 
 
 def _shrink(changes: _Changes, targets: Mapping[str, CpuSet]) -> Iterator[Write]:
-    """The writes of step 1."""
     own, held, goals, below = changes.own, changes.held, changes.goals, changes.below
     gained = 0
     for group in changes.groups:

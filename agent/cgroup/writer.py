@@ -147,7 +147,6 @@ class CpusetPass:
             self._read_back(group, cpus)
 
     def outcome(self) -> WriteOutcome:
-        """The outcome of all groups."""
         changes, others = (
             tuple(each[group] for group in sorted(each)) for each in (self._changes, self._others)
         )

@@ -162,7 +162,6 @@ def _bounded(text: str) -> str:
 
 
 def body(nodes: Sequence[ExaminedNode]) -> dict[str, Any]:
-    """The nodes as JSON values."""
     return {"schema_version": SCHEMA_VERSION, "nodes": msgspec.to_builtins(nodes)}
 
 

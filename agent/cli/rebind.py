@@ -183,7 +183,6 @@ def _measures(plan: StatusPlan, width: int) -> list[str]:
 
 
 def _cpus_or_nodes(text: str) -> str:
-    """The CPUs in the text of a resource-status, or its NUMA nodes if it has no CPUs."""
     try:
         status = resource_status({RESOURCE_STATUS: text})
         nodes = ",".join(map(str, sorted(status.amounts())))

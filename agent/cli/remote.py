@@ -289,7 +289,6 @@ def agent_of(kubectl: tuple[str, ...], namespace: str, pod: dict[str, Any]) -> A
 
 
 def _http_port(pod: dict[str, Any], name: str) -> int | None:
-    """The port `http` of the container with this name, None without one."""
     for container in pod.get("spec", {}).get("containers") or ():
         for port in container.get("ports") or ():
             if (container.get("name"), port.get("name")) == (name, "http"):

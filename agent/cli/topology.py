@@ -96,7 +96,6 @@ def _devices(root: str, topology: Topology, settings: DevicesSettings) -> tuple[
 
 
 def _device_lines(root: str, topology: Topology, settings: DevicesSettings) -> list[str]:
-    """The lines below the picture, none for a machine without devices."""
     devices = _devices(root, topology, settings)
     return ["", "Devices", *devices_view.as_tree(devices, _width())] if devices else []
 

@@ -148,7 +148,6 @@ class HttpConnection:
         self._certified = False
 
     def start(self) -> None:
-        """Begins to read."""
         self._ready(READ)
 
     def respond(self, reply: Reply) -> None:

@@ -71,7 +71,6 @@ class ClusterNode(msgspec.Struct, frozen=True):
 
     @property
     def reported(self) -> bool:
-        """Whether it has labels of the agent."""
         return any(key.startswith(LABEL_PREFIX) for key in self.labels)
 
 

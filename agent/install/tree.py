@@ -156,7 +156,6 @@ class HostTree:
             shutil.rmtree(place)
 
     def remove_empty(self, path: str) -> None:
-        """Removes a folder, if it is empty."""
         with contextlib.suppress(OSError):
             os.rmdir(self.path(path, follow=False))
 

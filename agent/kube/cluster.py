@@ -141,7 +141,6 @@ class Cluster:
                 self._applied[key] = again
 
     def watch_pods(self, node_name: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:
-        """Watches the pods of the node."""
         return self._watch(kinds.POD, f"spec.nodeName={node_name}", read, changed)
 
     def watch_node(self, name: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:

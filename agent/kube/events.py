@@ -117,7 +117,6 @@ class Recorder:
         self._record(EventKey(regarding, reason, _cut(note)))
 
     def inform(self, regarding: Regarding, reason: str, note: str) -> None:
-        """Records a normal Event."""
         self._record(EventKey(regarding, reason, _cut(note), normal=True))
 
     def _record(self, key: EventKey) -> None:

@@ -95,7 +95,6 @@ class ListWatch(Generic[T]):
 
     @property
     def problem(self) -> str | None:
-        """The current error of the watch."""
         return self._problem.text
 
     @property

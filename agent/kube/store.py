@@ -84,7 +84,6 @@ class EmbeddedStore:
         return self._put({**body, "status": status} if status else body, stored)
 
     def version(self, kind: str) -> str | None:
-        """The best version that is supported."""
         return kind_named(kind).versions[0]
 
     def forget(self, kind: str, name: str) -> None:
@@ -119,7 +118,6 @@ class EmbeddedStore:
         return FolderWatch(lambda: self._pods(node_name), read, changed, self._period)
 
     def watch_node(self, name: str, read: Read[T], changed: Changed[T]) -> FolderWatch[T]:
-        """Watches the one Node."""
         return FolderWatch(lambda: self._one("Node", name), read, changed, self._period)
 
     def _one(self, kind: str, name: str) -> Iterator[tuple[WatchedMetadata, bytes]]:
@@ -240,7 +238,6 @@ class FolderWatch(Generic[T]):
 
     @property
     def problem(self) -> str | None:
-        """The current error of the watch."""
         return self._problem.text
 
     @property

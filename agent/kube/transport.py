@@ -260,7 +260,6 @@ class Transport:
                 self._pool = None
 
     def headers(self) -> dict[str, str]:
-        """Returns the headers of the next request."""
         return {
             "Accept": JSON,
             "Accept-Encoding": "identity",
@@ -356,6 +355,5 @@ class Transports:
         return transport
 
     def close(self) -> None:
-        """Closes all of them."""
         for each in self._made:
             each.close()

@@ -97,7 +97,6 @@ class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """The limits of the pod's cgroup."""
 
     def of(self, container_name: str) -> Wanted:
-        """The wanted values of the container with that name."""
         return self.containers.get(container_name, self.each)
 
     def with_visible(

@@ -127,7 +127,6 @@ class ChangeRecorder:
         self._metrics.overlapping.set(len({container for container, _ in found}))
 
     def export(self, decision: Decision) -> None:
-        """Exports the decision as metrics."""
         self._metrics.decided(
             decision.pools,
             decision.owners,

@@ -113,7 +113,6 @@ class ClusterView:
         metrics.follow(self._watches.ages_seconds, lambda: len(self.problems()))
 
     def now(self) -> ClusterState:
-        """The current state."""
         return msgspec.structs.replace(self._watches.now(), devices=self._devices)
 
     def deliver(self, report: Report) -> None:
@@ -211,7 +210,6 @@ class ClusterWatches:
         self._pods_watch.stop()
 
     def now(self) -> ClusterState:
-        """The current state."""
         with self._lock:
             return ClusterState(self._node, vouched(self._pods, self._node), self._pods_listed)
 
@@ -329,7 +327,6 @@ class ClusterCache:
         return self.known
 
     def store_devices(self, devices: Published, files: DeviceFiles = NO_FILES) -> None:
-        """Stores the devices."""
         self._keep(msgspec.structs.replace(self.known, devices=devices, files=files))
 
     def store_kubelet(self, kubelet: KubeletConfiguration | None) -> None:

@@ -83,7 +83,6 @@ class CorrectedPodResources:
         self._known = found, devices.keys
 
     def close(self) -> None:
-        """Ends the server."""
         if self._server is not None:
             self._server.stop(_GRACE_SECONDS)
         self._lister.close()

@@ -49,7 +49,6 @@ class VisibilityPolicy(msgspec.Struct, frozen=True):
 
 
 def policy(settings: AgentSettings) -> VisibilityPolicy:
-    """The policy of the settings."""
     locks = os.path.join(settings.state_dir, "vgpulock")
     isolation = Isolation(settings.hami_core_library, locks)
     return VisibilityPolicy(

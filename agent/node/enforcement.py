@@ -217,7 +217,6 @@ class Enforcement:
     def _restore_limits(
         self, runtime: RuntimeState, wanted: Mapping[str, CgroupLimits]
     ) -> ValueOutcome:
-        """Restores the original values of limits that the decision does not set any more."""
         present = {
             group
             for pod in runtime.pods

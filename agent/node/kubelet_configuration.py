@@ -159,7 +159,6 @@ class KubeletConfigurationView:
         return node
 
     def read(self) -> None:
-        """Reads the configuration once."""
         reading = read(self._settings, self._own_group)
         by_source = dict(reading.problems)
         refused = None
@@ -330,7 +329,6 @@ def _unclear(found: FoundKubelets) -> tuple[str, ...]:
 
 
 def _of_files(settings: AgentSettings, kubelet: KubeletProcess | None, files: _Files) -> Reading:
-    """The settings in the command line and in the readable files."""
     argv = _arguments(kubelet, files) if kubelet else [kubelet_process.KUBELET]
     named = flags(argv)
     content = {}

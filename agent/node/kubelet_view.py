@@ -152,7 +152,6 @@ class PodResourcesView:
             self._polling.start()
 
     def last_answer(self) -> PodResourcesAnswer | None:
-        """The last valid answer."""
         return self._answer
 
     def refresh(self) -> None:

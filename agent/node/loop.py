@@ -50,7 +50,6 @@ class Health:
         self._pause_seconds = 0.0
 
     def begin(self) -> None:
-        """A pass begins."""
         self._begun = time.monotonic()
 
     def end(self, error: str) -> None:
@@ -187,7 +186,6 @@ class PassLoop:
         return pause
 
     def _reconcile(self) -> bool:
-        """Returns whether the pass succeeded."""
         self._health.begin()
         start = time.monotonic()
         error = ""

@@ -134,7 +134,6 @@ def kept_by_kubelet(kubelet: KubeletConfiguration, topology: Topology) -> CpuSet
 
 
 def with_settings(node: NodeConfiguration, settings: AgentSettings) -> NodeConfiguration:
-    """Adds the agent's settings to the node's configuration."""
     return msgspec.structs.replace(
         node,
         owners_on_reserved=settings.owners_on_reserved,

@@ -72,7 +72,6 @@ class NodeLocalCpus:
         self._suspended = False
 
     def policy(self, kubelet_static: bool) -> CpuPolicy:
-        """The policy in force."""
         if kubelet_static and self._policy is not LocalPolicy.NONE and not self._suspended:
             log.error(
                 "%s; until then the policy is suspended",

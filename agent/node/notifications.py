@@ -121,7 +121,6 @@ class NotificationSocket:
         return "" if own else f"{self._path} is another agent's"
 
     def wake(self) -> None:
-        """Ends a wait."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._waker, b".")
 

@@ -92,7 +92,6 @@ class Outbox:
                 self._thread.start()
 
     def put(self, report: Report) -> None:
-        """Replaces the queued report."""
         with self._changed:
             self._report = report
             self._schedule()

@@ -219,7 +219,6 @@ def _refused(pods: tuple[Pod, ...], decision: Decision) -> tuple[RefusedClaim, .
 
 
 def report_values(name: str, moment: ReportInput) -> ReportValues:
-    """The input of the objects."""
     decision, pods, kubelet = moment.decision, moment.pods, moment.kubelet
     cluster, resources = moment.cluster, moment.resources
     policy = "static" if kubelet.static else "none"

@@ -142,7 +142,6 @@ class RuntimeView:
         return RuntimeState(tuple(pods), statuses, grants)
 
     def changed(self, container_id: str) -> None:
-        """The container's request has changed."""
         self._stale.add(container_id)
         self._too_large.pop(container_id, None)
 

@@ -154,7 +154,6 @@ class Triggers:
         return min(max(took_seconds, least), settings.period_seconds)
 
     def close(self) -> None:
-        """Closes all sources."""
         self._runtime.close()
         for source in (self._tree, self._kubelet, self._uevents):
             if source is not None:

@@ -52,7 +52,6 @@ class FrameError(ValueError):
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One whole frame."""
     return head(len(payload), kind, flags, stream) + payload
 
 

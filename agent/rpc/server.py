@@ -78,7 +78,6 @@ class GrpcServer:
         return inode
 
     def start(self) -> None:
-        """Starts to answer calls."""
         self._server.start()
 
     def stop(self, grace_seconds: float) -> None:

@@ -113,7 +113,6 @@ class UnaryConnection:
         return messages
 
     def cancel(self) -> None:
-        """Cancels the running call."""
         if self._stream is not None:
             self._out += frames.rst_stream(self._stream.id, frames.CANCEL)
             self._stream = None

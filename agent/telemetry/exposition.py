@@ -131,7 +131,6 @@ def single(series: Series, value: float) -> Metric:
 
 
 def render(metrics: Iterable[Metric | Histograms | Summary]) -> str:
-    """The text of a scrape."""
     lines = []
     for metric in metrics:
         series = metric.series

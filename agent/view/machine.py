@@ -208,7 +208,6 @@ def _titled_rows(titles: Sequence[str], parts: Sequence[Part], cells: Cells, wid
 
 
 def _wrapped(label: str, listed: str, width: int) -> Lines:
-    """The list, with line breaks after commas."""
     room = max(width - len(label), 12)
     lines = [""]
     for item in re.findall(r"[^,]*,|[^,]+$", listed):

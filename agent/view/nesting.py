@@ -32,7 +32,6 @@ def parts(topology: Topology) -> list[Part]:
 
 
 def has_private_l3(topology: Topology) -> bool:
-    """Whether every core has its own L3."""
     caches = {cpu.l3 for cpu in topology.cpus if cpu.l3 is not None}
     cores = {cpu.core for cpu in topology.cpus}
     return len(caches) == len(cores) > 1

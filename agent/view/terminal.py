@@ -97,7 +97,6 @@ def text(line: Iterable[Piece]) -> str:
 
 
 def cut(line: Iterable[Piece], columns: int) -> Line:
-    """The first columns of the line."""
     found: list[Piece] = []
     for each in line:
         if len(each.text) >= columns:

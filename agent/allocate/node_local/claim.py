@@ -241,7 +241,6 @@ class OwnedCpus:
 
     @property
     def pool(self) -> int:
-        """The shared CPUs."""
         return self._shared & ~(self._live | self._ended)
 
     def empties(self, *changes: tuple[LocalRequest, int]) -> bool:

@@ -80,7 +80,6 @@ class Combinations:
 
     @functools.cached_property
     def last(self) -> Place:
-        """The last combination."""
         place = self._exact(None, backwards=True)
         if place is None:
             raise ValueError(f"no combination gives the mask {self.mask:#x}")

@@ -227,7 +227,6 @@ WHOLE: Final = 1023
 
 
 def of_nodes(nodes: Iterable[int]) -> int:
-    """The mask of these NUMA nodes."""
     mask = 0
     for node in nodes:
         mask |= 1 << node

@@ -110,7 +110,6 @@ class Residual(msgspec.Struct, frozen=True):
         return sum(loss for loss, _ in lost) - kind.gpu, tuple(minor for _, minor in lost)
 
     def _price(self, node: NodeCapacity) -> float:
-        """The price of one GPU of the node."""
         spare = max(0.0, node.cpu_milli - self.cpu.mean * node.gpus)
         return self.models.get(node.model, 0.0) + self.pressure * spare / max(1, node.cpu_milli)
 

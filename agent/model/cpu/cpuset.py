@@ -142,7 +142,6 @@ _WHOLE_WORDS: Final = re.compile("(?:0x)?[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{8})*")
 
 
 def union(sets: Iterable[CpuSet]) -> CpuSet:
-    """All ids of all sets."""
     mask = 0
     for each in sets:
         mask |= each.mask

@@ -174,7 +174,6 @@ def allocated(annotations: Mapping[str, str]) -> DeviceAmounts:
 
 
 def amounts(allocation: AllocatedDevices) -> DeviceAmounts:
-    """The amounts of one pod's devices."""
     found: DeviceAmounts = {}
     for kind, devices in allocation.items():
         for device in devices:

@@ -124,7 +124,6 @@ class VisibleGpu(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_mig(self) -> bool:
-        """Whether it is a MIG instance."""
         return self.uuid.startswith("MIG-")
 
 

@@ -18,7 +18,6 @@ def of(pods: Iterable[tuple[str, str]]) -> str:
 
 
 def pod_hash(namespace: str, name: str) -> int:
-    """The hash of one pod."""
     return xxhash.xxh64_intdigest(name, seed=xxhash.xxh64_intdigest(namespace))
 
 

@@ -150,7 +150,6 @@ def without_labels_of_others(wanted: Object, stored: Object, own: Collection[str
 
 
 def from_labels(labels: Mapping[str, str]) -> GpuInfo:
-    """The values of Koordinator's labels."""
     return GpuInfo(
         labels.get(GPU_VENDOR, ""), labels.get(GPU_MODEL, ""), labels.get(GPU_DRIVER, "")
     )

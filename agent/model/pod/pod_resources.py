@@ -117,7 +117,6 @@ class PodCorrection(msgspec.Struct, frozen=True):
     """By name."""
 
     def of(self, container: str) -> ContainerCorrection:
-        """The correction of the container with that name."""
         return self.containers.get(container, self.each)
 
 

@@ -87,7 +87,6 @@ class RebindRequests:
 
     @property
     def locked(self) -> int:
-        """The number of locked nodes."""
         return len(self._locked)
 
     def changed(self, changes: Sequence[Change[RebindRequest]]) -> None:
