@@ -19,8 +19,8 @@ class WriteState(Enum):
 
 
 class GroupChange(msgspec.Struct, frozen=True):
-    """What was written to a group's cpuset. Values are own values, None if unknown,
-    empty for a v2 group that inherits."""
+    """The change of a group's cpuset, in own values: None if unknown, empty for a v2 group that
+    inherits."""
 
     group: str
     state: WriteState
@@ -31,15 +31,14 @@ class GroupChange(msgspec.Struct, frozen=True):
 
 
 class WriteOutcome(msgspec.Struct, frozen=True):
-    """What was written to cpusets."""
+    """What was written to cpusets, sorted by group."""
 
     changes: tuple[GroupChange, ...] = ()
-    """One for each requested group, sorted by group."""
+    """One for each requested group."""
     others: tuple[GroupChange, ...] = ()
-    """Ancestors that had to grow and descendants that had to shrink, sorted by group."""
+    """Ancestors that had to grow and descendants that had to shrink."""
     journal_error: str | None = None
-    """Why restored entries are still in the journal, None if they are not; the values themselves
-    are correct."""
+    """Why restored entries are still in the journal, although the values are correct."""
 
     def having(self, state: WriteState) -> tuple[GroupChange, ...]:
         """The requested groups with this result."""
@@ -54,8 +53,7 @@ class WriteOutcome(msgspec.Struct, frozen=True):
 
 
 class ValueChange(msgspec.Struct, frozen=True):
-    """What was written to one file of a group, other than its CPUs. Contents are None if they are
-    not known."""
+    """The change of one file of a group, other than its CPUs. Contents are None if unknown."""
 
     group: str
     file: str
@@ -71,7 +69,7 @@ class ValueOutcome(msgspec.Struct, frozen=True):
     """What was written to other files of groups."""
 
     changes: tuple[ValueChange, ...] = ()
-    """One for each file of each requested group, sorted by group and file."""
+    """One for each requested file, sorted by group and file."""
     journal_error: str | None = None
     """Why restored entries are still in the journal, None if they are not."""
 

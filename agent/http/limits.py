@@ -75,7 +75,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True):
     head_bytes: int = 8 << 10
     body_bytes: int = 0
     bodies_bytes: int = 0
-    """The size of the bodies of all requests that have no reply yet."""
+    """The bodies of all requests without a reply."""
 
     def seconds(self, phase: ConnectionPhase) -> float | None:
         """The longest time of a phase, None if it has no limit."""

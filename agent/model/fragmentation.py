@@ -12,7 +12,7 @@ class RebindGain(msgspec.Struct, frozen=True):
     """What a rebind would improve."""
 
     pods: int
-    """How many pods would move."""
+    """How many would move."""
     before: StatusMeasures
     after: StatusMeasures
 
@@ -30,7 +30,7 @@ class NodeFragmentation(msgspec.Struct, frozen=True):
     rebind: RebindGain | None = None
     """None if no plan improves the node."""
     fitting: int | None = None
-    """How many more pods like the given one fit, None if none was given."""
+    """How many more pods like a given one fit, None without one."""
 
     @property
     def lost(self) -> tuple[float, float]:

@@ -22,7 +22,7 @@ class Notice(msgspec.Struct, frozen=True):
     cpus: str
     """A list in the kernel's form."""
     generation: int
-    """Grows by one with each change."""
+    """It grows by one with each change."""
 
 
 _decoder = msgspec.json.Decoder(Notice)

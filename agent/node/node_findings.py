@@ -158,7 +158,8 @@ def found(
 
 
 class KubeletStatus(msgspec.Struct, frozen=True):
-    """The node's kubelet. A policy in a state file is empty without the file."""
+    """The node's kubelet. The policies of the managers are those of their state files, empty
+    without a file."""
 
     program: str = ""
     """Empty if none runs."""
@@ -167,9 +168,7 @@ class KubeletStatus(msgspec.Struct, frozen=True):
     unread: tuple[str, ...] = ()
     """Why the configuration can't be read."""
     cpu_state: str = ""
-    """The policy in the file of the CPU manager."""
     memory_state: str = ""
-    """The policy in the file of the memory manager."""
     registered: Mapping[str, int] = {}
     """The number of devices of its plugins, by resource."""
 

@@ -64,10 +64,9 @@ class _History(msgspec.Struct, frozen=True):
 
 
 class _Load(msgspec.Struct, frozen=True):
-    """What the page asks for often."""
+    """What the page asks for each second."""
 
     time: str
-    """The agent's time."""
     state: int
     """The revision of the state."""
     history: int

@@ -34,16 +34,14 @@ from agent.model.snapshot import Owner
 
 
 class ContainerOverlap(msgspec.Struct, frozen=True):
-    """A container on CPUs that another pod owns."""
+    """A container on CPUs that the pod `owner` owns."""
 
     container_id: str
     title: str
     """The title of the container's pod."""
     owner: str
-    """The title of the owner."""
     owner_uid: str
     cpus: str
-    """The CPUs that the container holds and the owner owns."""
 
     @property
     def text(self) -> str:
@@ -120,7 +118,7 @@ def running_on(pods: tuple[Pod, ...], holds: Mapping[str, CpuSet]) -> dict[str, 
 
 
 class Shortfall(msgspec.Struct, frozen=True):
-    """A container that does not have the CPUs that its pod was promised."""
+    """A container without the CPUs that its pod was promised."""
 
     uid: str
     title: str

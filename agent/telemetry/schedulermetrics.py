@@ -106,15 +106,15 @@ class RebindValues(msgspec.Struct, frozen=True):
     ended: Mapping[str, int] = {}
     """RebindResources by phase."""
     plans: int = 0
-    """The plans that began to move pods."""
+    """Those that began to move pods."""
     made: int = 0
-    """Writes of pods' annotations that made a move."""
+    """Writes of annotations that made a move."""
     undone: int = 0
-    """Writes of pods' annotations that undid a move."""
+    """Writes of annotations that undid one."""
     finished: int = 0
-    """The plans that ended."""
+    """Plans that ended."""
     seconds: float = 0.0
-    """The time of all plans that ended."""
+    """The time of these."""
     locked: int = 0
     """Nodes that take no pods that need CPUs or devices now."""
 

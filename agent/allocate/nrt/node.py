@@ -59,7 +59,7 @@ class ZonedNode(msgspec.Struct, frozen=True):
     """The resources for which the kubelet's managers give hints, with the amount of each empty NUMA
     node; these decide how many NUMA nodes the kubelet prefers."""
     aligns_memory: bool = True
-    """False if the kubelet is known to take memory and huge pages from any NUMA node."""
+    """False: the kubelet is known to take memory and huge pages from any NUMA node."""
 
     def aligns(self, resource: str) -> bool:
         """Whether NUMA nodes must have the amount of an aligned pod."""

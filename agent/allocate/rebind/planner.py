@@ -21,11 +21,11 @@ class PodPlace(msgspec.Struct, frozen=True):
     """What a pod has in one place."""
 
     cpus: CpuSet = EMPTY
-    """The CPUs that the pod owns."""
+    """The CPUs that it owns."""
     cpu_milli: dict[int, int] = {}
-    """By NUMA node, for a pod that shares CPUs."""
+    """By NUMA node, if it shares CPUs."""
     memory: dict[int, dict[str, int]] = {}
-    """By NUMA node and resource, for a pod whose memory follows its place."""
+    """By NUMA node and resource, if its memory follows its place."""
 
 
 class PodMove(msgspec.Struct, frozen=True):

@@ -71,7 +71,7 @@ class PodVisibility(msgspec.Struct, frozen=True):
     """The visible devices of a pod's containers."""
 
     each: Visibility
-    """The devices of a container that is not in `containers`."""
+    """For a container that is not in `containers`."""
     containers: dict[str, Visibility] = {}
     """By name."""
     devices: frozenset[str] = frozenset()
@@ -321,7 +321,7 @@ def _places(
     kind: str, devices: Sequence[_MatchedDevice], containers: Sequence[ContainerDeviceRequest]
 ) -> dict[str, tuple[int, ...]]:
     """The devices of each container by name. For devices other than GPUs a hint may have changed
-    the requested number: then each container that requests some gets all."""
+    the number: then each container that requests some gets all."""
     try:
         return split([device.allocated for device in devices], kind, containers)
     except SplitError:

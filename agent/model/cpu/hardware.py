@@ -52,22 +52,21 @@ class MemoryKind(StrEnum):
 
 
 class MemoryTraits(msgspec.Struct, frozen=True):
-    """The memory of a NUMA node. Bandwidth and latency are those of reads by the nearest CPUs, None
-    if unknown."""
+    """The memory of a NUMA node. Bandwidth and latency are those of reads by the nearest CPUs.
+    None: unknown."""
 
     node: int
     kind: MemoryKind | None = None
-    """None if unknown."""
     tier: int | None = None
-    """The kernel's memory tier (a lower one is faster), None if unknown."""
+    """The kernel's memory tier; a lower one is faster."""
     read_mib_per_second: int | None = None
     read_latency_ns: int | None = None
     side_cache_bytes: int | None = None
-    """The size of a memory cache in front of this memory, None without one."""
+    """A cache of memory in front of this memory."""
 
 
 class Hardware(msgspec.Struct, frozen=True):
-    """The hardware of a machine, as far as it is reported."""
+    """What is known of a machine's hardware."""
 
     models: tuple[CpuModel, ...] = ()
     caches: tuple[CacheGroup, ...] = ()

@@ -87,9 +87,9 @@ class PartitionSpec(msgspec.Struct, frozen=True):
     """The requirements on the partition of GPUs."""
 
     restricted: bool = False
-    """Only partitions with the best score are allocated."""
+    """Only partitions with the best score."""
     bandwidth: int | None = None
-    """The minimum bandwidth of the ring, in the unit of the table; None for any."""
+    """The least bandwidth of the ring, in the unit of the table; None for any."""
 
 
 class DevicePreferences(msgspec.Struct, frozen=True):
@@ -143,7 +143,7 @@ class AllocatedDevice(msgspec.Struct, frozen=True):
     """Its permanent name, "" if the annotation has only the minor."""
     resources: dict[str, int] = {}
     functions: tuple[str, ...] = ()
-    """The bus ids of its virtual functions, if these are allocated instead of the device."""
+    """The bus ids of its virtual functions, if these are allocated instead."""
 
 
 AllocatedDevices = Mapping[str, tuple[AllocatedDevice, ...]]

@@ -18,11 +18,11 @@ from agent.model.devices.visibility import DeviceNode, VisibleGpu
 
 
 class CardFiles(msgspec.Struct, frozen=True):
-    """A GPU. A MIG instance of it has device nodes of its own, and needs those of the card too."""
+    """A GPU. A MIG instance needs the device nodes of its card too."""
 
     gpu: VisibleGpu
     minor: int | None = None
-    """Its minor in the Device object, None if that does not list the card."""
+    """Its minor in the Device object."""
     divided: bool = False
     """MIG is on, so only the instances can be used."""
     instances: tuple[VisibleGpu, ...] = ()

@@ -76,11 +76,10 @@ class TypeRequest(msgspec.Struct, frozen=True):
     """The request for one device type."""
 
     total: dict[str, int]
-    """The converted total of the pod."""
+    """The pod's converted total."""
     count: int
-    """The number of devices."""
     per: dict[str, int]
-    """The equal part that each device gives."""
+    """The equal part of each device."""
     shared: bool = False
     """The pod gets less than whole cards, or memory by the byte."""
     whole: dict[str, int] = {}

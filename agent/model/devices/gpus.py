@@ -71,7 +71,7 @@ class Gpu(msgspec.Struct, frozen=True):
     module: int | None = None
     capability: tuple[int, int] | None = None
     mig: bool | None = None
-    """Whether MIG is on, None if the card has no MIG mode."""
+    """None if the card has no MIG mode."""
     instances: tuple[MigInstance, ...] = ()
     links: tuple[NvLink, ...] = ()
 
@@ -85,16 +85,15 @@ class GpuPair(msgspec.Struct, frozen=True):
     peer: bool | None = None
     """Whether each may read the other's memory, None if unknown."""
     links: int = 0
-    """The number of NVLinks between them, or from each to the switches if they are connected
-    through NVSwitches."""
+    """The NVLinks between them, or from each to the NVSwitches."""
     mb_per_second: int = 0
     """The bandwidth of all these links, one way."""
     switched: bool = False
-    """They are connected through NVSwitches."""
+    """The links go through NVSwitches."""
 
 
 class SilentGpu(msgspec.Struct, frozen=True):
-    """A card that the driver enumerates, but not with all values."""
+    """A card that the driver enumerates without all values."""
 
     index: int
     fault: str
@@ -111,10 +110,9 @@ class GpuInventory(msgspec.Struct, frozen=True):
 
 
 class RemappedRows(msgspec.Struct, frozen=True):
-    """The rows of a card's memory that spare rows replace."""
+    """Rows of memory that spare rows replace."""
 
     uncorrectable: int
-    """The number of rows with uncorrectable errors."""
     pending: bool
     """A reset will remap more rows."""
     failed: bool
@@ -122,10 +120,9 @@ class RemappedRows(msgspec.Struct, frozen=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True):
-    """A process that uses a card."""
+    """A process that uses a card, by its pid on the host."""
 
     pid: int
-    """In the host's PID namespace."""
     memory_bytes: int | None = None
     gpu_instance: int | None = None
     graphics: bool = False
@@ -176,10 +173,9 @@ class GpuReport(msgspec.Struct, frozen=True):
     """A report of all cards."""
 
     fault: str = ""
-    """Why the driver could not be queried, "" if it could."""
+    """Why the driver could not be queried; then there is no inventory."""
     message: str = ""
     inventory: GpuInventory | None = None
-    """None if there is a fault."""
     readings: tuple[GpuReading, ...] = ()
 
 

@@ -147,9 +147,9 @@ class GpuPartition(msgspec.Struct, frozen=True):
     minors: tuple[int, ...]
     link: str = _NVLINK
     ring_bytes_per_second: int | None = None
-    """The speed of the slowest link in the best ring, None for a set of one card."""
+    """None for a set of one card."""
     score: int = 1
-    """Of the sets of one size, those with a higher score are allocated first."""
+    """Of the sets of one size, the highest is allocated first."""
 
 
 PartitionTable = dict[int, tuple[GpuPartition, ...]]

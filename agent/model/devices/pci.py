@@ -31,8 +31,7 @@ class Function(msgspec.Struct, frozen=True):
     root: str = ""
     """Its root bus (`pci0000:17`), "" if the kernel shows no tree."""
     bridges: tuple[str, ...] = ()
-    """The bridges between root bus and function, outermost first; empty if the kernel shows no
-    tree."""
+    """The bridges between root bus and function, outermost first."""
     vendor: int | None = None
     device: int | None = None
     class_code: int | None = None
@@ -43,7 +42,7 @@ class Function(msgspec.Struct, frozen=True):
     socket: int = -1
     """The kernel's id, -1 if unknown."""
     physical: str = ""
-    """The address of the physical function, "" unless this is a virtual one."""
+    """The address of a virtual function's physical function."""
     virtual: tuple[tuple[int, str], ...] = ()
     """Number and address of its virtual functions, by number."""
     virtual_limit: int = 0
@@ -91,15 +90,16 @@ class AcceleratorPort(msgspec.Struct, frozen=True):
 
 
 class Fpga(msgspec.Struct, frozen=True):
-    """One PCI function of an FPGA, with its ports."""
+    """An FPGA's PCI function with its ports. A virtual function has no interface and no
+    management."""
 
     function: Function
     driver: FpgaDriver
     ports: tuple[AcceleratorPort, ...] = ()
     interface_id: str = ""
-    """The interface for which bitstreams must be built, "" for a virtual function."""
+    """The interface for which bitstreams must be built."""
     management: CharDevice | None = None
-    """The file that loads a bitstream, or XRT's shell; None for a virtual function."""
+    """The file that loads a bitstream, or XRT's shell."""
 
     @property
     def address(self) -> str:
@@ -147,8 +147,7 @@ class RdmaFunction(msgspec.Struct, frozen=True):
     interfaces: tuple[str, ...] = ()
     """The names of its network interfaces."""
     number: int | None = None
-    """The number that the physical function gave to a virtual function, None for other
-    functions."""
+    """The number that the physical function gave to a virtual one, None for others."""
 
     @property
     def address(self) -> str:

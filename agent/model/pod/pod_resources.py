@@ -109,12 +109,11 @@ class ContainerCorrection(msgspec.Struct, frozen=True):
 
 
 class PodCorrection(msgspec.Struct, frozen=True):
-    """The corrections of a pod's containers."""
+    """The corrections of a pod's containers by name."""
 
     each: ContainerCorrection = ContainerCorrection()
-    """The correction of the containers that are not in `containers`."""
+    """For the containers that are not in `containers`."""
     containers: Mapping[str, ContainerCorrection] = {}
-    """By name."""
 
     def of(self, container: str) -> ContainerCorrection:
         return self.containers.get(container, self.each)
