@@ -382,7 +382,9 @@ def device_hints(
         return widest
     cards = _cards(widest)
     found: list[tuple[int, bool]] = []
-    rooms = [_room(node, kind, request, everywhere, strategy) for kind in request.requests]
+    rooms: list[_Room] = []
+    if len(nodes) > _FEW_NODES:
+        rooms = [_room(node, kind, request, everywhere, strategy) for kind in request.requests]
     for mask in subsets(nodes, max(map(fewest_nodes, rooms), default=1)):
         if narrowest and found and mask.bit_count() > found[0][0].bit_count():
             break
@@ -401,6 +403,9 @@ def device_hints(
     )
     return dict.fromkeys(request.requests, hints)
 
+
+_FEW_NODES: Final = 2
+"""On so few NUMA nodes each set is tried: to count the devices of each node takes longer."""
 
 _Room = tuple[int, list[tuple[int, int]]]
 """The number of devices that NUMA nodes have to give, and how many each node, as a bit, could."""
