@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import common
-import msgspec
 from pools import unusable
 
 from agent.allocate import layout as layouts
@@ -47,9 +46,10 @@ from agent.cgroup.hierarchy import CPUS, MEMS, Controllers, Hierarchy, mounted
 from agent.cgroup.journal import Journal
 from agent.discover import cpus
 from agent.model.cpu.topology import Topology
+from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import KubeClass
-from agent.model.snapshot import CgroupLimits, CpuPolicy, LocalOwner
+from agent.model.snapshot import CpuPolicy, LocalOwner
 from agent.node.enforcement import wanted_cpusets, wanted_limits
 from agent.node.node_local import NodeLocalCpus
 
@@ -139,7 +139,7 @@ def shares(milli: int) -> int:
 class Machine:
     """The cgroups of the pods."""
 
-    def __init__(self, pods: tuple[Pod, ...], limits: dict[str, CgroupLimits], journal: Journal):
+    def __init__(self, pods: tuple[Pod, ...], limits: dict[str, LinuxResources], journal: Journal):
         self.pods = pods
         self._limits = limits
         self._journal = journal
@@ -207,12 +207,7 @@ class Machine:
         """Writes what the agent would write, and the kubelet's values where it writes none."""
         wanted = dict(self._limits)
         for group, agent_limits in wanted_limits(self.pods, decision).items():
-            changed = {
-                name: value
-                for name in agent_limits.__struct_fields__
-                if (value := getattr(agent_limits, name)) is not None
-            }
-            wanted[group] = msgspec.structs.replace(wanted[group], **changed)
+            wanted[group] = agent_limits.over(wanted[group])
         cpusets = writer.apply(self._hierarchy, self._journal, wanted_cpusets(self.pods, decision))
         others = values.apply(self._controllers, self._journal, wanted)
         if not cpusets.ok or not others.ok:
@@ -228,11 +223,11 @@ class Machine:
 CGROUPS: Final = "/sys/fs/cgroup"
 
 
-def limit(milli: int, limited: bool) -> CgroupLimits:
+def limit(milli: int, limited: bool) -> LinuxResources:
     """The kubelet's shares and quota for a request; `limited`: the limit is equal to the request,
     otherwise there is none."""
-    quota = milli * 100 if limited else -1
-    return CgroupLimits(quota_microseconds=quota, shares=shares(milli))
+    quota = CpuQuota(milli * 100) if limited else NO_QUOTA
+    return LinuxResources(quota=quota, shares=shares(milli))
 
 
 def decided(topology: Topology, pods: tuple[Pod, ...], policy: CpuPolicy) -> Decision:

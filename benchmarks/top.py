@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.pools import Pool
+from agent.model.linux_resources import LinuxResources
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from benchmarks import common
@@ -86,12 +87,14 @@ def snapshot() -> Snapshot:
     )
     shared = str(CpuSet(range(CPUS)) - owned)
     pods = {
-        each.uid: PodWanted(each.title, each.qos, Wanted(cpuset=each.cpuset, exclusive=True))
+        each.uid: PodWanted(
+            each.title, each.qos, Wanted(LinuxResources(each.cpuset), exclusive=True)
+        )
         for each in owners
     }
     for number in range(PODS - len(owners)):
         qos = QoS.LS if number % 3 else QoS.BE
-        pods[f"u{number}"] = PodWanted(f"shop/web-{number}", qos, Wanted(cpuset=shared))
+        pods[f"u{number}"] = PodWanted(f"shop/web-{number}", qos, Wanted(LinuxResources(shared)))
     pools = (Pool(0, 0, shared),)
     return Snapshot(1, 1, "b", False, {"ls": pools, "be": pools}, owners, pods, {})
 

@@ -28,7 +28,8 @@ from agent.hooks.requests import CreateContainer, announced
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.pools import Pool, Pools, pool_cpus
 from agent.model.cpu.topology import Cpu, Topology
-from agent.model.notifications import PodAnnounced, RequestedResources
+from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
+from agent.model.notifications import PodAnnounced
 from agent.model.nrt.node_annotations import (
     BE_CPU_SHARED_POOLS,
     CPU_SHARED_POOLS,
@@ -110,9 +111,8 @@ def _judge_container(case: dict[str, Any]) -> CaseVerdict:
     if reported is None and claimed:
         reported = _Reported()
     snapshot = None if reported is None else _snapshot(pod, claimed, reported)
-    request = CreateContainer(
-        pod_announced, _CONTAINER, RequestedResources(quota_microseconds=_QUOTA_MICROSECONDS)
-    )
+    requested = LinuxResources(quota=CpuQuota(_QUOTA_MICROSECONDS))
+    request = CreateContainer(pod_announced, _CONTAINER, requested)
     answer = cpuset.create(request, snapshot, ())
     wanted = snapshot.pods.get(pod.uid) if snapshot else None
     actual = _written(answer, lifts_pod=wanted is not None and wanted.exclusive)
@@ -176,7 +176,7 @@ def _snapshot(pod: Pod, claimed: CpuSet, reported: _Reported) -> Snapshot:
     elif reported.static and kubelet_may_own(pod):
         cpus = shared_cpus(pod, reported.pools)
         blocked = "" if cpus else "no CPU is left for it"
-        wanted = Wanted(str(cpus) or None, blocked=blocked)
+        wanted = Wanted(LinuxResources(str(cpus) or None), blocked=blocked)
         pods = {pod.uid: PodWanted(pod.title, pod.qos, wanted)}
     else:
         pods = {}
@@ -205,7 +205,7 @@ def _written(answer: Answer, *, lifts_pod: bool) -> dict[str, Any]:
     given = answer.wanted if isinstance(answer, Override) else NOTHING
     return {
         "cpuset": given.cpuset or None,
-        "cfsQuota": -1 if given.exclusive else None,
+        "cfsQuota": -1 if given.resources.quota == NO_QUOTA else None,
         "podCFSQuota": -1 if lifts_pod else None,
         **({"wait": answer.reason} if isinstance(answer, Wait) else {}),
     }

@@ -18,6 +18,16 @@ from typing import Annotated, Final
 import msgspec
 
 from agent.model import bounds
+from agent.model.linux_resources import (
+    LEAST_QUOTA_MICROSECONDS,
+    LEAST_SHARES,
+    MAX_SHARES,
+    NO_QUOTA,
+    PERIOD_MICROSECONDS,
+    UNLIMITED,
+    CpuQuota,
+    LinuxResources,
+)
 from agent.model.pod.annotations import (
     BATCH_CPU_NAMES,
     BATCH_MEMORY_NAMES,
@@ -27,14 +37,6 @@ from agent.model.pod.annotations import (
 )
 from agent.model.pod.qos import QoS
 from agent.model.quantities import Quantity, QuantityError, whole
-from agent.model.snapshot import (
-    LEAST_QUOTA_MICROSECONDS,
-    LEAST_SHARES,
-    MAX_SHARES,
-    PERIOD_MICROSECONDS,
-    UNLIMITED,
-    CgroupLimits,
-)
 
 MAX_CPU_MILLI: Final = 10**8
 MAX_MEMORY_BYTES: Final = 2**50
@@ -149,8 +151,8 @@ def _amount(field: str, amounts: Mapping[str, Quantity], names: tuple[str, ...],
 class BatchLimits(msgspec.Struct, frozen=True):
     """The values of the pod's cgroup, and of its containers' cgroups by name."""
 
-    pod: CgroupLimits
-    containers: dict[str, CgroupLimits]
+    pod: LinuxResources
+    containers: dict[str, LinuxResources]
 
 
 def batch_limits(
@@ -165,8 +167,8 @@ def batch_limits(
     if qos is not QoS.BE or not containers:
         return None
     each = {
-        name: CgroupLimits(
-            quota_microseconds=_quota(amounts.cpu_limit_milli, cpu_normalization_ratio),
+        name: LinuxResources(
+            quota=_quota(amounts.cpu_limit_milli, cpu_normalization_ratio),
             shares=_shares(amounts.cpu_request_milli),
             memory_limit_bytes=_bytes(amounts.memory_limit_bytes),
         )
@@ -174,19 +176,21 @@ def batch_limits(
     }
     cpu_milli = _sum(amounts.cpu_limit_milli for amounts in containers.values())
     memory_bytes = _sum(amounts.memory_limit_bytes for amounts in containers.values())
-    pod = CgroupLimits(
-        quota_microseconds=_quota(cpu_milli, cpu_normalization_ratio),
+    pod = LinuxResources(
+        quota=_quota(cpu_milli, cpu_normalization_ratio),
         shares=_shares(cpu_request_milli(containers)),
         memory_limit_bytes=_bytes(memory_bytes),
     )
     return BatchLimits(pod, each)
 
 
-def _quota(cpu_milli: int | None, ratio: float) -> int:
+def _quota(cpu_milli: int | None, ratio: float) -> CpuQuota:
     if cpu_milli is None:
-        return UNLIMITED
-    quota = cpu_milli * PERIOD_MICROSECONDS // 1000
-    return max(LEAST_QUOTA_MICROSECONDS, math.ceil(quota / ratio) if ratio > 1 else quota)
+        return NO_QUOTA
+    microseconds = cpu_milli * PERIOD_MICROSECONDS // 1000
+    if ratio > 1:
+        microseconds = math.ceil(microseconds / ratio)
+    return CpuQuota(max(LEAST_QUOTA_MICROSECONDS, microseconds))
 
 
 def _shares(cpu_milli: int) -> int:

@@ -45,18 +45,11 @@ from agent.model.bounds import reason as shortened
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.pools import Pool, Pools, pool_cpus
 from agent.model.cpu.topology import Topology
+from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, LinuxResources
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import DEFAULT_POOL, QoS, pool_of_class
-from agent.model.snapshot import (
-    NO_LIMITS,
-    UNLIMITED,
-    CgroupLimits,
-    LocalOwner,
-    Owner,
-    PodWanted,
-    Wanted,
-)
+from agent.model.snapshot import LocalOwner, Owner, PodWanted, Wanted
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -341,26 +334,30 @@ class _PodValues(msgspec.Struct, frozen=True):
         key = pool_of(pod).name, nodes, pod.kube_class == "guaranteed"
         if (known := self._shared.get(key)) is None:
             cpus = shared_cpus(pod, self.pools)
-            mems = self._memory(pod, cpus) if nodes else None
+            mems = self._mems(pod, cpus) if nodes else None
             blocked = "" if cpus else f"no CPU is left for it: {self.why_empty}"
-            known = Wanted(str(cpus) or None, limits=CgroupLimits(mems=mems), blocked=blocked)
+            known = Wanted(LinuxResources(str(cpus) or None, mems), blocked=blocked)
             self._shared[key] = known
         return known
 
     def own(self, pod: Pod, cpus: CpuSet) -> Wanted:
-        """The values of a container that owns CPUs."""
-        return Wanted(str(cpus), exclusive=True, limits=CgroupLimits(mems=self._memory(pod, cpus)))
+        """The values of a container that owns CPUs. It has no quota, which would throttle it
+        there."""
+        resources = LinuxResources(str(cpus), self._mems(pod, cpus), quota=NO_QUOTA)
+        return Wanted(resources, exclusive=True)
 
     def given(self, pod: Pod, cpus: CpuSet) -> Wanted:
         """The values of a container to which a static kubelet assigned CPUs. Its limits are the
         kubelet's, except in LSE and LSR pods and pods with a claim."""
         if pod.qos in _OWNERS or claims(pod):
             return msgspec.structs.replace(self.own(pod, cpus), kubelet=True)
-        return Wanted(str(cpus), exclusive=True, kubelet=True, keeps_quota=True)
+        return Wanted(LinuxResources(str(cpus)), exclusive=True, kubelet=True)
 
-    def _memory(self, pod: Pod, cpus: CpuSet) -> CpuSet | None:
-        kubelets = self.kubelet_memory and pod.kube_class == "guaranteed"
-        return None if kubelets else self.memory.of(cpus)
+    def _mems(self, pod: Pod, cpus: CpuSet) -> str | None:
+        if self.kubelet_memory and pod.kube_class == "guaranteed":
+            return None
+        nodes = self.memory.of(cpus)
+        return None if nodes is None else str(nodes)
 
     def of(
         self, pod: Pod, cpus: _PodCpus, batch: Mapping[str, BatchResources], refused: str
@@ -374,12 +371,12 @@ class _PodValues(msgspec.Struct, frozen=True):
         lifted = bool(own or cpus.by_policy)
         for name, assigned in (kubelets or {}).items():
             named[name] = self.given(pod, assigned) if assigned else Wanted()
-            lifted = lifted or named[name].lifts_quota
-        named |= {name: Wanted(str(given)) for name, given in cpus.by_claim.items()}
+            lifted = lifted or named[name].resources.quota is not None
+        named |= {name: Wanted(LinuxResources(str(given))) for name, given in cpus.by_claim.items()}
         for name, reason in cpus.blocked.items():
             wanted = named.get(name, each)
             named[name] = msgspec.structs.replace(wanted, blocked=reason or wanted.blocked)
-        group = CgroupLimits(quota_microseconds=UNLIMITED) if lifted else NO_LIMITS
+        group = LinuxResources(quota=NO_QUOTA) if lifted else NO_RESOURCES
         limited = batch_limits(pod.qos, batch, self.cpu_normalization_ratio)
         if limited is not None:
             group = limited.pod
@@ -390,6 +387,5 @@ class _PodValues(msgspec.Struct, frozen=True):
         return PodWanted(pod.title, pod.qos, each, dict(sorted(named.items())), refused, group)
 
 
-def _limited(wanted: Wanted, limits: CgroupLimits) -> Wanted:
-    limits = msgspec.structs.replace(limits, mems=wanted.limits.mems)
-    return msgspec.structs.replace(wanted, limits=limits)
+def _limited(wanted: Wanted, limits: LinuxResources) -> Wanted:
+    return msgspec.structs.replace(wanted, resources=limits.over(wanted.resources))

@@ -41,8 +41,8 @@ from agent.cgroup.limits import (
 )
 from agent.cgroup.order import ancestors, parent
 from agent.cgroup.outcome import ValueChange, ValueOutcome, WriteState
+from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.pod.qos import is_qos_root
-from agent.model.snapshot import UNLIMITED, CgroupLimits
 
 _EFFECTIVE_MEMS = "cpuset.mems.effective"
 _REFUSALS = frozenset({errno.EBUSY, errno.EINVAL, errno.ERANGE})
@@ -72,15 +72,15 @@ class LimitsPass:
         self._changes: dict[tuple[str, str], ValueChange] = {}
         self._notes: dict[tuple[str, str], str] = {}
 
-    def request(self, group: str, file: str, limits: CgroupLimits) -> None:
-        """Requests the value of the limits in the file. On v2 a group for which its parent does not
-        enable the controller does not have a limit to remove."""
+    def request(self, group: str, file: str, resources: LinuxResources) -> None:
+        """Requests the value that the resources have for the file. On v2 a group for which its
+        parent does not enable the controller does not have a limit to remove."""
         try:
-            if limit_files.lifts(limits, file) and self._controllers.read(group, file) is None:
+            if limit_files.lifts(resources, file) and self._controllers.read(group, file) is None:
                 self._settle(group, file, WriteState.RIGHT)
                 return
             old = self._present(group, file)
-            new = limit_files.text(self._controllers, group, file, limits, old)
+            new = limit_files.text(self._controllers, group, file, resources, old)
             self._compare(group, file, old, new)
         except (CgroupError, ValueError) as error:
             self.fail(group, file, error)
@@ -223,23 +223,28 @@ def _ordered(steps: list[ValueWrite], nested_nodes: bool) -> Iterator[ValueWrite
 
 
 def apply(
-    controllers: Controllers, journal: Journal, wanted: Mapping[str, CgroupLimits]
+    controllers: Controllers,
+    journal: Journal,
+    wanted: Mapping[str, LinuxResources],
+    *,
+    migrate: bool = False,
 ) -> ValueOutcome:
-    """Gives each group its limits. Journals the value of a file before its first write.
+    """Gives each group its values, except its cpuset. Journals the value of a file before its first
+    write. `migrate`: on v1, the pages of a group move when its memory nodes change.
 
     If all values are correct, this costs one read of each file (for a v1 quota a second, of its
     period) and no write. If the journal can't be written, no other file is written.
     """
     pass_ = LimitsPass(controllers)
     lifts = set()
-    for group, limits in sorted(wanted.items()):
+    for group, resources in sorted(wanted.items()):
         shared = group == "/" or is_qos_root(group)
-        for file in limit_files.files(controllers, limits):
+        for file in limit_files.files(controllers, resources, migrate=migrate):
             if shared:
                 pass_.fail(group, file, f"{group!r} is shared by pods, and the kubelet's own")
             else:
-                pass_.request(group, file, limits)
-                lifted = limits.quota_microseconds == UNLIMITED and limits.shares is None
+                pass_.request(group, file, resources)
+                lifted = resources.quota == NO_QUOTA and resources.shares is None
                 if lifted and file in (QUOTA, MAX):
                     lifts.add((group, file))
     try:

@@ -17,12 +17,11 @@ import msgspec
 
 from agent.allocate.device_holders.grants import Carriers
 from agent.allocate.shares import unequal_resources
-from agent.hooks.requests import hugepages, scaled_quota
+from agent.hooks.requests import hugepages
 from agent.model import bounds, wire
 from agent.model.devices import visibility
-from agent.model.notifications import RequestedResources
+from agent.model.linux_resources import NO_RESOURCES, CpuQuota, LinuxResources, to_cri
 from agent.model.pod.pods import ContainerState, pod_metadata, pod_uid
-from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED, Wanted
 from agent.model.verdict import Code
 from agent.proto import DecodeError, Message
 from agent.proto import cri_pb2 as pb
@@ -94,7 +93,7 @@ class VerboseStatus(msgspec.Struct, frozen=True):
     pid: int = 0
     cgroup_parent: str = ""
     cgroups_path: str = ""
-    resources: RequestedResources = RequestedResources()
+    resources: LinuxResources = NO_RESOURCES
     carriers: Carriers | None = None
     hugepages: dict[int, int] = {}
     unequal: str = ""
@@ -138,21 +137,12 @@ class Cri:
         found = device_carriers(info) if carriers else None
         return msgspec.structs.replace(status_of(info), carriers=found)
 
-    def update(self, container_id: str, wanted: Wanted) -> None:
+    def update(self, container_id: str, resources: LinuxResources) -> None:
         """Changes the values that a container has, or will start with. Raises ValueError for an
         empty cpuset."""
-        if wanted.cpuset == "":
+        if resources.cpuset == "":
             raise ValueError(f"container {container_id}: an empty cpuset means no change")
-        limits = wanted.limits
-        quota = limits.quota_microseconds or (UNLIMITED if wanted.lifts_quota else 0)
-        linux = pb.LinuxContainerResources(
-            cpuset_cpus=wanted.cpuset or "",
-            cpuset_mems=str(limits.mems or ""),
-            cpu_quota=quota,
-            cpu_period=PERIOD_MICROSECONDS if quota > 0 else 0,
-            cpu_shares=limits.shares or 0,
-            memory_limit_in_bytes=limits.memory_limit_bytes or 0,
-        )
+        linux = pb.LinuxContainerResources.FromString(to_cri(resources))
         request = pb.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
         self.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
 
@@ -252,7 +242,7 @@ def _sandbox(each: pb.PodSandbox) -> Sandbox:
     )
 
 
-class _Cpu(msgspec.Struct):
+class _SpecCpu(msgspec.Struct):
     cpus: str = ""
     mems: str = ""
     quota: int | None = None
@@ -260,44 +250,69 @@ class _Cpu(msgspec.Struct):
     shares: int | None = None
 
 
-class _Memory(msgspec.Struct):
+class _SpecMemory(msgspec.Struct):
     limit: int | None = None
 
 
-class _HugepageLimit(msgspec.Struct, rename={"size_in_spec": "pageSize"}):
-    """`size_in_spec` in the OCI spec, `page_size` in the request."""
-
-    size_in_spec: str = ""
+class _SpecHugepages(msgspec.Struct, rename="camel"):
     page_size: str = ""
     limit: int = 0
 
 
-class _Resources(msgspec.Struct, rename={"hugepages_in_spec": "hugepageLimits"}):
-    """`cpu`, `memory` and `hugepages_in_spec` are the OCI spec's, the others the request's."""
+class _SpecResources(msgspec.Struct, rename="camel"):
+    """The OCI spec's `linux.resources`."""
 
-    cpu: _Cpu | None = None
-    memory: _Memory | None = None
-    hugepages_in_spec: list[_HugepageLimit] | None = None
-    hugepage_limits: list[_HugepageLimit] | None = None
+    cpu: _SpecCpu | None = None
+    memory: _SpecMemory | None = None
+    hugepage_limits: list[_SpecHugepages] | None = None
+
+    def values(self) -> LinuxResources:
+        cpu, memory = self.cpu or _SpecCpu(), self.memory or _SpecMemory()
+        return LinuxResources(
+            cpuset=cpu.cpus or None,
+            mems=cpu.mems or None,
+            shares=cpu.shares or None,
+            quota=CpuQuota.of(cpu.quota or 0, cpu.period or 0),
+            memory_limit_bytes=memory.limit or None,
+        )
+
+
+class _SpecLinux(msgspec.Struct, rename="camel"):
+    cgroups_path: str = ""
+    resources: _SpecResources | None = None
+
+
+class _Spec(msgspec.Struct):
+    linux: _SpecLinux | None = None
+
+
+class _ConfigHugepages(msgspec.Struct):
+    page_size: str = ""
+    limit: int = 0
+
+
+class _ConfigResources(msgspec.Struct):
+    """The request's `linux.resources`; in that of a sandbox, the sums of its containers."""
+
     cpu_shares: int = 0
     cpu_quota: int = 0
     cpu_period: int = 0
+    hugepage_limits: list[_ConfigHugepages] | None = None
 
 
-class _Linux(msgspec.Struct, rename={"cgroups_path": "cgroupsPath"}):
-    cgroups_path: str = ""
+class _ConfigLinux(msgspec.Struct):
     cgroup_parent: str = ""
-    resources: _Resources | None = None
+    resources: _ConfigResources | None = None
 
 
-class _Part(msgspec.Struct):
-    linux: _Linux | None = None
+class _Config(msgspec.Struct):
+    linux: _ConfigLinux | None = None
 
 
 class _Info(msgspec.Struct, rename={"spec": "runtimeSpec"}):
     pid: int = 0
-    config: _Part | None = None
-    spec: _Part | None = None
+    config: _Config | None = None
+    spec: _Spec | None = None
 
 
 _info_decoder = msgspec.json.Decoder(_Info)
@@ -310,24 +325,23 @@ def status_of(info: str) -> VerboseStatus:
         found = bounds.decode(_info_decoder, info or "{}")
     except bounds.JsonError:
         return VerboseStatus()
-    spec = found.spec.linux if found.spec and found.spec.linux else _Linux()
-    config = found.config.linux if found.config and found.config.linux else _Linux()
-    resources = spec.resources or _Resources()
-    cpu, memory = resources.cpu or _Cpu(), resources.memory or _Memory()
-    configured = config.resources or _Resources()
-    texts = (config.cgroup_parent, spec.cgroups_path, cpu.cpus, cpu.mems)
-    if any(len(each) > MAX_PATH_BYTES for each in texts):
+    spec = found.spec.linux if found.spec and found.spec.linux else _SpecLinux()
+    config = found.config.linux if found.config and found.config.linux else _ConfigLinux()
+    specified = spec.resources or _SpecResources()
+    configured = config.resources or _ConfigResources()
+    resources = specified.values()
+    texts = (config.cgroup_parent, spec.cgroups_path, resources.cpuset, resources.mems)
+    if any(len(each or "") > MAX_PATH_BYTES for each in texts):
         return VerboseStatus()
-    quota = scaled_quota(cpu.quota or 0, cpu.period or 0)
     return VerboseStatus(
         found.pid,
         config.cgroup_parent,
         spec.cgroups_path,
-        RequestedResources(cpu.cpus, cpu.mems, cpu.shares or 0, quota, memory.limit or 0),
+        resources,
         # Without the hugetlb controller the spec has no limits.
         hugepages=hugepages(
-            (each.size_in_spec or each.page_size, each.limit)
-            for each in resources.hugepages_in_spec or configured.hugepage_limits or ()
+            (each.page_size, each.limit)
+            for each in specified.hugepage_limits or configured.hugepage_limits or ()
         ),
         unequal=unequal_resources(
             configured.cpu_shares, configured.cpu_quota, configured.cpu_period

@@ -12,6 +12,7 @@ from agent.hooks import cpuset
 from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.cpuset import CpuGrant, Grants, Keep, Override, requested_cpus
 from agent.hooks.requests import (
+    FIELDS,
     UNCHANGED,
     Changes,
     ContainerName,
@@ -31,13 +32,13 @@ from agent.host.log_once import about
 from agent.model import notice
 from agent.model.audit import AuditEvent, Record
 from agent.model.devices.visibility import Visibility
+from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import (
     ContainerAnnounced,
     Created,
     Notification,
     PodAnnounced,
     PodFailed,
-    RequestedResources,
     Resized,
     SnapshotRequest,
 )
@@ -142,7 +143,10 @@ class Admission:
             if waits and snapshot is not None and cpuset.local_request(request, snapshot):
                 creation.announced = True
                 notification = ContainerAnnounced(
-                    request.pod, request.container_name, request.requested.shares, request.hugepages
+                    request.pod,
+                    request.container_name,
+                    request.requested.shares or 0,
+                    request.hugepages,
                 )
             creation.waiting.notify(self._notifier.notify, notification)
             return Wait()
@@ -268,7 +272,7 @@ class Admission:
         if snapshot is None:
             return
         wanted = snapshot.containers.get(request.container_id) if may_be_ours else None
-        if wanted is not None and wanted.limits.shares == request.requested.shares:
+        if wanted is not None and wanted.resources.shares == request.requested.shares:
             return
         if snapshot.cpu_policy != "none" and request.requested.shares:
             self._notifier.notify(Resized(request.container_id, request.requested))
@@ -302,7 +306,7 @@ class Admission:
             folder = notice.folder(request.pod.uid, request.container_name)
             cpus_folder = f"{self._state_dir}/{folder}"
         changes = cpuset.changes(request, answer, cpus_folder)
-        creation.kept = changes.kept
+        creation.kept = changes.resources.unset
         return changes
 
     def _refused(self, creation: Creation, why: str) -> Refuse:
@@ -376,17 +380,18 @@ def _admission_record(creation: Creation, changes: Changes, late_reason: str) ->
 
 
 def _with_changes(
-    record: Record, requested: RequestedResources, changes: Changes, message: str
+    record: Record, requested: LinuxResources, changes: Changes, message: str
 ) -> Record:
     """Adds the CPUs, and only the names of the other changed fields: their values may be
     secrets."""
-    others = [name for name in changes.__struct_fields__[1:] if getattr(changes, name)]
+    others = [name for name in changes.resources.names if name != "cpuset"]
+    others += [name for name in FIELDS if getattr(changes, name)]
     also = f"also changed: {', '.join(others)}" if others else ""
     return msgspec.structs.replace(
         record,
         field="cpus",
-        before=requested.cpuset,
-        after=requested.cpuset if changes.cpuset is None else changes.cpuset,
+        before=requested.cpuset or "",
+        after=changes.resources.over(requested).cpuset or "",
         message="; ".join(each for each in (message, also) if each),
     )
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -32,24 +32,13 @@ from agent.allocate.shares import (
 from agent.hooks.requests import UNCHANGED, Changes, CreateContainer, UpdateContainer, announced
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.devices.visibility import Mount
+from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, LinuxResources
 from agent.model.notice import MOUNTED_AT
-from agent.model.notifications import RequestedResources
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QoS
-from agent.model.snapshot import (
-    NO_LIMITS,
-    NOTHING,
-    PERIOD_MICROSECONDS,
-    UNLIMITED,
-    CgroupLimits,
-    Snapshot,
-    Wanted,
-    excludes,
-)
+from agent.model.snapshot import NOTHING, Snapshot, Wanted, excludes
 from agent.model.verdict import Wait
-
-Value = TypeVar("Value", str, int)
 
 
 class CpuGrant(msgspec.Struct, frozen=True):
@@ -83,8 +72,7 @@ class Keep(msgspec.Struct, frozen=True):
 
 
 class Override(msgspec.Struct, frozen=True):
-    """These values replace those of the request. A container with CPUs of its own also loses its
-    CPU quota, which would throttle it there."""
+    """These values replace those of the request."""
 
     wanted: Wanted
 
@@ -153,7 +141,7 @@ def local_request(request: CreateContainer, snapshot: Snapshot) -> int:
     """The number of CPUs that the container may own by the node-local policy in force."""
     if snapshot.cpu_policy == "none":
         return 0
-    cpus = whole_cpus(request.requested.shares)
+    cpus = whole_cpus(request.requested.shares or 0)
     return cpus if cpus and may_own(announced(request.pod, 0)) else 0
 
 
@@ -184,7 +172,7 @@ def update(request: UpdateContainer, snapshot: Snapshot | None, granted: CpuGran
 def without_owners(request: UpdateContainer, snapshot: Snapshot | None) -> Answer:
     """The answer after the deadline for a container that the agent does not know: the CPUs of its
     request without those of owners."""
-    return _without_owned(request.requested.cpuset, snapshot) if snapshot else Keep()
+    return _without_owned(request.requested.cpuset or "", snapshot) if snapshot else Keep()
 
 
 def changes(
@@ -195,23 +183,7 @@ def changes(
     if isinstance(answer, Keep):
         return UNCHANGED
     mounts = (Mount(cpus_folder, MOUNTED_AT),) if cpus_folder else ()
-    return msgspec.structs.replace(missing(answer.wanted, request.requested), mounts=mounts)
-
-
-def missing(wanted: Wanted, requested: RequestedResources) -> Changes:
-    """The wanted values that the request lacks."""
-    limits = wanted.limits
-    lifted = UNLIMITED if wanted.lifts_quota and requested.quota_microseconds > 0 else None
-    mems = None if limits.mems is None else str(limits.mems)
-    return Changes(
-        cpuset=_changed(wanted.cpuset, requested.cpuset),
-        mems=_changed(mems, requested.mems),
-        shares=_changed(limits.shares, requested.shares),
-        quota_microseconds=_changed(
-            limits.quota_microseconds or lifted, requested.quota_microseconds
-        ),
-        memory_limit_bytes=_changed(limits.memory_limit_bytes, requested.memory_limit_bytes),
-    )
+    return Changes(answer.wanted.resources.missing_in(request.requested), mounts)
 
 
 def _assigned_by_kubelet(request: CreateContainer, snapshot: Snapshot) -> CpuSet:
@@ -220,30 +192,26 @@ def _assigned_by_kubelet(request: CreateContainer, snapshot: Snapshot) -> CpuSet
     CPUs, and to no others (pkg/kubelet/cm/cpumanager, policy_static.go, guaranteedCPUs). The quota
     of such a container equals its request, or is removed. Another quota means a pod with pod-level
     resources, whose containers get no exclusive CPUs."""
-    whole = whole_cpus(request.requested.shares) if snapshot.kubelet_static else 0
+    whole = whole_cpus(request.requested.shares or 0) if snapshot.kubelet_static else 0
     if not whole or not kubelet_may_own(announced(request.pod, 0)):
         return EMPTY
-    quota = request.requested.quota_microseconds
-    if quota > 0 and quota != whole * PERIOD_MICROSECONDS:
+    quota = request.requested.quota or NO_QUOTA
+    if quota != NO_QUOTA and quota.microseconds != whole * quota.period_microseconds:
         return EMPTY
     try:
-        cpus = CpuSet.parse(request.requested.cpuset)
+        cpus = CpuSet.parse(request.requested.cpuset or "")
     except CpuSetError:
         return EMPTY
     return cpus if len(cpus) == whole else EMPTY
 
 
-def _override(wanted: Wanted, requested: RequestedResources) -> Keep | Override:
+def _override(wanted: Wanted, requested: LinuxResources) -> Keep | Override:
     """A request with CPUs that the kubelet assigned keeps them: they are never older than the
     agent's decision."""
     if wanted.kubelet and requested.cpuset:
-        wanted = msgspec.structs.replace(wanted, cpuset=None)
+        wanted = wanted.without("cpuset")
     keeps = wanted.unmanaged and not wanted.exclusive
     return Keep() if keeps else Override(wanted)
-
-
-def _changed(value: Value | None, present: Value) -> Value | None:
-    return None if value == present else value
 
 
 def _without_owned(requested: str, snapshot: Snapshot) -> Answer:
@@ -253,7 +221,7 @@ def _without_owned(requested: str, snapshot: Snapshot) -> Answer:
         return Keep()
     # The kubelet requests the CPUs that it assigned for their containers only.
     free = cpus - union(owner.claimed for owner in snapshot.owners if not owner.kubelet)
-    return Override(Wanted(str(free))) if free != cpus else Keep()
+    return Override(Wanted(LinuxResources(str(free)))) if free != cpus else Keep()
 
 
 def _share(
@@ -269,29 +237,30 @@ def _share(
     cpus = shared_cpus(pod, snapshot.pools) - owned
     if not cpus:
         return Wait("its pool has no CPU")
-    return Override(Wanted(str(cpus), limits=_batch(pod, container_name)))
+    batch = _batch(pod, container_name)
+    return Override(Wanted(msgspec.structs.replace(batch, cpuset=str(cpus))))
 
 
-def _batch(pod: Pod, container_name: str) -> CgroupLimits:
+def _batch(pod: Pod, container_name: str) -> LinuxResources:
     """The limits of a BE pod's batch resources, without the ratio of the node, which the agent's
     next pass applies."""
     if pod.qos is not QoS.BE:
-        return NO_LIMITS
+        return NO_RESOURCES
     try:
         batch = batch_limits(pod.qos, batch_resources(pod.annotations))
     except AnnotationError:
-        return NO_LIMITS
-    return batch.containers.get(container_name, NO_LIMITS) if batch else NO_LIMITS
+        return NO_RESOURCES
+    return batch.containers.get(container_name, NO_RESOURCES) if batch else NO_RESOURCES
 
 
 MAX_GRANTS = 256
 """The most grants, and ended starts, that are kept one by one."""
 
 
-def requested_cpus(cpuset: str) -> CpuSet | None:
+def requested_cpus(cpuset: str | None) -> CpuSet | None:
     """The CPUs that a container with this cpuset in its request may get; None for any."""
     try:
-        return CpuSet.parse(cpuset) or None
+        return CpuSet.parse(cpuset or "") or None
     except ValueError:
         return None
 

@@ -5,7 +5,7 @@ Field numbers: Kubernetes, staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.pr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Final
 
 from agent.hooks import carriers
@@ -18,12 +18,11 @@ from agent.hooks.requests import (
     UpdateContainer,
     announced_pod,
     hugepages,
-    scaled_quota,
 )
 from agent.model.devices import visibility
 from agent.model.devices.visibility import Mount
-from agent.model.notifications import PodAnnounced, RequestedResources
-from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED
+from agent.model.linux_resources import NO_RESOURCES, from_cri, to_cri
+from agent.model.notifications import PodAnnounced
 from agent.model.wire import (
     BYTES,
     fields,
@@ -51,7 +50,6 @@ _CONTAINER_PATH, _HOST_PATH, _READ_ONLY = 1, 2, 3
 # UpdateContainerResourcesRequest: linux
 _UPDATE_RESOURCES = (2,)
 # LinuxContainerResources
-_CPU_PERIOD, CPU_QUOTA, _CPU_SHARES, _MEMORY_LIMIT, CPUSET, _MEMS = 1, 2, 3, 4, 6, 7
 _HUGEPAGE_LIMITS = 8
 # HugepageLimit
 _PAGE_SIZE, _LIMIT = 1, 2
@@ -69,7 +67,7 @@ def create_container(message: bytes) -> CreateContainer:
     return CreateContainer(
         _pod(merged(message, _SANDBOX_CONFIG)),
         text(merged(config, 1), 1),
-        _requested(resources),
+        from_cri(resources),
         hugepages(
             (text(each, _PAGE_SIZE), number(each, _LIMIT))
             for each in payloads(resources, _HUGEPAGE_LIMITS)
@@ -86,7 +84,7 @@ def mounted(message: bytes) -> frozenset[str]:
 def update_container(message: bytes) -> UpdateContainer:
     """What decisions read of an UpdateContainerResourcesRequest. Raises WireError."""
     resources = merged(message, *_UPDATE_RESOURCES)
-    return UpdateContainer(text(message, 1), _requested(resources))
+    return UpdateContainer(text(message, 1), from_cri(resources))
 
 
 def removed_id(message: bytes) -> str:
@@ -97,16 +95,6 @@ def removed_id(message: bytes) -> str:
 def created_id(reply: bytes) -> str:
     """The id in a reply of RunPodSandbox or CreateContainer. Raises WireError."""
     return text(reply, 1)
-
-
-def _requested(resources: bytes) -> RequestedResources:
-    return RequestedResources(
-        text(resources, CPUSET),
-        text(resources, _MEMS),
-        number(resources, _CPU_SHARES),
-        scaled_quota(number(resources, CPU_QUOTA), number(resources, _CPU_PERIOD)),
-        number(resources, _MEMORY_LIMIT),
-    )
 
 
 def _pod(sandbox_config: bytes) -> PodAnnounced:
@@ -184,7 +172,7 @@ def create_request_with(message: bytes, changes: Changes) -> bytes | None:
     """The new CreateContainerRequest; None without changes. Raises WireError."""
     if changes == UNCHANGED:
         return None
-    patches = list(_resources(CREATE_RESOURCES, changes))
+    patches = _resources(CREATE_RESOURCES, changes)
     if changes.mounts:
         taken = mounted(message)
         patches += [_mount(each) for each in changes.mounts if each.container_path not in taken]
@@ -218,21 +206,14 @@ def _without_replaced(message: bytes, changes: Changes) -> bytes:
 
 def update_request_with(message: bytes, changes: Changes) -> bytes | None:
     """The new UpdateContainerResourcesRequest; None without changes."""
-    patches = b"".join(_resources(_UPDATE_RESOURCES, changes))
-    return message + patches if patches else None
+    patches = _resources(_UPDATE_RESOURCES, changes)
+    return b"".join((message, *patches)) if patches else None
 
 
-def _resources(path: tuple[int, ...], changes: Changes) -> Iterator[bytes]:
-    quota = changes.quota_microseconds
-    values: tuple[tuple[int, str | int | None], ...] = (
-        (CPUSET, changes.cpuset),
-        (_MEMS, changes.mems),
-        (_CPU_SHARES, changes.shares),
-        (CPU_QUOTA, quota),
-        (_MEMORY_LIMIT, changes.memory_limit_bytes),
-        (_CPU_PERIOD, None if quota in (None, UNLIMITED) else PERIOD_MICROSECONDS),
-    )
-    return (patch((*path, field), value) for field, value in values if value is not None)
+def _resources(path: tuple[int, ...], changes: Changes) -> list[bytes]:
+    if changes.resources == NO_RESOURCES:
+        return []
+    return [patch(path, to_cri(changes.resources))]
 
 
 def _mount(mount: Mount) -> bytes:

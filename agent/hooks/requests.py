@@ -20,11 +20,11 @@ import msgspec
 
 from agent.host.log_once import CountedWarnings, about
 from agent.model.devices.visibility import Mount
+from agent.model.linux_resources import NO_RESOURCES, LinuxResources
 from agent.model.notifications import (
     ContainerFailed,
     Notification,
     PodAnnounced,
-    RequestedResources,
     SnapshotRequest,
 )
 from agent.model.pod.annotations import DEVICE_ALLOCATED
@@ -32,7 +32,6 @@ from agent.model.pod.pods import Pod, pod_metadata, pod_uid
 from agent.model.pod.qos import kube_class
 from agent.model.quantities import QuantityError, page_bytes
 from agent.model.settings.failure_policy import FailurePolicies
-from agent.model.snapshot import PERIOD_MICROSECONDS
 from agent.model.verdict import Refuse, Wait
 
 
@@ -41,7 +40,7 @@ class CreateContainer(msgspec.Struct, frozen=True):
 
     pod: PodAnnounced
     container_name: str
-    requested: RequestedResources = RequestedResources()
+    requested: LinuxResources = NO_RESOURCES
     hugepages: dict[int, int] = {}
 
 
@@ -58,7 +57,7 @@ class UpdateContainer(msgspec.Struct, frozen=True):
     """A request to update a container. `name` None: it has only the id, as in the CRI."""
 
     container_id: str
-    requested: RequestedResources = RequestedResources()
+    requested: LinuxResources = NO_RESOURCES
     name: ContainerName | None = None
 
 
@@ -109,11 +108,6 @@ def hugepages(limits: Iterable[tuple[str, int]]) -> dict[int, int]:
     return found
 
 
-def scaled_quota(quota: int, period: int) -> int:
-    """The quota for a period of 100,000 microseconds, the default period."""
-    return quota * PERIOD_MICROSECONDS // period if quota > 0 and period > 0 else quota
-
-
 FIELDS: Final = (
     "mounts",
     "environment",
@@ -125,7 +119,6 @@ FIELDS: Final = (
     "removed_nodes",
 )
 """The fields of Changes about devices."""
-_LIMITS: Final = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
 
 
 class CarriedNode(msgspec.Struct, frozen=True):
@@ -139,18 +132,13 @@ class CarriedNode(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """The changes of one request. Where a field is None or empty, the request keeps its value. The
-    quota is for a period of 100,000 microseconds; quota and memory limit are -1 for no limit. The
-    fields from `mounts` on apply to a creation only. Their entries are added to those of the
-    request; a variable or an annotation that the request has gets the new value. An annotation with
-    the value None is removed, and so are the entries in the `removed_` fields (mounts and nodes by
-    their path in the container)."""
+    """The changes of one request, which keeps its values where a field is None or empty. The fields
+    from `mounts` on apply to a creation only. Their entries are added to those of the request; a
+    variable or an annotation that the request has gets the new value. An annotation with the value
+    None is removed, and so are the entries in the `removed_` fields (mounts and nodes by their path
+    in the container)."""
 
-    cpuset: str | None = None
-    mems: str | None = None
-    shares: int | None = None
-    quota_microseconds: int | None = None
-    memory_limit_bytes: int | None = None
+    resources: LinuxResources = NO_RESOURCES
     mounts: tuple[Mount, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     cdi_devices: tuple[str, ...] = ()
@@ -159,17 +147,6 @@ class Changes(msgspec.Struct, frozen=True):
     removed_mounts: tuple[str, ...] = ()
     removed_cdi_devices: tuple[str, ...] = ()
     removed_nodes: tuple[CarriedNode, ...] = ()
-
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """The fields of Limits that the request keeps."""
-        return tuple(name for name in _LIMITS if getattr(self, name) is None)
-
-    def over(self, requested: RequestedResources) -> RequestedResources:
-        """The request's values with these changes: what the runtime gets."""
-        names = RequestedResources.__struct_fields__
-        changed = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return msgspec.structs.replace(requested, **changed)
 
 
 UNCHANGED: Final = Changes()

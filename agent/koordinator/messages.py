@@ -24,11 +24,10 @@ from agent.hooks.requests import (
     DeviceFields,
     UpdateContainer,
     announced_pod,
-    scaled_quota,
 )
 from agent.model.devices import visibility
-from agent.model.notifications import PodAnnounced, RequestedResources
-from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED
+from agent.model.linux_resources import UNLIMITED, LinuxResources, from_cri, to_cri
+from agent.model.notifications import PodAnnounced
 from agent.proto import koordinator_hooks_pb2 as pb
 
 SETTABLE: Final = DeviceFields(frozenset({"environment"}))
@@ -93,8 +92,8 @@ def response(
     """The response with these changes. It leaves out what the protocol can't express: mounts,
     devices and the removal of a memory limit."""
     answer = pb.ContainerResourceHookResponse()
-    resources = _resources(changes)
-    if resources is not None:
+    resources = _resources(changes.resources)
+    if resources.ByteSize():
         present = request.container_resources
         resources.cpuset_cpus = resources.cpuset_cpus or present.cpuset_cpus
         resources.cpuset_mems = resources.cpuset_mems or present.cpuset_mems
@@ -105,19 +104,11 @@ def response(
     return answer
 
 
-def _resources(changes: Changes) -> pb.LinuxContainerResources | None:
-    """None without a change that the protocol can express."""
-    quota = changes.quota_microseconds or 0
-    memory_bytes = changes.memory_limit_bytes or 0
-    resources = pb.LinuxContainerResources(
-        cpuset_cpus=changes.cpuset or "",
-        cpuset_mems=changes.mems or "",
-        cpu_shares=changes.shares or 0,
-        cpu_quota=quota,
-        cpu_period=PERIOD_MICROSECONDS if quota not in (0, UNLIMITED) else 0,
-        memory_limit_in_bytes=max(memory_bytes, 0),
-    )
-    return resources if resources.ByteSize() else None
+def _resources(changed: LinuxResources) -> pb.LinuxContainerResources:
+    """The message is that of the CRI."""
+    if changed.memory_limit_bytes == UNLIMITED:
+        changed = changed.without(("memory_limit_bytes",))
+    return pb.LinuxContainerResources.FromString(to_cri(changed))
 
 
 def _pod_of(request: pb.ContainerResourceHookRequest) -> PodAnnounced:
@@ -135,11 +126,5 @@ def _pod(
     return announced_pod(meta.uid, meta.namespace, meta.name, labels, annotations, cgroup_parent)
 
 
-def _requested(resources: pb.LinuxContainerResources) -> RequestedResources:
-    return RequestedResources(
-        resources.cpuset_cpus,
-        resources.cpuset_mems,
-        resources.cpu_shares,
-        scaled_quota(resources.cpu_quota, resources.cpu_period),
-        resources.memory_limit_in_bytes,
-    )
+def _requested(resources: pb.LinuxContainerResources) -> LinuxResources:
+    return from_cri(resources.SerializeToString())

@@ -8,6 +8,7 @@ import msgspec
 
 from agent.model import bounds
 from agent.model.bounds import JsonError
+from agent.model.linux_resources import LinuxResources
 
 SOCKET: Final = "doorbell.sock"
 """In the state folder."""
@@ -15,18 +16,6 @@ SOCKET: Final = "doorbell.sock"
 
 class NotificationError(ValueError):
     """An invalid datagram."""
-
-
-class RequestedResources(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The resources of a container in a request, or in the spec that a runtime made of it: "" and 0
-    for those that it does not set. A quota or memory limit of -1 means no limit. The quota is per
-    100,000 microseconds, in a spec per period of that."""
-
-    cpuset: str = ""
-    mems: str = ""
-    shares: int = 0
-    quota_microseconds: int = 0
-    memory_limit_bytes: int = 0
 
 
 class PodAnnounced(msgspec.Struct, frozen=True, tag="pod"):
@@ -72,15 +61,15 @@ class Resized(msgspec.Struct, frozen=True, tag="resized"):
     """The runtime changed a container; `requested`: by its caller, before the frontend's change."""
 
     container_id: str
-    requested: RequestedResources
+    requested: LinuxResources
 
 
 class Created(msgspec.Struct, frozen=True, tag="created"):
     """A container exists; `requested`: by its caller, before the frontend's change. `kept`: the
-    fields of CgroupLimits that the frontend did not change."""
+    fields of `requested` that the frontend did not change."""
 
     container_id: str
-    requested: RequestedResources
+    requested: LinuxResources
     kept: tuple[str, ...] = ()
 
 

@@ -18,65 +18,40 @@ from agent.model.bounds import JsonError
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.pools import Pools
 from agent.model.devices.visibility import NodeVisibility, Visibility
+from agent.model.linux_resources import NO_RESOURCES, LinuxResources
 from agent.model.pod.qos import QoS
-
-UNLIMITED: Final = -1
-PERIOD_MICROSECONDS: Final = 100_000
-"""The kernel's default period, to which every quota here refers."""
-LEAST_QUOTA_MICROSECONDS: Final = 1_000
-LEAST_SHARES: Final = 2
-MAX_SHARES: Final = 262_144
-"""The kernel's bounds: it clamps shares to these, and refuses a smaller quota."""
-
-
-class CgroupLimits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Values of one cgroup. None: there is no decision, and the value stays. `quota_microseconds`
-    (of CPU time in each 100,000) and `memory_limit_bytes` may be UNLIMITED. `mems`: NUMA nodes; on
-    cgroup v2 an empty set means those of the parent. `migrate`: whether pages move when `mems`
-    changes; it counts on v1 only, because v2 always moves them."""
-
-    quota_microseconds: int | None = None
-    shares: int | None = None
-    memory_limit_bytes: int | None = None
-    mems: CpuSet | None = None
-    migrate: bool | None = None
-
-
-NO_LIMITS: Final = CgroupLimits()
 
 
 class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The wanted values of one container. `cpuset` None: its cpuset stays. `exclusive`: its pod
-    owns the CPUs. `kubelet`: a kubelet with the static policy assigned them, and a cpuset in its
-    request overrides `cpuset`. `keeps_quota`: the CFS quota of the request stays. `blocked`: why
-    the container must not be created yet, for example because its CPUs are in use. `visible` None:
-    there is no decision about its devices."""
+    """The decision about one container."""
 
-    cpuset: str | None = None
+    resources: LinuxResources = NO_RESOURCES
     exclusive: bool = False
+    """Whether its pod owns the CPUs."""
     kubelet: bool = False
-    keeps_quota: bool = False
-    limits: CgroupLimits = NO_LIMITS
+    """Whether a kubelet with the static policy assigned the CPUs. A cpuset in the container's
+    request overrides these."""
     blocked: str = ""
+    """Why the container must not be created yet, for example because its CPUs are in use."""
     visible: Visibility | None = None
+    """None: there is no decision about its devices."""
+
+    @property
+    def cpuset(self) -> str | None:
+        """None when the container keeps its cpuset."""
+        return self.resources.cpuset
 
     @property
     def unmanaged(self) -> bool:
         """Whether Topolet sets neither CPUs nor limits of the container."""
-        return self.cpuset is None and self.limits == NO_LIMITS
+        return self.resources == NO_RESOURCES
 
-    @property
-    def lifts_quota(self) -> bool:
-        """Whether the container's CFS quota is removed because it has exclusive CPUs."""
-        has_quota = self.limits.quota_microseconds is not None
-        return self.exclusive and not has_quota and not self.keeps_quota
-
-    def without_memory(self) -> Wanted:
-        """A copy that does not decide about memory nodes."""
-        if self.limits.mems is None:
+    def without(self, *fields: str) -> Wanted:
+        """A copy that does not decide about these fields of its resources."""
+        resources = self.resources.without(fields)
+        if resources is self.resources:
             return self
-        limits = msgspec.structs.replace(self.limits, mems=None)
-        return msgspec.structs.replace(self, limits=limits)
+        return msgspec.structs.replace(self, resources=resources)
 
 
 NOTHING: Final = Wanted()
@@ -93,8 +68,8 @@ class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """By name."""
     refused: str = ""
     """Why the pod does not own the CPUs that it claims."""
-    group: CgroupLimits = NO_LIMITS
-    """The limits of the pod's cgroup."""
+    group: LinuxResources = NO_RESOURCES
+    """The values of the pod's cgroup."""
 
     def of(self, container_name: str) -> Wanted:
         return self.containers.get(container_name, self.each)
@@ -200,20 +175,14 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="versi
 
 def encode(snapshot: Snapshot) -> bytes:
     """JSON, one line."""
-    return msgspec.json.encode(snapshot, enc_hook=str) + b"\n"
-
-
-def _cpuset(kind: type, value: object) -> CpuSet:
-    if not isinstance(value, str):
-        raise ValueError(f"expected a list of numbers as text, got {value!r:.40}")
-    return CpuSet.parse(value)
+    return msgspec.json.encode(snapshot) + b"\n"
 
 
 class _Versioned(msgspec.Struct):
     version: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
-_decoder = msgspec.json.Decoder(Snapshot, dec_hook=_cpuset)
+_decoder = msgspec.json.Decoder(Snapshot)
 _version_decoder = msgspec.json.Decoder(_Versioned)
 
 

@@ -9,7 +9,7 @@ nested field, while all other bytes stay, also those of unknown fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 _VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -58,12 +58,26 @@ def text(message: bytes, wanted: int) -> str:
 
 def number(message: bytes, wanted: int) -> int:
     """An int64 field, 0 when absent. Raises WireError."""
-    last = 0
+    last = b"\0"
     for each, kind, payload in fields(message):
         if (each, kind) == (wanted, _VARINT):
-            last, _ = _varint(payload, 0)
-    last &= (1 << 64) - 1
-    return last - (1 << 64) if last >> 63 else last
+            last = payload
+    return _int64(last)
+
+
+def texts(message: bytes, wanted: Container[int]) -> dict[int, str]:
+    """Those of these string fields that the message has. Raises WireError."""
+    last = {
+        field: payload
+        for field, kind, payload in fields(message)
+        if kind == BYTES and field in wanted
+    }
+    return {field: _decode(payload) for field, payload in last.items()}
+
+
+def numbers(message: bytes) -> dict[int, int]:
+    """All int64 fields that the message has. Raises WireError."""
+    return {field: _int64(payload) for field, kind, payload in fields(message) if kind == _VARINT}
 
 
 def string_map(message: bytes, wanted: int) -> dict[str, str]:
@@ -122,6 +136,11 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
+
+
+def _int64(payload: bytes) -> int:
+    value = _varint(payload, 0)[0] & (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
 
 
 def _encode_varint(value: int) -> bytes:

@@ -267,7 +267,7 @@ def observed(
         group=group,
         processes=in_group or None,
         problem=problem,
-        wanted_mems=wanted.limits.mems,
+        wanted_mems=None if wanted.resources.mems is None else CpuSet.parse(wanted.resources.mems),
         mems=mems,
         devices_missing=missing,
         devices_foreign=foreign,

@@ -22,9 +22,10 @@ from agent.model.audit import AuditEvent, Record, WriteReason
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.cpu.pools import pool_cpus
 from agent.model.cpu.topology import Topology
+from agent.model.linux_resources import NO_RESOURCES, LinuxResources
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import DEFAULT_POOL
-from agent.model.snapshot import NO_LIMITS, UNLIMITED, CgroupLimits, Wanted
+from agent.model.snapshot import Wanted
 from agent.node.audit import Written
 from agent.node.node_local import CpuNotices
 from agent.node.originals import AnnouncedPodGroups, OriginalValues
@@ -175,8 +176,11 @@ class Enforcement:
         sandboxes = sandbox_cpusets(runtime.pods, decision)
         outcome = writer.apply(self._hierarchy, self._journal, sandboxes)
         limits = wanted_limits(runtime.pods, decision)
-        migrated = {group: self._as_migrated(each) for group, each in limits.items()}
-        others = values.apply(self._controllers, self._journal, migrated)
+        if self.memory_stays:
+            limits = {group: each.without(("mems",)) for group, each in limits.items()}
+        others = values.apply(
+            self._controllers, self._journal, limits, migrate=self._migrate_memory
+        )
         titles = {
             group: title
             for pod in runtime.pods
@@ -203,11 +207,6 @@ class Enforcement:
         )
         return Applied((*freed.outcomes, outcome), others, titles, failures, refused, writes)
 
-    def _as_migrated(self, limits: CgroupLimits) -> CgroupLimits:
-        if limits.mems is None or self._migrate_memory:
-            return msgspec.structs.replace(limits, migrate=None if limits.mems is None else True)
-        return msgspec.structs.replace(limits, mems=None) if self.memory_stays else limits
-
     @property
     def memory_stays(self) -> bool:
         """Whether the memory nodes of running containers must not change: cgroup v2 migrates their
@@ -215,7 +214,7 @@ class Enforcement:
         return not self._migrate_memory and self._controllers.version("cpuset") != 1
 
     def _restore_limits(
-        self, runtime: RuntimeState, wanted: Mapping[str, CgroupLimits]
+        self, runtime: RuntimeState, wanted: Mapping[str, LinuxResources]
     ) -> ValueOutcome:
         present = {
             group
@@ -229,7 +228,10 @@ class Enforcement:
             for group, file in self._journal.values
             if group in present
             and (file != MEMS or not self.memory_stays)
-            and file not in limit_files.files(self._controllers, wanted.get(group, NO_LIMITS))
+            and file
+            not in limit_files.files(
+                self._controllers, wanted.get(group, NO_RESOURCES), migrate=self._migrate_memory
+            )
         }
         if not ended:
             return ValueOutcome()
@@ -248,7 +250,7 @@ class Enforcement:
             del self._restored[gone]
         self._updater.update(
             {
-                each.id: wanted.without_memory() if self.memory_stays else wanted
+                each.id: wanted.without(("mems",)) if self.memory_stays else wanted
                 for pod in runtime.pods
                 for of_pod in (decision.pods[pod.uid],)
                 for each in pod.containers
@@ -259,27 +261,20 @@ class Enforcement:
             groups,
         )
 
-    def _with_restored(self, group: str | None, wanted: Wanted) -> Wanted:
-        """Adds the original limits that were restored: the runtime still stores the agent's values,
-        and would write them again with every update."""
+    def _with_restored(self, group: str | None, wanted: Wanted) -> LinuxResources:
+        """The wanted values, with the original limits that were restored: the runtime still stores
+        the agent's values, and would write them again with every update."""
         texts = self._restored.get(group or "")
         if not texts or wanted.unmanaged:
-            return wanted
+            return wanted.resources
         if wanted.exclusive or group is None:
             del self._restored[group or ""]
-            return wanted
+            return wanted.resources
         try:
             originals = limit_files.parsed(self._controllers, group, texts)
         except CgroupError:
-            return wanted
-        changed = {
-            name: value
-            for name in originals.__struct_fields__
-            if (value := getattr(originals, name)) is not None
-            and getattr(wanted.limits, name) is None
-        }
-        limits = msgspec.structs.replace(wanted.limits, **changed)
-        return msgspec.structs.replace(wanted, limits=limits)
+            return wanted.resources
+        return wanted.resources.over(originals)
 
     def _update_created(
         self, runtime: RuntimeState, decision: Decision, holds: Mapping[str, CpuSet]
@@ -301,13 +296,13 @@ class Enforcement:
         # it gets those that became free. So no two owners wait for each other's CPUs.
         created.sort(key=lambda each: each[2].exclusive)
         for pod, container, wanted in (*created, *created):
-            status, possible = statuses[container.id], wanted
-            if not stores(status, wanted) and wanted.exclusive:
+            status, possible = statuses[container.id], wanted.resources
+            if not stores(status, possible) and wanted.exclusive:
                 owner = tuple(each for each in decision.owners if each.uid == pod.uid)
                 overlaps = find_overlaps(runtime.pods, owner, after)
                 occupied = union(CpuSet.parse(each.cpus) for each in overlaps)
                 gained = occupied - after.get(container.id, occupied)
-                possible = _without(wanted, gained, after.get(container.id), pod.uid, decision)
+                possible = _without(possible, gained, after.get(container.id), pod.uid, decision)
             if stores(status, possible):
                 continue
             try:
@@ -320,7 +315,7 @@ class Enforcement:
                 text = "%s %s: the runtime could not update it: %s"
                 log.warning(text, title, container.name, error, extra=fields)
                 continue
-            statuses[container.id], cpuset = updated, updated.resources.cpuset
+            statuses[container.id], cpuset = updated, updated.resources.cpuset or ""
             records.append(
                 Record(
                     event=AuditEvent.START_CHANGED,
@@ -329,13 +324,13 @@ class Enforcement:
                     uid=pod.uid,
                     container=container.name,
                     field="cpus",
-                    before=status.resources.cpuset,
+                    before=status.resources.cpuset or "",
                     after=cpuset,
                 )
             )
             # The runtime may store others: an NRI plugin applies the last snapshot until it reads
             # the next.
-            if possible.cpuset is not None and possible.cpuset == cpuset:
+            if cpuset and possible.cpuset == cpuset:
                 after[container.id] = CpuSet.parse(cpuset)
                 fields = about(pod.title, container.name)
                 log.info("%s %s: will start on %s", pod.title, container.name, cpuset, extra=fields)
@@ -356,14 +351,15 @@ def _containers(runtime: RuntimeState) -> Iterable[Container]:
 
 def _starting(runtime: RuntimeState, container: Container, topology: Topology) -> CpuSet:
     try:
-        return CpuSet.parse(runtime.statuses[container.id].resources.cpuset) or topology.online
+        cpuset = runtime.statuses[container.id].resources.cpuset
+        return CpuSet.parse(cpuset or "") or topology.online
     except (KeyError, CpuSetError):
         return topology.online
 
 
 def _without(
-    wanted: Wanted, occupied: CpuSet, present: CpuSet | None, uid: str, decision: Decision
-) -> Wanted:
+    wanted: LinuxResources, occupied: CpuSet, present: CpuSet | None, uid: str, decision: Decision
+) -> LinuxResources:
     """The wanted values of a created owner without `occupied`, the CPUs on which other containers
     still run: nothing delays its start until they are free. If no CPU is left, it keeps those of
     its `present` CPUs that no other pod owns, otherwise it gets the LS pool."""
@@ -432,24 +428,22 @@ def cpus_of_others(groups: Mapping[str, str], decision: Decision) -> dict[str, C
     return taken
 
 
-def wanted_limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CgroupLimits]:
-    """By group: the limits of pods, their running containers and sandboxes."""
+def wanted_limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, LinuxResources]:
+    """By group: the values of pods, their running containers and sandboxes."""
     wanted = {}
     for pod in pods:
         of_pod = decision.pods[pod.uid]
         for container in (*pod.containers, *pod.sandboxes):
             if container.group is None:
                 continue
-            of_container = of_pod.of(container.name)
-            held = of_container.limits
-            if of_container.lifts_quota:
-                held = msgspec.structs.replace(held, quota_microseconds=UNLIMITED)
-            if held != NO_LIMITS and container.name:
-                wanted[container.group] = held
-            elif held.mems is not None:
-                wanted[container.group] = CgroupLimits(mems=held.mems)
+            resources = of_pod.of(container.name).resources
+            if resources != NO_RESOURCES and container.name:
+                wanted[container.group] = resources
+            elif resources.mems is not None:
+                wanted[container.group] = LinuxResources(mems=resources.mems)
             above = parent(container.group)
-            if of_pod.group != NO_LIMITS and pod.uid.replace("-", "_") in above.replace("-", "_"):
+            is_of_pod = pod.uid.replace("-", "_") in above.replace("-", "_")
+            if of_pod.group != NO_RESOURCES and is_of_pod:
                 wanted[above] = of_pod.group
     return wanted
 

@@ -29,18 +29,12 @@ from agent.host.locks import AGENT_LOCK, Lock, LockedError
 from agent.model import snapshot as snapshots
 from agent.model.audit import WriteReason
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError
-from agent.model.notifications import Created, RequestedResources
+from agent.model.linux_resources import RUNTIME_DEFAULTS, LinuxResources
+from agent.model.notifications import Created
 from agent.model.pod.pods import Container, ContainerState
 from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
-from agent.model.snapshot import (
-    LEAST_SHARES,
-    NOTHING,
-    UNLIMITED,
-    CgroupLimits,
-    Snapshot,
-    Wanted,
-)
+from agent.model.snapshot import NOTHING, Snapshot
 from agent.node.audit import Append, Written, write_records
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
@@ -57,13 +51,13 @@ class OriginalValues:
         self._controllers = controllers
         self._journal = journal
         self._replaced: dict[str, Created] = {}
-        self._resized: dict[str, RequestedResources] = {}
+        self._resized: dict[str, LinuxResources] = {}
 
     def created(self, notification: Created) -> None:
         """Keeps the values of a request to create a container, which a frontend has replaced."""
         self._replaced[notification.container_id] = notification
 
-    def resized(self, container_id: str, requested: RequestedResources) -> None:
+    def resized(self, container_id: str, requested: LinuxResources) -> None:
         """Keeps the values of a request to update a container."""
         self._resized[container_id] = requested
 
@@ -141,9 +135,9 @@ class OriginalValues:
         self._resized = {}
         return []
 
-    def _requested_cpus(self, requested: str, group: str) -> CpuSet:
+    def _requested_cpus(self, requested: str | None, group: str) -> CpuSet:
         try:
-            return CpuSet.parse(requested) or self._hierarchy.effective_cpus(parent(group))
+            return CpuSet.parse(requested or "") or self._hierarchy.effective_cpus(parent(group))
         except (CpuSetError, CgroupError):
             return EMPTY
 
@@ -234,34 +228,21 @@ class AnnouncedPodGroups:
 
 def _replaced(controllers: Controllers, group: str, created: Created) -> tuple[OriginalValue, ...]:
     """The requested values, for the files that have another value; none when the group can't be
-    read. A value that the request omits is the runtime's default: no limit, and the minimum of
-    shares. Values that the frontend passed on unchanged (`kept`) are left out."""
-    requested = created.requested
-    try:
-        mems: CpuSet | None = CpuSet.parse(requested.mems)
-    except CpuSetError:
-        mems = None
-    original = CgroupLimits(
-        quota_microseconds=requested.quota_microseconds or UNLIMITED,
-        shares=requested.shares or LEAST_SHARES,
-        memory_limit_bytes=requested.memory_limit_bytes or UNLIMITED,
-        mems=mems,
-    )
-    original = msgspec.structs.replace(original, **dict.fromkeys(created.kept))
+    read. Values that the frontend passed on unchanged (`kept`) are left out."""
+    original = created.requested.over(RUNTIME_DEFAULTS).without(created.kept)
     return _values(controllers, group, original)
 
 
 def _resized(
-    controllers: Controllers, group: str, requested: RequestedResources
+    controllers: Controllers, group: str, requested: LinuxResources
 ) -> tuple[OriginalValue, ...]:
     """The requested quota, if the file has another value: it is what the agent lifts. An update
     omits values that do not change."""
-    quota = requested.quota_microseconds or None
-    return _values(controllers, group, CgroupLimits(quota_microseconds=quota))
+    return _values(controllers, group, LinuxResources(quota=requested.quota))
 
 
 def _values(
-    controllers: Controllers, group: str, original: CgroupLimits
+    controllers: Controllers, group: str, original: LinuxResources
 ) -> tuple[OriginalValue, ...]:
     found = []
     for file in limit_files.files(controllers, original):
@@ -345,7 +326,7 @@ def _restore_runtime(
                     container.id, _original_values(hierarchy, controllers, journal, container)
                 )
             if container.state is ContainerState.CREATED:
-                cri.update(container.id, Wanted(str(hierarchy.effective_cpus("/"))))
+                cri.update(container.id, LinuxResources(str(hierarchy.effective_cpus("/"))))
             elif container.group is not None and container.group not in journal:
                 chosen[container.group] = _parent_cpus(hierarchy, container.group)
         except (RpcError, CgroupError) as error:
@@ -373,15 +354,17 @@ def _managed(last: Snapshot, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
 
 def _original_values(
     hierarchy: Hierarchy, controllers: Controllers, journal: Journal, container: Container
-) -> Wanted:
+) -> LinuxResources:
     """The original values of a container, for an update of the runtime. A group that inherited its
     CPUs gets those of the machine."""
     group = container.group or "/"
     original = journal.originals.get(group)
     cpuset = original.cpus if original else ""
     texts = {file: original.value for (of, file), original in journal.values.items() if of == group}
-    limits = limit_files.parsed(controllers, group, texts)
-    return Wanted(cpuset or str(hierarchy.effective_cpus("/")), limits=limits)
+    return msgspec.structs.replace(
+        limit_files.parsed(controllers, group, texts),
+        cpuset=cpuset or str(hierarchy.effective_cpus("/")),
+    )
 
 
 def _parent_cpus(hierarchy: Hierarchy, group: str) -> CpuSet:

@@ -167,7 +167,7 @@ def _by_container(
         for each in pod.containers:
             of_container = wanted[pod.uid].of(each.name)
             stays = memory_stays and each.state is ContainerState.RUNNING
-            by_id[each.id] = of_container.without_memory() if stays else of_container
+            by_id[each.id] = of_container.without("mems") if stays else of_container
     return by_id
 
 

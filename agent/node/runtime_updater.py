@@ -19,7 +19,7 @@ from typing import Final
 
 from agent.cri.client import Cri, VerboseStatus
 from agent.model.cpu.cpuset import EMPTY, CpuSet
-from agent.model.snapshot import Wanted
+from agent.model.linux_resources import NO_RESOURCES, LinuxResources
 from agent.model.verdict import Code
 from agent.rpc.grpc import NO_ANSWER, RpcError
 
@@ -48,10 +48,10 @@ class RuntimeUpdater:
         self._settle_seconds = settle_seconds
         self._due: float | None = None
         self._changed = threading.Condition()
-        self._sent: dict[str, Wanted] = {}
-        self._queue: dict[str, Wanted] = {}
+        self._sent: dict[str, LinuxResources] = {}
+        self._queue: dict[str, LinuxResources] = {}
         self._groups: Mapping[str, str] = {}
-        self._calling: tuple[str, Wanted] | None = None
+        self._calling: tuple[str, LinuxResources] | None = None
         self._unanswered: dict[str, CpuSet] = {}
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="runtime-updater", daemon=True)
@@ -59,7 +59,7 @@ class RuntimeUpdater:
 
     def update(
         self,
-        containers: Mapping[str, Wanted],
+        containers: Mapping[str, LinuxResources],
         stored: Mapping[str, VerboseStatus],
         groups: Mapping[str, str],
     ) -> None:
@@ -76,12 +76,12 @@ class RuntimeUpdater:
             self._unanswered = {
                 container_id: cpus
                 for container_id, cpus in self._unanswered.items()
-                if container_id in containers and not containers[container_id].unmanaged
+                if containers.get(container_id, NO_RESOURCES) != NO_RESOURCES
             }
             self._queue = {
                 container_id: wanted
                 for container_id, wanted in containers.items()
-                if not wanted.unmanaged
+                if wanted != NO_RESOURCES
                 and not self._is_current(container_id, wanted, stored.get(container_id))
             }
             if not self._queue:
@@ -121,7 +121,9 @@ class RuntimeUpdater:
         self._thread.join()
         self._cri.close()
 
-    def _is_current(self, container_id: str, wanted: Wanted, status: VerboseStatus | None) -> bool:
+    def _is_current(
+        self, container_id: str, wanted: LinuxResources, status: VerboseStatus | None
+    ) -> bool:
         sent = self._sent.get(container_id)
         if container_id in self._unanswered:
             return False
@@ -166,7 +168,7 @@ class RuntimeUpdater:
                     return
             self._changed.wait(left)
 
-    def _call(self, container_id: str, wanted: Wanted) -> int:
+    def _call(self, container_id: str, wanted: LinuxResources) -> int:
         """Returns the status of the call. An update that the runtime refuses is not repeated: the
         cgroups are correct without it."""
         try:
@@ -178,21 +180,10 @@ class RuntimeUpdater:
         return Code.OK
 
 
-def _cpus(wanted: Wanted) -> CpuSet:
+def _cpus(wanted: LinuxResources) -> CpuSet:
     return EMPTY if wanted.cpuset is None else CpuSet.parse(wanted.cpuset)
 
 
-def stores(status: VerboseStatus, wanted: Wanted) -> bool:
+def stores(status: VerboseStatus, wanted: LinuxResources) -> bool:
     """Whether the runtime stores the wanted values of a container."""
-    limits, present = wanted.limits, status.resources
-    quota = limits.quota_microseconds
-    if wanted.lifts_quota and present.quota_microseconds > 0:
-        return False
-    pairs = (
-        (wanted.cpuset, present.cpuset),
-        (None if limits.mems is None else str(limits.mems), present.mems),
-        (quota, present.quota_microseconds),
-        (limits.shares, present.shares),
-        (limits.memory_limit_bytes, present.memory_limit_bytes),
-    )
-    return all(value is None or value == stored for value, stored in pairs)
+    return wanted.missing_in(status.resources) == NO_RESOURCES

@@ -163,7 +163,7 @@ class RuntimeView:
                 status = msgspec.structs.replace(status, carriers=None)
             statuses[listed.id] = status
             if listed.id not in self._unanswered:
-                self._shares[listed.id] = status.resources.shares
+                self._shares[listed.id] = status.resources.shares or 0
                 self._hugepages[listed.id] = status.hugepages
                 self._stale.discard(listed.id)
             if listed.state is ContainerState.RUNNING and group is None:
@@ -205,7 +205,9 @@ class RuntimeView:
                 continue
             self._ended[container.id] = status
             ran = status.resources
-            ended = EndedContainer(container.name, container.created_at, ran.shares, ran.cpuset)
+            ended = EndedContainer(
+                container.name, container.created_at, ran.shares or 0, ran.cpuset or ""
+            )
             by_sandbox.setdefault(container.sandbox_id, []).append(ended)
         return by_sandbox
 
@@ -316,7 +318,7 @@ class RuntimeView:
         self._unanswered.discard(object_id)
         self._too_large.pop(object_id, None)
         ran = status.resources
-        texts = (status.cgroup_parent, status.cgroups_path, ran.cpuset, ran.mems)
+        texts = (status.cgroup_parent, status.cgroups_path, ran.cpuset or "", ran.mems or "")
         self._status_texts.hold(object_id, texts)
         return status
 

@@ -18,13 +18,13 @@ from typing import Final
 import msgspec
 
 from agent.hooks.agent_client import Notifier, SnapshotFile
-from agent.hooks.cpuset import CpuGrant, Grants, missing, requested_cpus
-from agent.hooks.requests import UNCHANGED, Changes
+from agent.hooks.cpuset import CpuGrant, Grants, requested_cpus
 from agent.host import processes
 from agent.host.log_once import of_title
 from agent.host.loop import Loop
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.notifications import RequestedResources, SnapshotRequest
+from agent.model.linux_resources import NO_RESOURCES, LinuxResources
+from agent.model.notifications import SnapshotRequest
 from agent.model.snapshot import NOTHING, Snapshot
 from agent.nri.conflicts import Conflicts
 from agent.nri.link import PluginLink
@@ -65,12 +65,12 @@ class Containers:
         self._present[container.id] = container
         self.expect(container.id, container.requested.cpuset)
 
-    def expect(self, container_id: str, cpuset: str) -> None:
+    def expect(self, container_id: str, cpuset: str | None) -> None:
         """The runtime reports these CPUs for a container, or they were requested."""
         expected = self._expected.setdefault(container_id, deque(maxlen=_EXPECTED_CPUSETS))
-        expected.append(cpuset)
+        expected.append(cpuset or "")
 
-    def requested(self, container_id: str, values: RequestedResources) -> None:
+    def requested(self, container_id: str, values: LinuxResources) -> None:
         """The runtime was requested to set these values. Without effect for a container that the
         runtime has not reported."""
         before = self._present.get(container_id)
@@ -87,7 +87,7 @@ class Containers:
     def __contains__(self, container_id: str) -> bool:
         return container_id in self._present
 
-    def values_of(self, container_id: str) -> RequestedResources | None:
+    def values_of(self, container_id: str) -> LinuxResources | None:
         """The last requested values; None for a container that the runtime has not reported."""
         present = self._present.get(container_id)
         return None if present is None else present.requested
@@ -99,17 +99,17 @@ class Containers:
         (internal/cri/nri, UpdateContainerResources), so that it may report the values before a
         change that has ended."""
         expected = self._expected.get(container.id)
-        if not expected or container.requested.cpuset in expected:
+        if not expected or (container.requested.cpuset or "") in expected:
             return None
         return expected[-1]
 
-    def differing(self, snapshot: Snapshot) -> Iterator[tuple[NriContainer, Changes]]:
+    def differing(self, snapshot: Snapshot) -> Iterator[tuple[NriContainer, LinuxResources]]:
         """The containers whose values differ from the snapshot's, with the changes to make. Leaves
         out containers that the agent blocks."""
         for each in self._present.values():
             wanted = snapshot.containers.get(each.id, NOTHING)
-            changes = missing(wanted, each.requested)
-            if changes != UNCHANGED and not wanted.blocked:
+            changes = wanted.resources.missing_in(each.requested)
+            if changes != NO_RESOURCES and not wanted.blocked:
                 yield each, changes
 
 
@@ -145,7 +145,7 @@ class Updater:
         self._notifier = notifier
         self._conflicts = conflicts
         self._proc = proc
-        self._refused: dict[str, Changes] = {}
+        self._refused: dict[str, LinuxResources] = {}
         self._settled: tuple[int, int] | None = None
         self._applied: Snapshot | None = None
         self._under_way = False
@@ -178,7 +178,7 @@ class Updater:
             self._updated = False
             self._notifier.notify(SnapshotRequest())
 
-    def _send(self, container: NriContainer, changes: Changes, snapshot: Snapshot) -> None:
+    def _send(self, container: NriContainer, changes: LinuxResources, snapshot: Snapshot) -> None:
         wanted = snapshot.containers[container.id]
         values = changes.over(container.requested)
         # Whatever is changed, the runtime writes all values that it stores.
@@ -205,7 +205,7 @@ class Updater:
 
         self._link.update(container.id, changes, done)
 
-    def _fail(self, container: NriContainer, changes: Changes, error: RpcError) -> None:
+    def _fail(self, container: NriContainer, changes: LinuxResources, error: RpcError) -> None:
         self.failed += 1
         if error.code in NO_ANSWER:
             return
@@ -214,7 +214,7 @@ class Updater:
         log.warning("%s: the runtime refuses a change: %s", container.title, error, extra=fields)
         self._conflicts.error(container.title, error.message)
 
-    def _verify(self, container: NriContainer, changes: Changes) -> None:
+    def _verify(self, container: NriContainer, changes: LinuxResources) -> None:
         if not container.pid or changes.cpuset is None:
             return
         allowed = processes.allowed_cpus(self._proc, container.pid)

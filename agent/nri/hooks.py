@@ -18,6 +18,7 @@ from agent.hooks.requests import (
     Verdict,
     Waiting,
 )
+from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodAnnounced
 from agent.model.settings import failure_policy
 from agent.model.settings.failure_policy import Deadlines
@@ -61,7 +62,7 @@ class NriHooks:
         self._in_progress: dict[str, _InProgress] = {}
         self._changing: dict[str, Update] = {}
 
-    def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, Changes]:
+    def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, LinuxResources]:
         """The runtime reports its containers when a session begins. The calls of the session before
         have ended, and other containers may have been created without a hook."""
         present = {each.id for each in containers}
@@ -90,8 +91,8 @@ class NriHooks:
         answer = self._admission.create(call.state, call.carried)
         if isinstance(answer, Changes):
             self._in_progress[call.container.id] = _InProgress(call.state, answer)
-            if answer.cpuset is not None:
-                self._containers.expect(call.container.id, answer.cpuset)
+            if (cpuset := answer.resources.cpuset) is not None:
+                self._containers.expect(call.container.id, cpuset)
         return answer
 
     def update(self, call: PluginCall) -> Verdict:
@@ -102,7 +103,7 @@ class NriHooks:
         answer = self._admission.update(call.state)
         if isinstance(answer, Changes):
             self._changing[call.container.id] = call.state
-            if cpuset := answer.over(call.state.request.requested).cpuset:
+            if cpuset := answer.resources.over(call.state.request.requested).cpuset:
                 self._containers.expect(call.container.id, cpuset)
         return answer
 
@@ -128,7 +129,7 @@ class NriHooks:
         pending = self._in_progress.pop(container.id, None)
         if pending is not None:
             self._admission.created(pending.creation, container.id)
-            if pending.adjusted.cpuset is not None:
+            if pending.adjusted.resources.cpuset is not None:
                 self._check(container)
         self._containers.put(container)
 
@@ -152,7 +153,7 @@ class NriHooks:
     def _check(self, container: NriContainer) -> None:
         """Reports a conflict if another writer changed the container's CPUs."""
         if (expected := self._containers.changed_by_others(container)) is not None:
-            self._conflicts.changed(container.title, expected, container.requested.cpuset)
+            self._conflicts.changed(container.title, expected, container.requested.cpuset or "")
 
     def _waiting(self, call: PluginCall, hook: str) -> Waiting:
         return Waiting(call.started, min(self._deadlines.of(hook), call.budget_seconds))

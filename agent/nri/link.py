@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from agent.hooks.requests import Changes
 from agent.host.log_once import Problem
 from agent.host.loop import READ, WRITE, Loop, Timer
+from agent.model.linux_resources import LinuxResources
 from agent.model.verdict import Code
 from agent.nri import messages
 from agent.nri.service import OpenCall, Plugin, PluginService, PluginStats
@@ -79,7 +79,7 @@ class _PluginConnection:
     def update(
         self,
         container_id: str,
-        changes: Changes,
+        changes: LinuxResources,
         seconds: float,
         done: Callable[[RpcError | None], None],
     ) -> None:
@@ -267,7 +267,7 @@ class PluginLink:
         self._connection.register(self._name, self._index)
 
     def update(
-        self, container_id: str, changes: Changes, done: Callable[[RpcError | None], None]
+        self, container_id: str, changes: LinuxResources, done: Callable[[RpcError | None], None]
     ) -> None:
         """Asks the runtime to change one container. The protocol allows several in one call, but
         the runtime's answer is then one error for all of them, also for those that it changed

@@ -22,12 +22,11 @@ from agent.hooks.requests import (
     DeviceFields,
     announced_pod,
     hugepages,
-    scaled_quota,
 )
 from agent.model.devices import visibility
-from agent.model.notifications import PodAnnounced, RequestedResources
+from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, CpuQuota, LinuxResources
+from agent.model.notifications import PodAnnounced
 from agent.model.pod.pods import pod_uid
-from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED
 from agent.proto import nri_pb2 as pb
 
 SETTABLE: Final = DeviceFields(frozenset(FIELDS) - {"removed_cdi_devices"}, numbers=True)
@@ -44,7 +43,7 @@ class NriContainer(msgspec.Struct, frozen=True):
     id: str
     pod_uid: str
     title: str
-    requested: RequestedResources
+    requested: LinuxResources
     pid: int = 0
 
 
@@ -92,15 +91,23 @@ def reported(container: pb.Container, sandbox: pb.PodSandbox | None) -> NriConta
     )
 
 
-def requested_resources(resources: pb.LinuxResources) -> RequestedResources:
+_TEXTS: Final = {"cpus": "cpuset", "mems": "mems"}
+"""By field of NRI's LinuxCPU."""
+_NUMBERS: Final = {("cpu", "shares"): "shares", ("memory", "limit"): "memory_limit_bytes"}
+"""By field of NRI's LinuxResources, and of that message."""
+
+
+def requested_resources(resources: pb.LinuxResources) -> LinuxResources:
     """The values of a request, or of a container."""
     cpu = resources.cpu
-    return RequestedResources(
-        cpu.cpus,
-        cpu.mems,
-        cpu.shares.value,
-        scaled_quota(cpu.quota.value, cpu.period.value),
-        resources.memory.limit.value,
+    return msgspec.structs.replace(
+        NO_RESOURCES,
+        quota=CpuQuota.of(cpu.quota.value, cpu.period.value),
+        **{name: getattr(cpu, field) or None for field, name in _TEXTS.items()},
+        **{
+            name: getattr(getattr(resources, part), field).value or None
+            for (part, field), name in _NUMBERS.items()
+        },
     )
 
 
@@ -201,7 +208,7 @@ def adjustment(changes: Changes, mounted: Collection[str]) -> pb.ContainerAdjust
                     for each in changes.nodes
                 ),
             ],
-            resources=_with_denials(_resources(changes), changes),
+            resources=_with_denials(_resources(changes.resources), changes),
         ),
         CDI_devices=[pb.CDIDevice(name=name) for name in changes.cdi_devices],
     )
@@ -223,21 +230,20 @@ def _with_denials(resources: pb.LinuxResources, changes: Changes) -> pb.LinuxRes
     return resources
 
 
-def update(container_id: str, changes: Changes) -> pb.ContainerUpdate:
+def update(container_id: str, changed: LinuxResources) -> pb.ContainerUpdate:
     """The update of an existing container, of which only the resources can change."""
-    linux = pb.LinuxContainerUpdate(resources=_resources(changes))
+    linux = pb.LinuxContainerUpdate(resources=_resources(changed))
     return pb.ContainerUpdate(container_id=container_id, linux=linux)
 
 
-def _resources(changes: Changes) -> pb.LinuxResources:
-    cpu = pb.LinuxCPU(cpus=changes.cpuset or "", mems=changes.mems or "")
-    if changes.shares is not None:
-        cpu.shares.value = changes.shares
-    if changes.quota_microseconds is not None:
-        cpu.quota.value = changes.quota_microseconds
-        if changes.quota_microseconds != UNLIMITED:
-            cpu.period.value = PERIOD_MICROSECONDS
+def _resources(changed: LinuxResources) -> pb.LinuxResources:
+    cpu = pb.LinuxCPU(**{field: getattr(changed, name) for field, name in _TEXTS.items()})
+    if changed.quota is not None:
+        cpu.quota.value = changed.quota.microseconds
+        if changed.quota != NO_QUOTA:
+            cpu.period.value = changed.quota.period_microseconds
     resources = pb.LinuxResources(cpu=cpu)
-    if changes.memory_limit_bytes is not None:
-        resources.memory.limit.value = changes.memory_limit_bytes
+    for (part, field), name in _NUMBERS.items():
+        if (value := getattr(changed, name)) is not None:
+            getattr(getattr(resources, part), field).value = value
     return resources

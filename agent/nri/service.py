@@ -26,6 +26,7 @@ from agent.hooks.requests import (
     UpdateContainer,
     Verdict,
 )
+from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Code, FailureReason, Refuse, Wait
 from agent.nri import messages
@@ -94,7 +95,7 @@ class PluginCall:
 class Plugin(Protocol):
     """The hooks of a plugin. No method may block: every container of the node would wait."""
 
-    def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, Changes]:
+    def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, LinuxResources]:
         """The runtime reports all containers. Returns the changes to make, by container id."""
         ...
 
@@ -370,7 +371,9 @@ class PluginService:
 def _response(call: PluginCall, changes: Changes) -> Message:
     if isinstance(call.request, CreateContainer):
         return pb.CreateContainerResponse(adjust=messages.adjustment(changes, call.mounted))
-    updates = [messages.update(call.container.id, changes)] if changes != UNCHANGED else []
+    updates = []
+    if changes != UNCHANGED:
+        updates.append(messages.update(call.container.id, changes.resources))
     return pb.UpdateContainerResponse(update=updates)
 
 

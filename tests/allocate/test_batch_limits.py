@@ -9,8 +9,8 @@ from agent.allocate.batch import (
     BatchResources,
     batch_limits,
 )
+from agent.model.linux_resources import NO_QUOTA, UNLIMITED, CpuQuota, LinuxResources
 from agent.model.pod.qos import QoS
-from agent.model.snapshot import UNLIMITED, CgroupLimits
 
 GIB = 1 << 30
 FULL = BatchResources(500, 1000, GIB, 2 * GIB)
@@ -19,36 +19,59 @@ FULL = BatchResources(500, 1000, GIB, 2 * GIB)
 @pytest.mark.parametrize(
     ("amounts", "limits"),
     [
-        (FULL, CgroupLimits(100_000, 512, 2 * GIB)),
-        (BatchResources(), CgroupLimits(UNLIMITED, 2, UNLIMITED)),
-        (BatchResources(cpu_request_milli=1), CgroupLimits(UNLIMITED, 2, UNLIMITED)),
-        (BatchResources(cpu_request_milli=1999), CgroupLimits(UNLIMITED, 2046, UNLIMITED)),
-        (BatchResources(cpu_limit_milli=1), CgroupLimits(1_000, 2, UNLIMITED)),
-        (BatchResources(cpu_limit_milli=15), CgroupLimits(1_500, 2, UNLIMITED)),
+        (FULL, LinuxResources(shares=512, quota=CpuQuota(100_000), memory_limit_bytes=2 * GIB)),
+        (BatchResources(), LinuxResources(shares=2, quota=NO_QUOTA, memory_limit_bytes=UNLIMITED)),
+        (
+            BatchResources(cpu_request_milli=1),
+            LinuxResources(shares=2, quota=NO_QUOTA, memory_limit_bytes=UNLIMITED),
+        ),
+        (
+            BatchResources(cpu_request_milli=1999),
+            LinuxResources(shares=2046, quota=NO_QUOTA, memory_limit_bytes=UNLIMITED),
+        ),
+        (
+            BatchResources(cpu_limit_milli=1),
+            LinuxResources(shares=2, quota=CpuQuota(1_000), memory_limit_bytes=UNLIMITED),
+        ),
+        (
+            BatchResources(cpu_limit_milli=15),
+            LinuxResources(shares=2, quota=CpuQuota(1_500), memory_limit_bytes=UNLIMITED),
+        ),
         (
             BatchResources(memory_request_bytes=5, memory_limit_bytes=7),
-            CgroupLimits(UNLIMITED, 2, 7),
+            LinuxResources(shares=2, quota=NO_QUOTA, memory_limit_bytes=7),
         ),
         (
             BatchResources(MAX_CPU_MILLI, MAX_CPU_MILLI),
-            CgroupLimits(10_000_000_000, 262_144, UNLIMITED),
+            LinuxResources(
+                shares=262_144, quota=CpuQuota(10_000_000_000), memory_limit_bytes=UNLIMITED
+            ),
         ),
     ],
 )
-def test_one_container(amounts: BatchResources, limits: CgroupLimits) -> None:
+def test_one_container(amounts: BatchResources, limits: LinuxResources) -> None:
     assert batch_limits(QoS.BE, {"c": amounts}) == BatchLimits(limits, {"c": limits})
 
 
 @pytest.mark.parametrize(
     ("others", "pod"),
     [
-        ([FULL], CgroupLimits(200_000, 1024, 4 * GIB)),
-        ([BatchResources(1000, 250, 0, None)], CgroupLimits(125_000, 1536, UNLIMITED)),
-        ([BatchResources(0, None, 0, GIB)], CgroupLimits(UNLIMITED, 512, 3 * GIB)),
-        ([BatchResources(), FULL], CgroupLimits(UNLIMITED, 1024, UNLIMITED)),
+        ([FULL], LinuxResources(shares=1024, quota=CpuQuota(200_000), memory_limit_bytes=4 * GIB)),
+        (
+            [BatchResources(1000, 250, 0, None)],
+            LinuxResources(shares=1536, quota=CpuQuota(125_000), memory_limit_bytes=UNLIMITED),
+        ),
+        (
+            [BatchResources(0, None, 0, GIB)],
+            LinuxResources(shares=512, quota=NO_QUOTA, memory_limit_bytes=3 * GIB),
+        ),
+        (
+            [BatchResources(), FULL],
+            LinuxResources(shares=1024, quota=NO_QUOTA, memory_limit_bytes=UNLIMITED),
+        ),
     ],
 )
-def test_a_pods_limits_are_the_sum(others: list[BatchResources], pod: CgroupLimits) -> None:
+def test_a_pods_limits_are_the_sum(others: list[BatchResources], pod: LinuxResources) -> None:
     containers = {"c": FULL} | {f"o{index}": each for index, each in enumerate(others)}
     limits = batch_limits(QoS.BE, containers)
     assert limits is not None
@@ -72,8 +95,7 @@ def test_a_pods_limits_are_the_sum(others: list[BatchResources], pod: CgroupLimi
 def test_faster_cpus_need_less_time(ratio: float, milli: int | None, quota: int) -> None:
     limits = batch_limits(QoS.BE, {"c": BatchResources(cpu_limit_milli=milli)}, ratio)
     assert limits is not None
-    assert limits.pod.quota_microseconds == quota
-    assert limits.containers["c"].quota_microseconds == quota
+    assert limits.pod.quota == limits.containers["c"].quota == CpuQuota(quota)
 
 
 @pytest.mark.parametrize("qos", [each for each in QoS if each is not QoS.BE])
@@ -101,9 +123,11 @@ def test_no_containers_limit_exceeds_its_pods(
     """Otherwise the kernel (v1) would refuse a container's quota."""
     limits = batch_limits(QoS.BE, containers, ratio)
     assert limits is not None
+    assert limits.pod.quota is not None
     for each in limits.containers.values():
+        assert each.quota is not None
         for one, pod in (
-            (each.quota_microseconds, limits.pod.quota_microseconds),
+            (each.quota.microseconds, limits.pod.quota.microseconds),
             (each.memory_limit_bytes, limits.pod.memory_limit_bytes),
         ):
             assert one is not None

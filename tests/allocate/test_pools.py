@@ -731,8 +731,8 @@ def test_memory_nodes_follow_the_cpus(each: Pod, mems: str) -> None:
     bare = msgspec.structs.replace(plain.numa_nodes[2], memory_bytes=0)
     topology = msgspec.structs.replace(plain, numa_nodes=(*plain.numa_nodes[:2], bare))
     bound = decided(topology, each, rules=PoolRules(bind_memory=True))
-    assert str(bound.pods["a"].each.limits.mems or "") == mems
-    assert decided(topology, each).pods["a"].each.limits.mems is None
+    assert (bound.pods["a"].each.resources.mems or "") == mems
+    assert decided(topology, each).pods["a"].each.resources.mems is None
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from agent.allocate.pools import MAX_COMING, decide, decided_names, of_spec
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model import bounds
 from agent.model import snapshot as snapshots
+from agent.model.linux_resources import NO_RESOURCES, LinuxResources
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import QOS_LABEL, KubeClass, QoS
-from agent.model.snapshot import NO_LIMITS
 from tests import builders
 from tests.builders import machine
 
@@ -91,7 +91,7 @@ def test_a_pod_is_limited_to_the_sum_of_its_own_containers() -> None:
     pod_ = pod(batch("main", "none"), named=("main",))
     decided = decide(TOPOLOGY, (pod_,), KubeletCpus(), {}, {}).pods["p"]
     assert decided.containers.keys() == {"main"}
-    assert decided.group == decided.containers["main"].limits
+    assert decided.group == decided.containers["main"].resources.without(("cpuset",))
 
 
 @pytest.mark.parametrize("kube_class", ["guaranteed", "burstable", None])
@@ -102,17 +102,16 @@ def test_label_and_annotation_lift_no_limit_of_a_pod_that_is_not_best_effort(
     pod_ = msgspec.structs.replace(pod(batch("main"), "main"), kube_class=kube_class)
     owner = builders.pod("own", "LSR", "1")
     decision = decide(TOPOLOGY, (pod_, owner), KubeletCpus(), {}, {})
-    assert decision.pods["p"].group == NO_LIMITS
-    assert decision.pods["p"].of("main").limits == NO_LIMITS
-    assert decision.pods["p"].of("main").cpuset == "0,2-3"
+    assert decision.pods["p"].group == NO_RESOURCES
+    assert decision.pods["p"].of("main").resources == LinuxResources("0,2-3")
     assert decision.pods["p"].qos is QoS.LS
 
 
 def test_an_annotation_beyond_the_spec_is_refused_as_a_whole() -> None:
     pod_ = msgspec.structs.replace(pod(batch("main"), "main"), batch_excess="too much")
     decision = decide(TOPOLOGY, (pod_,), KubeletCpus(), {}, {})
-    assert decision.pods["p"].of("main").limits == NO_LIMITS
-    assert decision.pods["p"].group == NO_LIMITS
+    assert decision.pods["p"].of("main").resources == LinuxResources("0-3")
+    assert decision.pods["p"].group == NO_RESOURCES
     (refusal,) = decision.refusals
     assert (refusal.key, refusal.reason) == (EXTENDED_RESOURCE_SPEC, "too much")
 

@@ -12,10 +12,10 @@ from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.pools import pool_cpus
 from agent.model.cpu.topology import Topology
+from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.pod.annotations import SHARED_CONTAINERS
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import QOS_LABEL, QoS
-from agent.model.snapshot import UNLIMITED
 from tests.builders import machine, pod
 
 RESERVED = PoolRules(reserved=CpuSet([0]))
@@ -93,16 +93,16 @@ def test_container_keeps_its_cpus_when_the_kubelet_releases_them_while_it_runs(s
 def test_plain_guaranteed_container_has_the_checkpoints_cpus_and_its_own_limits() -> None:
     decision = decided(checkpoint(a={"main": "4-5"}), guaranteed("a"))
     main = decision.pods["a"].of("main")
-    assert (main.cpuset, main.exclusive, main.lifts_quota) == ("4-5", True, False)
-    assert decision.pods["a"].group.quota_microseconds is None
+    assert (main.resources, main.exclusive) == (LinuxResources("4-5"), True)
+    assert decision.pods["a"].group.quota is None
     assert str(pool_cpus(decision.pools["be"])) == "0-3,6-7"
 
 
 @pytest.mark.parametrize("qos", ["LSE", "LSR"])
 def test_quota_of_an_owner_by_class_is_lifted(qos: str) -> None:
     decision = decided(checkpoint(a={"main": "4-5"}), guaranteed("a", qos))
-    assert decision.pods["a"].of("main").lifts_quota
-    assert decision.pods["a"].group.quota_microseconds == UNLIMITED
+    assert decision.pods["a"].of("main").resources.quota == NO_QUOTA
+    assert decision.pods["a"].group.quota == NO_QUOTA
 
 
 def test_claim_without_a_checkpoint_entry_gets_the_cpus_that_the_kubelet_did_not_assign() -> None:

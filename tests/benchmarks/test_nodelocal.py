@@ -15,8 +15,8 @@ from agent.cgroup.limits import parsed
 from agent.discover import cpus
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.topology import Topology
+from agent.model.linux_resources import NO_QUOTA, CpuQuota
 from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.model.snapshot import UNLIMITED
 from tests.fixtures import trees
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -102,7 +102,7 @@ def test_decisions_are_written_to_real_cgroups(nodelocal: ModuleType, tmp_path: 
                     owns = work == "serve" and policy != "none"
                     assert wanted.exclusive is owns
                     text = controllers.read(each.id, file) or ""
-                    quota = parsed(controllers, each.id, {file: text}).quota_microseconds
+                    quota = parsed(controllers, each.id, {file: text}).quota
                     limited = pod.kube_class == "guaranteed" and not owns
-                    assert quota == (milli * 100 if limited else UNLIMITED)
+                    assert quota == (CpuQuota(milli * 100) if limited else NO_QUOTA)
     assert not hierarchy.exists(it.pods[0].containers[0].id)

@@ -5,34 +5,39 @@ from hypothesis import strategies as st
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import MEMS
 from agent.cgroup.limits import MAX, MEMORY, MEMORY_MAX, MIGRATE, QUOTA, SHARES, WEIGHT
-from agent.model.snapshot import UNLIMITED
+from agent.model.linux_resources import NO_QUOTA, UNLIMITED, CpuQuota
 
 
 @pytest.mark.parametrize(
     ("quota", "period", "text"),
     [
-        (50_000, "100000", "50000"),
-        (50_000, "20000", "10000"),
-        (50_001, "20000", "10001"),
-        (1_000, "10000", "1000"),
-        (250_000, "1000000", "2500000"),
-        (UNLIMITED, "20000", "-1"),
+        (CpuQuota(50_000), "100000", "50000"),
+        (CpuQuota(50_000), "20000", "10000"),
+        (CpuQuota(50_001), "20000", "10001"),
+        (CpuQuota(10_000, 20_000), "100000", "50000"),
+        (CpuQuota(1_000), "10000", "1000"),
+        (CpuQuota(250_000), "1000000", "2500000"),
+        (NO_QUOTA, "20000", "-1"),
     ],
 )
-def test_quota_is_converted_to_the_current_period(quota: int, period: str, text: str) -> None:
-    assert limits.quota_text(quota, period) == text
+def test_quota_is_converted_to_the_current_period(quota: CpuQuota, period: str, text: str) -> None:
+    assert limits.quota_text(quota, f"-1 {period}") == text
     v2 = limits.max_text(quota, f"max {period}")
     assert v2 == f"{'max' if text == '-1' else text} {period}"
     assert limits.max_text(quota, f"7000 {period}") == v2
 
 
 @pytest.mark.parametrize(
-    ("text", "period", "quota"),
-    [("50000", "100000", 50_000), ("10000", "20000", 50_000), ("-1", "100000", UNLIMITED)],
+    ("text", "quota"),
+    [
+        ("50000 100000", CpuQuota(50_000)),
+        ("10000 20000", CpuQuota(10_000, 20_000)),
+        ("-1 100000", NO_QUOTA),
+        ("max 20000", NO_QUOTA),
+    ],
 )
-def test_quota_is_read(text: str, period: str, quota: int) -> None:
-    assert limits.quota_of(text, period) == quota
-    assert limits.quota_of_max(f"{'max' if text == '-1' else text} {period}") == quota
+def test_quota_is_read_with_its_period(text: str, quota: CpuQuota) -> None:
+    assert limits.quota_of(text) == quota
 
 
 # The kubelet's conversion: KEP-2254, and runc before 1.4.
@@ -46,13 +51,13 @@ def test_weight(shares: int, weight: int) -> None:
 
 @given(st.integers(1, 10_000))
 def test_shares_of_a_weight_are_the_fewest_with_that_weight(weight: int) -> None:
-    shares = limits.shares_of_weight(weight)
+    shares = limits.shares_of_weight(str(weight))
     assert limits.weight(shares) == weight
     assert shares == 2 or limits.weight(shares - 1) == weight - 1
 
 
 def test_weight_0_is_the_minimum_of_shares() -> None:
-    assert limits.shares_of_weight(0) == 2
+    assert limits.shares_of_weight("0") == 2
 
 
 @pytest.mark.parametrize(
@@ -67,12 +72,6 @@ def test_weight_0_is_the_minimum_of_shares() -> None:
 )
 def test_memory(text: str, limit: int) -> None:
     assert limits.memory_of(text) == limit
-
-
-def test_no_memory_limit_is_written_in_the_files_format() -> None:
-    assert limits.memory_text(UNLIMITED, MEMORY) == "-1"
-    assert limits.memory_text(UNLIMITED, MEMORY_MAX) == "max"
-    assert limits.memory_text(8192, MEMORY_MAX) == "8192"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""CgroupLimits on trees of regular files, which accept every value; `test_values_kernel.py` uses
+"""Values on trees of regular files, which accept every value; `test_values_kernel.py` uses
 the kernel."""
 
 import contextlib
@@ -13,8 +13,7 @@ from agent.cgroup import values
 from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone, Handles
 from agent.cgroup.journal import Journal, OriginalValue
 from agent.cgroup.outcome import WriteState
-from agent.model.cpu.cpuset import EMPTY, CpuSet
-from agent.model.snapshot import UNLIMITED, CgroupLimits
+from agent.model.linux_resources import NO_QUOTA, UNLIMITED, CpuQuota, LinuxResources
 from tests.cgroup.current_limits import current_limits
 
 V1_GROUP = {
@@ -38,7 +37,7 @@ V2_GROUP = {
 }
 POD = "/kubepods/besteffort/podx"
 CONTAINER = f"{POD}/container"
-FULL = CgroupLimits(50_000, 1024, 1 << 20, CpuSet([0]))
+FULL = LinuxResources(mems="0", shares=1024, quota=CpuQuota(50_000), memory_limit_bytes=1 << 20)
 
 
 class Recorder(Handles):
@@ -106,11 +105,18 @@ class Machine:
     def put(self, name: str, text: str) -> None:
         (self.root / name.lstrip("/")).write_text(text + "\n")
 
-    def apply(self, **wanted: CgroupLimits) -> tuple[list[WriteState], list[str]]:
-        """`pod`, `container`: the wanted limits of the groups. Returns the states, sorted by file
-        name, and the writes until now."""
-        groups = {{"pod": POD, "container": CONTAINER}[name]: each for name, each in wanted.items()}
-        outcome = values.apply(self.controllers, self.journal, groups)
+    def apply(
+        self,
+        container: LinuxResources | None = None,
+        pod: LinuxResources | None = None,
+        *,
+        migrate: bool = False,
+    ) -> tuple[list[WriteState], list[str]]:
+        """Returns the states, sorted by file name, and the writes until now."""
+        groups = {
+            group: each for group, each in ((POD, pod), (CONTAINER, container)) if each is not None
+        }
+        outcome = values.apply(self.controllers, self.journal, groups, migrate=migrate)
         return [each.state for each in outcome.changes], self.handles.writes
 
 
@@ -130,9 +136,8 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
 
 
 def test_values_are_set_and_read_back(machine: Machine) -> None:
-    nodes = EMPTY if machine.kind == "v2" else CpuSet([0, 1])
-    migrate = None if machine.kind == "v2" else False
-    before = CgroupLimits(UNLIMITED, 2, UNLIMITED, nodes, migrate)
+    nodes = "" if machine.kind == "v2" else "0-1"
+    before = LinuxResources(mems=nodes, shares=2, quota=NO_QUOTA, memory_limit_bytes=UNLIMITED)
     assert current_limits(machine.controllers, CONTAINER) == before
     outcome = values.apply(machine.controllers, machine.journal, {CONTAINER: FULL})
     assert outcome.ok
@@ -140,8 +145,7 @@ def test_values_are_set_and_read_back(machine: Machine) -> None:
     now = current_limits(machine.controllers, CONTAINER)
     assert now.shares is not None
     assert abs(now.shares - 1024) < 27  # one step of cpu.weight
-    assert (now.quota_microseconds, now.memory_limit_bytes) == (50_000, 1 << 20)
-    assert (now.mems, now.migrate) == (CpuSet([0]), migrate)
+    assert (now.mems, now.quota, now.memory_limit_bytes) == ("0", CpuQuota(50_000), 1 << 20)
     restored = values.restore(machine.controllers, machine.journal)
     assert restored.ok
     assert current_limits(machine.controllers, CONTAINER) == before
@@ -167,7 +171,9 @@ def test_v2_texts(v2: Machine) -> None:
 
 
 def test_unchanged_values_need_one_read_of_each_file(machine: Machine) -> None:
-    limits = CgroupLimits(50_000, 1024, 1 << 20, CpuSet([0]))
+    limits = LinuxResources(
+        mems="0", shares=1024, quota=CpuQuota(50_000), memory_limit_bytes=1 << 20
+    )
     machine.apply(container=limits, pod=limits)
     machine.handles.reads.clear()
     machine.handles.writes.clear()
@@ -183,18 +189,34 @@ def test_unchanged_values_need_one_read_of_each_file(machine: Machine) -> None:
 def test_equal_values_are_not_written(v1: Machine, tmp_path: Path) -> None:
     v1.put(f"cpu{CONTAINER}/cpu.shares", "262144")
     v1.put(f"memory{CONTAINER}/memory.limit_in_bytes", "4096")
-    wanted = CgroupLimits(UNLIMITED, 300_000, 4097, CpuSet([0, 1]), migrate=False)
-    assert v1.apply(container=wanted) == ([WriteState.RIGHT] * 5, [])
+    wanted = LinuxResources(mems="0-1", shares=300_000, quota=NO_QUOTA, memory_limit_bytes=4097)
+    assert v1.apply(container=wanted) == ([WriteState.RIGHT] * 4, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "lifted"),
+    [
+        ("v1", f"memory{CONTAINER}/memory.limit_in_bytes", "-1"),
+        ("v2", f"{CONTAINER}/memory.max", "max"),
+    ],
+)
+def test_no_memory_limit_is_written_in_the_files_format(
+    tmp_path: Path, kind: str, file: str, lifted: str
+) -> None:
+    it = Machine(tmp_path, kind)
+    it.put(file, "8192")
+    it.apply(container=LinuxResources(memory_limit_bytes=UNLIMITED))
+    assert it.text(file) == lifted
 
 
 def test_only_files_with_a_wanted_value_are_read(machine: Machine) -> None:
-    states, writes = machine.apply(container=CgroupLimits(shares=2), pod=CgroupLimits())
+    states, writes = machine.apply(container=LinuxResources(shares=2), pod=LinuxResources())
     assert (states, writes) == ([WriteState.RIGHT], [])
     assert len(machine.handles.reads) == 1
 
 
 def test_values_grow_from_the_top_and_shrink_from_the_bottom(v1: Machine) -> None:
-    small, big = CgroupLimits(quota_microseconds=1_000), CgroupLimits(quota_microseconds=2_000)
+    small, big = LinuxResources(quota=CpuQuota(1_000)), LinuxResources(quota=CpuQuota(2_000))
     pod, container = f"/cpu{POD}/cpu.cfs_quota_us", f"/cpu{CONTAINER}/cpu.cfs_quota_us"
     v1.apply(pod=big, container=big)
     assert v1.handles.writes == [f"{container} 2000", f"{pod} 2000"]
@@ -214,7 +236,7 @@ def test_values_grow_from_the_top_and_shrink_from_the_bottom(v1: Machine) -> Non
 
 def test_a_move_to_other_memory_nodes_goes_through_both(v1: Machine) -> None:
     pod, container = f"/cpuset{POD}/cpuset.mems", f"/cpuset{CONTAINER}/cpuset.mems"
-    zero, one = CgroupLimits(mems=CpuSet([0])), CgroupLimits(mems=CpuSet([1]))
+    zero, one = LinuxResources(mems="0"), LinuxResources(mems="1")
     v1.apply(pod=zero, container=zero)
     v1.handles.writes.clear()
     v1.apply(pod=one, container=one)
@@ -222,7 +244,7 @@ def test_a_move_to_other_memory_nodes_goes_through_both(v1: Machine) -> None:
 
 
 def test_migration_is_set_before_the_nodes(v1: Machine) -> None:
-    v1.apply(container=CgroupLimits(mems=CpuSet([1]), migrate=True))
+    v1.apply(container=LinuxResources(mems="1"), migrate=True)
     folder = f"/cpuset{CONTAINER}"
     assert v1.handles.writes == [f"{folder}/cpuset.memory_migrate 1", f"{folder}/cpuset.mems 1"]
     assert values.restore(v1.controllers, v1.journal).ok
@@ -230,7 +252,8 @@ def test_migration_is_set_before_the_nodes(v1: Machine) -> None:
 
 
 def test_v2_migrates_pages_without_a_switch(v2: Machine) -> None:
-    assert v2.apply(container=CgroupLimits(migrate=True)) == ([], [])
+    _, writes = v2.apply(container=LinuxResources(mems="1"), migrate=True)
+    assert writes == [f"{CONTAINER}/cpuset.mems 1"]
 
 
 @pytest.mark.parametrize("group", ["/", "/kubepods", "/kubepods/besteffort"])
@@ -254,7 +277,9 @@ def test_originals_are_on_disk_before_the_first_write(machine: Machine) -> None:
     machine.apply(container=FULL)
     assert recorded == [4, 4, 4, 4]
     originals = machine.journal.values
-    machine.apply(container=CgroupLimits(10_000, 4096, 4096))
+    machine.apply(
+        container=LinuxResources(shares=4096, quota=CpuQuota(10_000), memory_limit_bytes=4096)
+    )
     assert machine.journal.values == originals, "the first value is kept"
 
 
@@ -266,9 +291,9 @@ def test_a_failed_write_of_the_journal_stops_every_write(machine: Machine) -> No
 
 
 def test_removed_groups_are_removed_from_the_journal_with_the_next_entry(v2: Machine) -> None:
-    v2.apply(container=CgroupLimits(shares=1024))
+    v2.apply(container=LinuxResources(shares=1024))
     (v2.root / CONTAINER.lstrip("/")).rename(v2.root / "elsewhere")
-    v2.apply(pod=CgroupLimits(shares=1024))
+    v2.apply(pod=LinuxResources(shares=1024))
     assert list(v2.journal.values) == [(POD, "cpu.weight")]
 
 
@@ -285,7 +310,7 @@ def test_a_removed_group_is_reported_and_the_others_are_written(machine: Machine
 
 
 def test_restore_removes_a_removed_group_from_the_journal(v2: Machine) -> None:
-    v2.apply(container=CgroupLimits(shares=1024))
+    v2.apply(container=LinuxResources(shares=1024))
     (v2.root / CONTAINER.lstrip("/")).rename(v2.root / "elsewhere")
     outcome = values.restore(v2.controllers, v2.journal)
     assert [each.state for each in outcome.changes] == [WriteState.GONE]
@@ -364,7 +389,7 @@ def test_no_original_value_is_lost_if_the_agent_is_killed_at_any_write(
 def test_memory_is_never_limited_below_its_use(tmp_path: Path, kind: str, use: str) -> None:
     it = Machine(tmp_path, kind)
     it.put(use, str(2 << 20))
-    wanted = CgroupLimits(memory_limit_bytes=1 << 20)
+    wanted = LinuxResources(memory_limit_bytes=1 << 20)
     outcome = values.apply(it.controllers, it.journal, {CONTAINER: wanted})
     (failed,) = outcome.having(WriteState.FAILED)
     assert "uses more than 1048576 bytes" in (failed.note or "")
@@ -375,7 +400,7 @@ def test_memory_is_never_limited_below_its_use(tmp_path: Path, kind: str, use: s
 
 
 def test_a_used_v2_group_that_cannot_inherit_gets_its_parents_nodes(v2: Machine) -> None:
-    v2.apply(container=CgroupLimits(mems=CpuSet([0])))
+    v2.apply(container=LinuxResources(mems="0"))
     v2.handles.refused[f"{CONTAINER}/cpuset.mems "] = errno.ENOSPC
     (change,) = values.restore(v2.controllers, v2.journal).changes
     assert (change.state, change.new) == (WriteState.WRITTEN, "0-1")
@@ -384,7 +409,7 @@ def test_a_used_v2_group_that_cannot_inherit_gets_its_parents_nodes(v2: Machine)
 
 def test_v2_nodes_are_restored_from_the_top(v2: Machine) -> None:
     """Otherwise a group that cannot inherit would get nodes that its parent is about to lose."""
-    v2.apply(pod=CgroupLimits(mems=CpuSet([0])), container=CgroupLimits(mems=CpuSet([0])))
+    v2.apply(pod=LinuxResources(mems="0"), container=LinuxResources(mems="0"))
     v2.handles.writes.clear()
     values.restore(v2.controllers, v2.journal)
     assert v2.handles.writes == [f"{POD}/cpuset.mems ", f"{CONTAINER}/cpuset.mems "]
@@ -392,21 +417,21 @@ def test_v2_nodes_are_restored_from_the_top(v2: Machine) -> None:
 
 def test_v1_nodes_that_were_empty_are_not_restored(v1: Machine) -> None:
     v1.put(f"cpuset{CONTAINER}/cpuset.mems", "")
-    v1.apply(container=CgroupLimits(mems=CpuSet([0])))
+    v1.apply(container=LinuxResources(mems="0"))
     (change,) = values.restore(v1.controllers, v1.journal).changes
     assert (change.state, change.note) == (WriteState.RIGHT, "was empty: its value stays")
     assert v1.journal.values == {}
 
 
 def test_v1_nodes_are_never_set_to_empty(v1: Machine) -> None:
-    outcome = values.apply(v1.controllers, v1.journal, {CONTAINER: CgroupLimits(mems=EMPTY)})
+    outcome = values.apply(v1.controllers, v1.journal, {CONTAINER: LinuxResources(mems="")})
     assert "can't inherit" in (outcome.changes[0].note or "")
     assert v1.handles.writes == []
 
 
 def test_a_value_that_differs_when_read_again_is_reported(v2: Machine) -> None:
     v2.handles.ignored.add(f"{CONTAINER}/cpu.weight 39")
-    outcome = values.apply(v2.controllers, v2.journal, {CONTAINER: CgroupLimits(shares=1024)})
+    outcome = values.apply(v2.controllers, v2.journal, {CONTAINER: LinuxResources(shares=1024)})
     (failed,) = outcome.having(WriteState.FAILED)
     assert failed.note == "'39' was written to cpu.weight, '1' read back"
 
@@ -428,15 +453,15 @@ def test_a_machine_without_a_controller_has_no_limits(tmp_path: Path) -> None:
         (folder / "cpuset.cpus").write_text("0\n")
         (folder / "cpuset.mems").write_text("0\n")
     controllers = Controllers(str(root))
-    outcome = values.apply(controllers, Journal(tmp_path / "j"), {"/a": CgroupLimits(shares=5)})
+    outcome = values.apply(controllers, Journal(tmp_path / "j"), {"/a": LinuxResources(shares=5)})
     assert outcome.changes == ()
     assert controllers.missing() == ("cpu", "memory")
-    assert current_limits(controllers, "/a") == CgroupLimits(mems=CpuSet([0]))
+    assert current_limits(controllers, "/a") == LinuxResources(mems="0")
 
 
 @pytest.mark.parametrize("name", ["a", "/a/../b", "/a//b"])
 def test_an_invalid_group_path_fails(machine: Machine, name: str) -> None:
-    outcome = values.apply(machine.controllers, machine.journal, {name: CgroupLimits(shares=5)})
+    outcome = values.apply(machine.controllers, machine.journal, {name: LinuxResources(shares=5)})
     assert [each.state for each in outcome.changes] == [WriteState.FAILED]
     with pytest.raises(CgroupError, match="is not a cgroup path"):
         current_limits(machine.controllers, name)
@@ -450,7 +475,7 @@ def test_a_file_in_the_journal_that_is_not_a_limit_is_not_written(v2: Machine) -
     outcome = values.restore(v2.controllers, v2.journal)
     assert [each.state for each in outcome.changes] == [WriteState.FAILED] * 3
     assert v2.handles.writes == []
-    assert v2.apply(container=CgroupLimits(shares=1024))[0] == [WriteState.WRITTEN], (
+    assert v2.apply(container=LinuxResources(shares=1024))[0] == [WriteState.WRITTEN], (
         "other values are still written"
     )
 
@@ -458,7 +483,7 @@ def test_a_file_in_the_journal_that_is_not_a_limit_is_not_written(v2: Machine) -
 def test_invalid_content_is_an_error_that_names_the_file(v2: Machine) -> None:
     v2.put(f"{CONTAINER}/cpu.max", "?")
     outcome = values.apply(
-        v2.controllers, v2.journal, {CONTAINER: CgroupLimits(quota_microseconds=5_000)}
+        v2.controllers, v2.journal, {CONTAINER: LinuxResources(quota=CpuQuota(5_000))}
     )
     assert [each.state for each in outcome.changes] == [WriteState.FAILED]
     with pytest.raises(CgroupError, match=rf"cannot understand cpu\.max of '{CONTAINER}'"):
@@ -471,6 +496,6 @@ def test_a_group_without_the_controller_needs_no_lifted_limit(tmp_path: Path) ->
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
     (tmp_path / "a/cgroup.procs").write_text("")
     controllers, journal = Controllers(str(tmp_path)), Journal(tmp_path / "j")
-    lifted = CgroupLimits(quota_microseconds=UNLIMITED, memory_limit_bytes=UNLIMITED)
+    lifted = LinuxResources(quota=NO_QUOTA, memory_limit_bytes=UNLIMITED)
     assert values.apply(controllers, journal, {"/a": lifted}).ok
-    assert not values.apply(controllers, journal, {"/a": CgroupLimits(quota_microseconds=5_000)}).ok
+    assert not values.apply(controllers, journal, {"/a": LinuxResources(quota=CpuQuota(5_000))}).ok

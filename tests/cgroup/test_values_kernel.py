@@ -1,4 +1,4 @@
-"""CgroupLimits on the cgroups of this machine, v1 or v2 or both. Needs root."""
+"""Values on the cgroups of this machine, v1 or v2 or both. Needs root."""
 
 import os
 import subprocess
@@ -15,8 +15,8 @@ from agent.cgroup import values
 from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, mounted
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import WriteState
-from agent.model.cpu.cpuset import EMPTY, CpuSet
-from agent.model.snapshot import UNLIMITED, CgroupLimits
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.linux_resources import NO_QUOTA, UNLIMITED, CpuQuota, LinuxResources
 from tests.cgroup.current_limits import current_limits
 
 if os.geteuid() != 0:
@@ -36,7 +36,7 @@ ALL_NODES = CpuSet.parse(
     Path(MOUNTS["cpuset"][1], "cpuset.mems" if V1_CPUSET else "cpuset.mems.effective").read_text()
 )
 MIB = 1 << 20
-NO_LIMITS = CgroupLimits(UNLIMITED, memory_limit_bytes=UNLIMITED)
+NO_LIMITS = LinuxResources(quota=NO_QUOTA, memory_limit_bytes=UNLIMITED)
 MEMORY_USER = """
 import sys
 data = bytearray(64 << 20)
@@ -113,19 +113,26 @@ def journal(tmp_path: Path) -> Journal:
 
 def test_all_limits_are_set_and_restored(cgroups: Cgroups, journal: Journal) -> None:
     before = {each: current_limits(REAL, each) for each in (cgroups.pod, cgroups.container)}
-    assert before[cgroups.container].quota_microseconds == UNLIMITED
+    assert before[cgroups.container].quota == NO_QUOTA
     assert before[cgroups.container].memory_limit_bytes == UNLIMITED
     cgroups.memory_user()
     wanted = {
-        cgroups.pod: CgroupLimits(300_000, 1536, 512 * MIB, ALL_NODES),
-        cgroups.container: CgroupLimits(150_000, 512, 256 * MIB + 1, ALL_NODES),
+        cgroups.pod: LinuxResources(
+            mems=str(ALL_NODES), shares=1536, quota=CpuQuota(300_000), memory_limit_bytes=512 * MIB
+        ),
+        cgroups.container: LinuxResources(
+            mems=str(ALL_NODES),
+            shares=512,
+            quota=CpuQuota(150_000),
+            memory_limit_bytes=256 * MIB + 1,
+        ),
     }
     outcome = values.apply(REAL, journal, wanted)
     assert outcome.ok, outcome
     now = current_limits(REAL, cgroups.container)
-    assert now.quota_microseconds == 150_000
+    assert now.quota == CpuQuota(150_000)
     assert now.memory_limit_bytes == 256 * MIB, "whole pages"
-    assert now.mems == ALL_NODES
+    assert now.mems == str(ALL_NODES)
     again = values.apply(REAL, journal, wanted)
     assert {each.state for each in again.changes} == {WriteState.RIGHT}
     # As after a kill of the agent: the journal is on disk.
@@ -148,14 +155,17 @@ def test_every_change_of_nested_quotas_and_memory_is_legal(
     ]
     for pair in (each for pairs in product(legal, legal) for each in pairs):
         pod, container = (
-            CgroupLimits(each, memory_limit_bytes=each if each == UNLIMITED else each * 4096)
+            LinuxResources(
+                quota=NO_QUOTA if each == UNLIMITED else CpuQuota(each),
+                memory_limit_bytes=each if each == UNLIMITED else each * 4096,
+            )
             for each in pair
         )
         outcome = values.apply(REAL, journal, {cgroups.pod: pod, cgroups.container: container})
         assert outcome.ok, outcome
         for group, limits in ((cgroups.pod, pod), (cgroups.container, container)):
             now = current_limits(REAL, group)
-            assert now.quota_microseconds == limits.quota_microseconds
+            assert now.quota == limits.quota
             assert now.memory_limit_bytes == limits.memory_limit_bytes
         if pair == legal[0]:
             assert values.restore(REAL, journal).ok
@@ -168,7 +178,7 @@ def test_memory_without_swap_grows_and_is_restored(cgroups: Cgroups, journal: Jo
     for file in (limit_files.MEMORY, limit_files.MEMORY_AND_SWAP):
         (folder / file).write_text(str(64 * MIB))
     for memory_bytes in (128 * MIB, 32 * MIB, 96 * MIB, UNLIMITED, 16 * MIB):
-        wanted = {cgroups.container: CgroupLimits(memory_limit_bytes=memory_bytes)}
+        wanted = {cgroups.container: LinuxResources(memory_limit_bytes=memory_bytes)}
         outcome = values.apply(REAL, journal, wanted)
         assert outcome.ok, outcome
         assert current_limits(REAL, cgroups.container).memory_limit_bytes == memory_bytes
@@ -180,8 +190,10 @@ def test_memory_without_swap_grows_and_is_restored(cgroups: Cgroups, journal: Jo
 def test_a_quota_beyond_the_pods_is_refused_and_reported(
     cgroups: Cgroups, journal: Journal
 ) -> None:
-    assert values.apply(REAL, journal, {cgroups.pod: CgroupLimits(10_000)}).ok
-    outcome = values.apply(REAL, journal, {cgroups.container: CgroupLimits(20_000, 512)})
+    assert values.apply(REAL, journal, {cgroups.pod: LinuxResources(quota=CpuQuota(10_000))}).ok
+    outcome = values.apply(
+        REAL, journal, {cgroups.container: LinuxResources(shares=512, quota=CpuQuota(20_000))}
+    )
     (failed,) = outcome.having(WriteState.FAILED)
     assert failed.note is not None
     assert "write '20000' to" in failed.note
@@ -197,8 +209,10 @@ def test_a_period_is_kept(cgroups: Cgroups, journal: Journal) -> None:
         (folder / "cpu.cfs_period_us").write_text("20000")
     else:
         (folder / "cpu.max").write_text("max 20000")
-    assert values.apply(REAL, journal, {cgroups.container: CgroupLimits(50_000)}).ok
-    assert current_limits(REAL, cgroups.container).quota_microseconds == 50_000
+    assert values.apply(
+        REAL, journal, {cgroups.container: LinuxResources(quota=CpuQuota(50_000))}
+    ).ok
+    assert current_limits(REAL, cgroups.container).quota == CpuQuota(10_000, 20_000)
     if V1_CPU:
         assert (folder / "cpu.cfs_quota_us").read_text() == "10000\n"
         assert (folder / "cpu.cfs_period_us").read_text() == "20000\n"
@@ -211,7 +225,7 @@ def test_a_period_is_kept(cgroups: Cgroups, journal: Journal) -> None:
 def test_shares_are_read_back_as_the_kernel_rounds_them(
     cgroups: Cgroups, journal: Journal, shares: int
 ) -> None:
-    wanted = {cgroups.container: CgroupLimits(shares=shares)}
+    wanted = {cgroups.container: LinuxResources(shares=shares)}
     assert values.apply(REAL, journal, wanted).ok
     assert values.apply(REAL, journal, wanted).having(WriteState.RIGHT)
     now = current_limits(REAL, cgroups.container).shares
@@ -222,7 +236,7 @@ def test_shares_are_read_back_as_the_kernel_rounds_them(
 def test_the_limit_is_never_set_below_the_memory_in_use(cgroups: Cgroups, journal: Journal) -> None:
     memory_user = cgroups.memory_user()
     outcome = values.apply(
-        REAL, journal, {cgroups.container: CgroupLimits(memory_limit_bytes=16 * MIB)}
+        REAL, journal, {cgroups.container: LinuxResources(memory_limit_bytes=16 * MIB)}
     )
     (failed,) = outcome.having(WriteState.FAILED)
     assert failed.note is not None
@@ -231,25 +245,40 @@ def test_the_limit_is_never_set_below_the_memory_in_use(cgroups: Cgroups, journa
     assert current_limits(REAL, cgroups.container).memory_limit_bytes == UNLIMITED
     assert memory_user.poll() is None
     assert values.apply(
-        REAL, journal, {cgroups.container: CgroupLimits(memory_limit_bytes=256 * MIB)}
+        REAL, journal, {cgroups.container: LinuxResources(memory_limit_bytes=256 * MIB)}
     ).ok
 
 
 def test_a_recreated_group_does_not_get_the_old_values(cgroups: Cgroups, journal: Journal) -> None:
-    assert values.apply(REAL, journal, {cgroups.container: CgroupLimits(50_000, 512, 16 * MIB)}).ok
+    assert values.apply(
+        REAL,
+        journal,
+        {
+            cgroups.container: LinuxResources(
+                shares=512, quota=CpuQuota(50_000), memory_limit_bytes=16 * MIB
+            )
+        },
+    ).ok
     cgroups.remove(cgroups.container)
     outcome = values.apply(REAL, journal, {cgroups.container: NO_LIMITS})
     assert len(outcome.having(WriteState.GONE)) == 2
     cgroups.make(cgroups.container)
     now = current_limits(REAL, cgroups.container)
-    assert (now.quota_microseconds, now.memory_limit_bytes) == (UNLIMITED, UNLIMITED)
-    assert values.apply(REAL, journal, {cgroups.container: CgroupLimits(60_000)}).ok
-    assert current_limits(REAL, cgroups.container).quota_microseconds == 60_000
+    assert (now.quota, now.memory_limit_bytes) == (NO_QUOTA, UNLIMITED)
+    assert values.apply(
+        REAL, journal, {cgroups.container: LinuxResources(quota=CpuQuota(60_000))}
+    ).ok
+    assert current_limits(REAL, cgroups.container).quota == CpuQuota(60_000)
 
 
 def test_restore_reports_a_removed_group(cgroups: Cgroups, journal: Journal) -> None:
     assert values.apply(
-        REAL, journal, {cgroups.container: CgroupLimits(50_000), cgroups.pod: CgroupLimits(60_000)}
+        REAL,
+        journal,
+        {
+            cgroups.container: LinuxResources(quota=CpuQuota(50_000)),
+            cgroups.pod: LinuxResources(quota=CpuQuota(60_000)),
+        },
     ).ok
     cgroups.remove(cgroups.container)
     outcome = values.restore(REAL, journal)
@@ -262,10 +291,13 @@ def test_restore_reports_a_removed_group(cgroups: Cgroups, journal: Journal) -> 
 
 @pytest.mark.skipif(not V1_CPUSET, reason="cgroup v2 always migrates")
 def test_migration_is_optional(cgroups: Cgroups, journal: Journal) -> None:
-    assert values.apply(REAL, journal, {cgroups.container: CgroupLimits(migrate=True)}).ok
-    assert current_limits(REAL, cgroups.container).migrate is True
+    wanted = {cgroups.container: LinuxResources(mems=str(ALL_NODES))}
+    assert values.apply(REAL, journal, wanted).ok
+    assert REAL.read(cgroups.container, limit_files.MIGRATE) == "0"
+    assert values.apply(REAL, journal, wanted, migrate=True).ok
+    assert REAL.read(cgroups.container, limit_files.MIGRATE) == "1"
     assert values.restore(REAL, journal).ok
-    assert current_limits(REAL, cgroups.container).migrate is False
+    assert REAL.read(cgroups.container, limit_files.MIGRATE) == "0"
 
 
 @pytest.mark.skipif(len(ALL_NODES) < 2, reason="needs two NUMA nodes")
@@ -277,10 +309,9 @@ def test_memory_nodes_of_a_pod_and_its_container_change_together(
     before = {each: current_limits(REAL, each).mems for each in (cgroups.pod, cgroups.container)}
     for nodes in (first, second, first | second, second, first):
         wanted = {
-            each: CgroupLimits(mems=nodes, migrate=True)
-            for each in (cgroups.pod, cgroups.container)
+            each: LinuxResources(mems=str(nodes)) for each in (cgroups.pod, cgroups.container)
         }
-        outcome = values.apply(REAL, journal, wanted)
+        outcome = values.apply(REAL, journal, wanted, migrate=True)
         assert outcome.ok, outcome
         assert memory_nodes(memory_user.pid) == nodes
     restored = values.restore(REAL, journal)
@@ -288,7 +319,7 @@ def test_memory_nodes_of_a_pod_and_its_container_change_together(
     assert memory_nodes(memory_user.pid) == ALL_NODES
     for each in restored.changes:
         if each.file == MEMS:
-            inherits = before[each.group] == EMPTY and each.note is None
+            inherits = before[each.group] == "" and each.note is None
             assert each.new == ("" if inherits else str(ALL_NODES))
 
 

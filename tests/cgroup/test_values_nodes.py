@@ -14,7 +14,7 @@ from agent.cgroup.hierarchy import Controllers, Handles
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import WriteState
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.snapshot import CgroupLimits
+from agent.model.linux_resources import LinuxResources
 from tests.cgroup.kernel import Kernel
 
 NODES = CpuSet([0, 1, 2])
@@ -75,7 +75,7 @@ def test_any_memory_nodes_are_changed_to_any_others(
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(folder, before)
         for target in targets:
-            wanted = {group: CgroupLimits(mems=nodes) for group, nodes in target.items()}
+            wanted = {group: LinuxResources(mems=str(nodes)) for group, nodes in target.items()}
             outcome = values.apply(machine.controllers, machine.journal, wanted)
             assert outcome.ok, outcome
             assert machine.nodes() == target
@@ -102,7 +102,7 @@ def test_a_group_without_a_wanted_value_is_never_written(
         CONTAINERS[2]: CpuSet([1]),
     }
     machine = Machine(str(tmp_path), before)
-    wanted = {group: CgroupLimits(mems=nodes) for group, nodes in target.items()}
+    wanted = {group: LinuxResources(mems=str(nodes)) for group, nodes in target.items()}
     outcome = values.apply(machine.controllers, machine.journal, wanted)
     (failed,) = outcome.having(WriteState.FAILED)
     assert reason in (failed.note or "")

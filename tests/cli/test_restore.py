@@ -10,7 +10,8 @@ from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.host import locks
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.snapshot import FILE, MAX_BYTES, CgroupLimits
+from agent.model.linux_resources import LinuxResources
+from agent.model.snapshot import FILE, MAX_BYTES
 from agent.telemetry.audit import read
 
 GROUP = "/kubepods/besteffort/podx/box"
@@ -39,7 +40,7 @@ def test_every_value_is_restored_after_a_crash(
     state.mkdir()
     hierarchy, journal = Hierarchy(str(root)), Journal(state / "journal")
     assert writer.apply(hierarchy, journal, {GROUP: CpuSet([1])}).ok
-    limits = CgroupLimits(shares=1024, memory_limit_bytes=1 << 20)
+    limits = LinuxResources(shares=1024, memory_limit_bytes=1 << 20)
     assert values.apply(Controllers(str(root)), journal, {GROUP: limits}).ok
 
     def values_of_group() -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.pools import Pool
+from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import NOTHING, Owner, PodWanted, Snapshot, Wanted, encode
 from tests.fixtures.trees import CPU, machine, offline, write
@@ -138,7 +139,9 @@ def test_json_with_owners(tmp_path: Path) -> None:
         pools={"ls": (Pool(0, 0, "1"),), "be": (Pool(0, 0, "1"),)},
         owners=(Owner("u1", "default/db", QoS.LSR, "0"),),
         pods={
-            "u1": PodWanted("default/db", QoS.LSR, Wanted(cpuset="0", exclusive=True)),
+            "u1": PodWanted(
+                "default/db", QoS.LSR, Wanted(LinuxResources("0", quota=NO_QUOTA), exclusive=True)
+            ),
             "u2": PodWanted("default/web", QoS.LS, NOTHING, refused="taken"),
         },
         containers={},

@@ -16,6 +16,7 @@ from agent.cri.client import (
     device_carriers,
     status_of,
 )
+from agent.model.linux_resources import NO_QUOTA, CpuQuota
 from agent.model.verdict import Code
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
@@ -197,18 +198,19 @@ def test_a_list_of_more_than_a_node_can_have_is_refused(count: int, text: str) -
 
 
 @pytest.mark.parametrize(
-    ("cpu", "quota_microseconds"),
+    ("cpu", "quota"),
     [
-        ({"quota": 50_000, "period": 20_000}, 250_000),
-        ({"quota": 50_000, "period": 100_000}, 50_000),
-        ({"quota": 50_000}, 50_000),
-        ({"quota": -1, "period": 20_000}, -1),
-        ({}, 0),
+        ({"quota": 50_000, "period": 20_000}, CpuQuota(50_000, 20_000)),
+        ({"quota": 50_000, "period": 100_000}, CpuQuota(50_000)),
+        ({"quota": 50_000}, CpuQuota(50_000)),
+        ({"quota": -1, "period": 20_000}, NO_QUOTA),
+        ({"period": 20_000}, None),
+        ({}, None),
     ],
 )
 def test_a_stored_quota_is_read_with_its_period(
-    cpu: dict[str, int], quota_microseconds: int
+    cpu: dict[str, int], quota: CpuQuota | None
 ) -> None:
     """A kubelet with another cpuCFSQuotaPeriod than the kernel's default sets both."""
     info = json.dumps({"runtimeSpec": {"linux": {"resources": {"cpu": cpu}}}})
-    assert status_of(info).resources.quota_microseconds == quota_microseconds
+    assert status_of(info).resources.quota == quota

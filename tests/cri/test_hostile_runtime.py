@@ -11,7 +11,7 @@ import pytest
 
 from agent.cri.client import Cri
 from agent.cri.events import ContainerEvents
-from agent.model.snapshot import Wanted
+from agent.model.linux_resources import LinuxResources
 from agent.rpc.grpc import RpcError
 from tests.cri.hostile import (
     ANSWERS,
@@ -35,7 +35,7 @@ CALLS: dict[str, Callable[[Cri], object]] = {
     "ListContainers": Cri.containers,
     "PodSandboxStatus": lambda cri: cri.sandbox_status("s"),
     "ContainerStatus": lambda cri: cri.container_status("c", carriers=True),
-    "UpdateContainerResources": lambda cri: cri.update("c", Wanted("0-3")),
+    "UpdateContainerResources": lambda cri: cri.update("c", LinuxResources("0-3")),
 }
 
 

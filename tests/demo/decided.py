@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent.model.cpu.pools import Pool
+from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 
@@ -14,8 +15,10 @@ SNAPSHOT = Snapshot(
     pools={"ls": (Pool(0, 0, "0"),), "be": (Pool(0, 0, "0"),)},
     owners=(Owner("u1", "demo/lse", QoS.LSE, "1"),),
     pods={
-        "u1": PodWanted("demo/lse", QoS.LSE, Wanted(cpuset="1", exclusive=True)),
-        "u2": PodWanted("demo/ls", QoS.LS, Wanted(cpuset="0")),
+        "u1": PodWanted(
+            "demo/lse", QoS.LSE, Wanted(LinuxResources("1", quota=NO_QUOTA), exclusive=True)
+        ),
+        "u2": PodWanted("demo/ls", QoS.LS, Wanted(LinuxResources("0"))),
     },
     containers={},
 )

@@ -146,7 +146,7 @@ class SimulatedRuntime(grpc.GenericRpcHandler):
 
     def _info(self, wanted: str, context: grpc.ServicerContext) -> dict[str, object]:
         status = self._status(wanted, context)
-        resources = {"cpu": {"cpus": status.resources.cpuset}}
+        resources = {"cpu": {"cpus": status.resources.cpuset or ""}}
         linux = {"cgroupsPath": status.cgroups_path, "resources": resources}
         spec = {"linux": linux, "process": {"env": self.environment}}
         pairs = [each.partition("=") for each in self.environment]

@@ -11,10 +11,10 @@ import pytest
 from agent.hooks.agent_client import MAX_KEPT, Notifier, SnapshotFile
 from agent.host import files
 from agent.model import snapshot as snapshots
+from agent.model.linux_resources import NO_RESOURCES, LinuxResources
 from agent.model.notifications import (
     Created,
     Notification,
-    RequestedResources,
     SnapshotRequest,
     decode,
 )
@@ -147,16 +147,16 @@ def test_creations_are_reported_once_when_the_agent_returns(
     notifier: Notifier, tmp_path: Path
 ) -> None:
     for notification in (
-        Created("c1", RequestedResources("0-1")),
+        Created("c1", LinuxResources("0-1")),
         SnapshotRequest(),
-        Created("c2", RequestedResources()),
+        Created("c2", NO_RESOURCES),
     ):
         notifier.notify(notification)
     path = tmp_path / "doorbell.sock"
     assert received_by_started_agent(path, notifier, SnapshotRequest()) == [
         SnapshotRequest(),
-        Created("c1", RequestedResources("0-1")),
-        Created("c2", RequestedResources()),
+        Created("c1", LinuxResources("0-1")),
+        Created("c2", NO_RESOURCES),
     ]
     assert received_by_started_agent(path, notifier, SnapshotRequest()) == [SnapshotRequest()]
     assert (notifier.sent, notifier.undelivered) == (5, 3)
@@ -164,7 +164,7 @@ def test_creations_are_reported_once_when_the_agent_returns(
 
 def test_absent_agent_costs_bounded_memory(notifier: Notifier, tmp_path: Path) -> None:
     for number in range(MAX_KEPT + 5):
-        notifier.notify(Created(f"c{number}", RequestedResources()))
+        notifier.notify(Created(f"c{number}", NO_RESOURCES))
     received_all: list[Notification] = []
     while (
         received := received_by_started_agent(
@@ -175,5 +175,5 @@ def test_absent_agent_costs_bounded_memory(notifier: Notifier, tmp_path: Path) -
             notification for notification in received if notification != SnapshotRequest()
         ]
     assert received_all == [
-        Created(f"c{number}", RequestedResources()) for number in range(5, MAX_KEPT + 5)
+        Created(f"c{number}", NO_RESOURCES) for number in range(5, MAX_KEPT + 5)
     ]

@@ -10,14 +10,15 @@ from agent.hooks.cri import create_container, update_container
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.pools import Pool, Pools
-from agent.model.notifications import PodAnnounced, RequestedResources
+from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, CpuQuota, LinuxResources
+from agent.model.notifications import PodAnnounced
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL, QoS
-from agent.model.snapshot import CgroupLimits, Owner, PodWanted, Snapshot, Wanted
+from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Wait
 from agent.proto import cri_pb2 as pb
 
-OWN = Wanted("1", exclusive=True)
+OWN = Wanted(LinuxResources("1", quota=NO_QUOTA), exclusive=True)
 
 
 def request(
@@ -32,7 +33,7 @@ def request(
     labels = {QOS_LABEL: qos} if qos else {}
     notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
     return CreateContainer(
-        PodAnnounced(uid, "ns", uid, labels, notes, parent), "main", RequestedResources(requested)
+        PodAnnounced(uid, "ns", uid, labels, notes, parent), "main", LinuxResources(requested)
     )
 
 
@@ -52,16 +53,17 @@ def snapshot(**changes: object) -> Snapshot:
         "owners": (Owner("own", "ns/own", QoS.LSE, "1"),),
         "pods": {
             "own": PodWanted("ns/own", QoS.LSE, OWN),
-            "ls": PodWanted("ns/ls", QoS.LS, Wanted("0,2-3")),
+            "ls": PodWanted("ns/ls", QoS.LS, Wanted(LinuxResources("0,2-3"))),
         },
-        "containers": {"c1": Wanted("1"), "kubelets": Wanted()},
+        "containers": {"c1": Wanted(LinuxResources("1")), "kubelets": Wanted()},
         **changes,
     }
     return Snapshot(**values)  # type: ignore[arg-type]
 
 
 def override(*cpus: int, own: bool = False) -> Override:
-    return Override(Wanted(str(CpuSet(cpus)), exclusive=own))
+    quota = NO_QUOTA if own else None
+    return Override(Wanted(LinuxResources(str(CpuSet(cpus)), quota=quota), exclusive=own))
 
 
 UNSEEN = CpuGrant("other", "pod ns/other", CpuSet([1, 2]), answered_at=100)
@@ -133,7 +135,7 @@ IN_FLIGHT = CpuGrant("other", "pod ns/other", CpuSet([1, 2]))
         ),
         pytest.param(
             request("own", parent="/kubepods/podown"),
-            snapshot(pods={"own": PodWanted("ns/own", QoS.LS, Wanted(None))}),
+            snapshot(pods={"own": PodWanted("ns/own", QoS.LS, Wanted())}),
             [],
             Keep(),
             id="the kubelet's pod",
@@ -178,7 +180,13 @@ def test_answers_to_a_creation(
             snapshot(
                 pods={
                     "own": PodWanted(
-                        "ns/own", QoS.LSE, Wanted("1", exclusive=True, blocked="held by ns/x")
+                        "ns/own",
+                        QoS.LSE,
+                        Wanted(
+                            LinuxResources("1", quota=NO_QUOTA),
+                            exclusive=True,
+                            blocked="held by ns/x",
+                        ),
                     )
                 }
             ),
@@ -201,16 +209,20 @@ def whole_cpus(
 ) -> CreateContainer:
     """A request for whole CPUs, as a kubelet sends it."""
     creation = request("p", qos, claim, parent)
-    return CreateContainer(creation.pod, "main", RequestedResources(requested, shares=1024 * cpus))
+    return CreateContainer(creation.pod, "main", LinuxResources(requested, shares=1024 * cpus))
 
 
 def static(wanted: Wanted | None, **changes: object) -> Snapshot:
     """A snapshot with a static kubelet and the decision about container `main` of pod `p`."""
-    pods = {"p": PodWanted("ns/p", QoS.LSE, Wanted("0"), {"main": wanted})} if wanted else {}
+    pods = (
+        {"p": PodWanted("ns/p", QoS.LSE, Wanted(LinuxResources("0")), {"main": wanted})}
+        if wanted
+        else {}
+    )
     return snapshot(kubelet_static=True, pods=pods, **changes)
 
 
-BY_KUBELET = Wanted("2-3", exclusive=True, kubelet=True)
+BY_KUBELET = Wanted(LinuxResources("2-3", quota=NO_QUOTA), exclusive=True, kubelet=True)
 
 
 @pytest.mark.parametrize(
@@ -225,14 +237,16 @@ BY_KUBELET = Wanted("2-3", exclusive=True, kubelet=True)
         pytest.param(whole_cpus("2-3"), static(BY_KUBELET), False, id="decided"),
         pytest.param(
             whole_cpus("2-3", qos="LSE", claim="4-5"),
-            static(Wanted("4-5", exclusive=True)),
+            static(Wanted(LinuxResources("4-5", quota=NO_QUOTA), exclusive=True)),
             True,
             id="still decided by the claim",
         ),
-        pytest.param(whole_cpus("2-3"), static(Wanted("0,2-3")), True, id="still on the pool"),
+        pytest.param(
+            whole_cpus("2-3"), static(Wanted(LinuxResources("0,2-3"))), True, id="still on the pool"
+        ),
         pytest.param(
             whole_cpus("2-3", qos="LSE", claim="4-5"),
-            static(Wanted("0")),
+            static(Wanted(LinuxResources("0"))),
             True,
             id="on the CPUs of the pod",
         ),
@@ -253,14 +267,18 @@ def test_cpus_of_a_static_kubelet_pass_after_the_agent_has_read_them(
     answer = cpuset.create(creation, snap, [])
     assert isinstance(answer, Wait) is waits
     if not isinstance(answer, Wait):
-        assert cpuset.changes(creation, answer).cpuset is None
+        assert cpuset.changes(creation, answer).resources.cpuset is None
     else:
         assert cpuset.fallback(creation, snap, []) == Keep()
 
 
 some_cpus = st.frozensets(st.integers(0, 7), min_size=1, max_size=3).map(CpuSet)
 some_wanted = st.builds(
-    Wanted, st.none() | some_cpus.map(str), st.booleans(), st.booleans(), blocked=st.just("")
+    Wanted,
+    st.builds(LinuxResources, st.none() | some_cpus.map(str)),
+    st.booleans(),
+    st.booleans(),
+    blocked=st.just(""),
 )
 
 
@@ -288,18 +306,22 @@ def test_no_snapshot_replaces_the_cpus_of_a_static_kubelet(
     if isinstance(answer, Wait):
         answer = cpuset.fallback(creation, snap, grants)
     assert not isinstance(answer, Wait)
-    assert cpuset.changes(creation, answer).cpuset is None
+    assert cpuset.changes(creation, answer).resources.cpuset is None
 
 
 def test_container_with_cpus_of_the_kubelet_waits_while_another_container_may_hold_them() -> None:
     assert isinstance(cpuset.create(whole_cpus("2-3"), static(BY_KUBELET), [UNSEEN]), Wait)
-    blocked = Wanted("2-3", exclusive=True, kubelet=True, blocked="held by ns/x")
+    blocked = Wanted(
+        LinuxResources("2-3", quota=NO_QUOTA), exclusive=True, kubelet=True, blocked="held by ns/x"
+    )
     assert cpuset.create(whole_cpus("2-3"), static(blocked), []) == Wait("held by ns/x")
 
 
 def test_fraction_of_a_cpu_is_not_assigned_by_the_kubelet() -> None:
-    shares = CreateContainer(whole_cpus("").pod, "main", RequestedResources("0,2-3", shares=512))
-    assert cpuset.create(shares, static(Wanted("0,2")), []) == Override(Wanted("0,2"))
+    shares = CreateContainer(whole_cpus("").pod, "main", LinuxResources("0,2-3", shares=512))
+    assert cpuset.create(shares, static(Wanted(LinuxResources("0,2"))), []) == Override(
+        Wanted(LinuxResources("0,2"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -309,10 +331,10 @@ def test_container_of_a_pod_with_pod_level_resources_has_no_cpus_of_the_kubelet(
     quota: int, shares: bool
 ) -> None:
     """It requests the kubelet's shared CPUs, here as many as it needs, and the quota of the pod."""
-    requested = RequestedResources("2-3", shares=2048, quota_microseconds=quota)
+    requested = LinuxResources("2-3", shares=2048, quota=CpuQuota.of(quota, 100_000))
     creation = CreateContainer(whole_cpus("").pod, "main", requested)
-    on_pool = Override(Wanted("0,2"))
-    assert (cpuset.create(creation, static(Wanted("0,2")), []) == on_pool) is shares
+    on_pool = Override(Wanted(LinuxResources("0,2")))
+    assert (cpuset.create(creation, static(Wanted(LinuxResources("0,2"))), []) == on_pool) is shares
     owners = (Owner("own", "ns/own", QoS.LSE, "3"),)
     without = override(2) if shares else Keep()
     assert cpuset.fallback(creation, static(None, owners=owners), []) == without
@@ -320,15 +342,15 @@ def test_container_of_a_pod_with_pod_level_resources_has_no_cpus_of_the_kubelet(
 
 @pytest.mark.parametrize(("cpuset_", "cpus"), [("2-5", None), ("", "2-3")])
 def test_update_with_cpus_of_the_kubelet_passes(cpuset_: str, cpus: str | None) -> None:
-    update = UpdateContainer("c", RequestedResources(cpuset_))
+    update = UpdateContainer("c", LinuxResources(cpuset_))
     answer = cpuset.update(update, snapshot(containers={"c": BY_KUBELET}), None)
     assert isinstance(answer, Override)
-    assert cpuset.changes(update, answer).cpuset == cpus
+    assert cpuset.changes(update, answer).resources.cpuset == cpus
 
 
 def test_update_of_an_unknown_container_keeps_the_cpus_of_the_kubelet() -> None:
     owner = Owner("p", "ns/p", QoS.LSE, "2-3", kubelet=True)
-    update = UpdateContainer("new", RequestedResources("2-3"))
+    update = UpdateContainer("new", LinuxResources("2-3"))
     assert cpuset.without_owners(update, snapshot(owners=(owner,))) == Keep()
 
 
@@ -388,7 +410,13 @@ def test_a_creation_without_a_decision_gets_no_cpu_of_an_owner(
         ("c1", "0-3", snapshot(), None, override(1)),
         ("c1", "", snapshot(), None, override(1)),
         ("kubelets", "0", snapshot(), None, Keep()),
-        ("new", "0-3", snapshot(), CpuGrant("p", "p", CpuSet([2]), Wanted("2")), override(2)),
+        (
+            "new",
+            "0-3",
+            snapshot(),
+            CpuGrant("p", "p", CpuSet([2]), Wanted(LinuxResources("2"))),
+            override(2),
+        ),
         ("new", "0-3", None, CpuGrant("p", "p", None), Keep()),
         ("new", "", snapshot(), None, Keep()),
         ("new", "0-3", None, None, Keep()),
@@ -401,33 +429,27 @@ def test_update(
     grant: CpuGrant | None,
     answer: cpuset.Answer,
 ) -> None:
-    assert (
-        cpuset.update(UpdateContainer(container, RequestedResources(cpuset_)), snap, grant)
-        == answer
-    )
+    assert cpuset.update(UpdateContainer(container, LinuxResources(cpuset_)), snap, grant) == answer
 
 
 def test_update_of_an_unknown_container_waits_and_then_loses_owned_cpus_only() -> None:
-    unknown = UpdateContainer("new", RequestedResources("0-1"))
+    unknown = UpdateContainer("new", LinuxResources("0-1"))
     assert isinstance(cpuset.update(unknown, snapshot(), None), Wait)
     assert cpuset.without_owners(unknown, snapshot()) == override(0)
-    assert (
-        cpuset.without_owners(UpdateContainer("new", RequestedResources("2")), snapshot()) == Keep()
-    )
+    assert cpuset.without_owners(UpdateContainer("new", LinuxResources("2")), snapshot()) == Keep()
     owner = Owner("own", "ns/own", QoS.LSE, "", offline="1")
     assert cpuset.without_owners(unknown, snapshot(owners=(owner,))) == override(0), (
         "the CPU may come online again"
     )
     assert (
-        cpuset.without_owners(UpdateContainer("new", RequestedResources("invalid")), snapshot())
+        cpuset.without_owners(UpdateContainer("new", LinuxResources("invalid")), snapshot())
         == Keep()
     )
 
 
 def test_update_that_requests_only_owned_cpus_changes_no_cpuset() -> None:
     assert (
-        cpuset.without_owners(UpdateContainer("new", RequestedResources("1")), snapshot())
-        == override()
+        cpuset.without_owners(UpdateContainer("new", LinuxResources("1")), snapshot()) == override()
     )
 
 
@@ -446,25 +468,21 @@ def test_only_a_wrong_cpuset_is_rewritten() -> None:
 @pytest.mark.parametrize(
     ("limits", "kept"),
     [
-        (CgroupLimits(), ("mems", "shares", "quota_microseconds", "memory_limit_bytes")),
+        (NO_RESOURCES, ("mems", "shares", "quota", "memory_limit_bytes")),
         (
-            CgroupLimits(quota_microseconds=50_000, shares=512),
+            LinuxResources(shares=512, quota=CpuQuota(50_000)),
             ("mems", "shares", "memory_limit_bytes"),
         ),
-        (CgroupLimits(mems=CpuSet([0]), memory_limit_bytes=5), ("shares", "quota_microseconds")),
+        (LinuxResources(mems="0", memory_limit_bytes=5), ("shares", "quota")),
     ],
 )
-def test_fields_that_a_rewrite_keeps(limits: CgroupLimits, kept: tuple[str, ...]) -> None:
+def test_fields_that_a_rewrite_keeps(limits: LinuxResources, kept: tuple[str, ...]) -> None:
     message = pb.CreateContainerRequest()
     message.config.linux.resources.cpu_shares = 512
     parsed = create_container(message.SerializeToString())
-    assert cpuset.changes(parsed, Override(Wanted("1", limits=limits))).kept == kept
-    assert cpuset.changes(parsed, Keep()).kept == (
-        "mems",
-        "shares",
-        "quota_microseconds",
-        "memory_limit_bytes",
-    )
+    wanted = Wanted(LinuxResources("1").over(limits))
+    assert cpuset.changes(parsed, Override(wanted)).resources.unset == kept
+    assert cpuset.changes(parsed, Keep()).resources == NO_RESOURCES
 
 
 @pytest.mark.parametrize(
@@ -473,7 +491,7 @@ def test_fields_that_a_rewrite_keeps(limits: CgroupLimits, kept: tuple[str, ...]
         ((5_000, 10_000), 50_000, (5_000, 10_000)),
         ((5_000, 10_000), 20_000, (20_000, 100_000)),
         ((0, 10_000), 20_000, (20_000, 100_000)),
-        ((0, 10_000), -1, (-1, 10_000)),
+        ((0, 10_000), -1, (0, 10_000)),
         ((50_000, 0), 50_000, (50_000, 0)),
     ],
 )
@@ -483,7 +501,7 @@ def test_quota_has_its_own_period(
     update = pb.UpdateContainerResourcesRequest()
     update.linux.cpu_quota, update.linux.cpu_period = cpuset_
     raw = update.SerializeToString()
-    answer = Override(Wanted("1", limits=CgroupLimits(quota_microseconds=wanted)))
+    answer = Override(Wanted(LinuxResources("1", quota=CpuQuota(wanted))))
     updated = cri.update_request_with(raw, cpuset.changes(update_container(raw), answer))
     linux = pb.UpdateContainerResourcesRequest.FromString(updated or b"").linux
     assert (linux.cpu_quota, linux.cpu_period) == expected
@@ -513,16 +531,17 @@ def test_only_a_limit_is_lifted_and_only_with_exclusive_cpus(
 
 
 def test_quota_is_lifted_for_owners_and_for_exclusive_grants() -> None:
-    snap = snapshot(containers={"c1": OWN, "c2": Wanted("0")})
+    snap = snapshot(containers={"c1": OWN, "c2": Wanted(LinuxResources("0"))})
     assert cpuset.create(request("own", "LSE", "1"), snap, []) == override(1, own=True)
-    assert cpuset.update(UpdateContainer("c1", RequestedResources("")), snap, None) == override(
-        1, own=True
+    assert cpuset.update(UpdateContainer("c1", NO_RESOURCES), snap, None) == override(1, own=True)
+    assert cpuset.update(UpdateContainer("c2", NO_RESOURCES), snap, None) == override(0, own=False)
+    granted = CpuGrant(
+        "own",
+        "pod ns/own",
+        CpuSet([2]),
+        Wanted(LinuxResources("2", quota=NO_QUOTA), exclusive=True),
     )
-    assert cpuset.update(UpdateContainer("c2", RequestedResources("")), snap, None) == override(
-        0, own=False
-    )
-    granted = CpuGrant("own", "pod ns/own", CpuSet([2]), Wanted("2", exclusive=True))
-    assert cpuset.update(UpdateContainer("new", RequestedResources("")), snap, granted) == override(
+    assert cpuset.update(UpdateContainer("new", NO_RESOURCES), snap, granted) == override(
         2, own=True
     )
 

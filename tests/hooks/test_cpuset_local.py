@@ -10,15 +10,16 @@ from agent.hooks.cpuset import Keep, Override
 from agent.hooks.cri import create_container, mounted
 from agent.hooks.requests import CreateContainer
 from agent.model.cpu.pools import Pool
-from agent.model.notifications import PodAnnounced, RequestedResources
+from agent.model.linux_resources import NO_QUOTA, LinuxResources
+from agent.model.notifications import PodAnnounced
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import CpuPolicy, Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Wait
 from agent.proto import cri_pb2 as pb
 
-TWO = Wanted("1-2", exclusive=True)
-POOL = Wanted("0,3")
+TWO = Wanted(LinuxResources("1-2", quota=NO_QUOTA), exclusive=True)
+POOL = Wanted(LinuxResources("0,3"))
 
 
 def request(
@@ -33,7 +34,7 @@ def request(
     labels = {QOS_LABEL: qos} if qos else {}
     notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
     pod = PodAnnounced(uid, "ns", uid, labels, notes, f"/kubepods{kube}/pod{uid}")
-    return CreateContainer(pod, name, RequestedResources(shares=shares))
+    return CreateContainer(pod, name, LinuxResources(shares=shares))
 
 
 def snapshot(policy: CpuPolicy = "static", **containers: Wanted) -> Snapshot:
@@ -63,7 +64,10 @@ UNDECIDED = Wait("the agent has not decided about this container")
         pytest.param(request(3072), snapshot(main=TWO), UNDECIDED, id="resized since it ran"),
         pytest.param(request(2048), snapshot(main=POOL), Override(POOL), id="decided to share"),
         pytest.param(
-            request(2048), snapshot(main=Wanted("0,3", blocked="why")), Wait("why"), id="refused"
+            request(2048),
+            snapshot(main=Wanted(LinuxResources("0,3"), blocked="why")),
+            Wait("why"),
+            id="refused",
         ),
         pytest.param(request(2048), snapshot("none"), Override(POOL), id="no policy"),
         pytest.param(request(1536), snapshot(), Override(POOL), id="a fraction of a CPU"),

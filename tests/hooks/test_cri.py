@@ -10,7 +10,7 @@ from agent.hooks import cri
 from agent.hooks.requests import UNCHANGED, CarriedNode, Changes
 from agent.model import wire
 from agent.model.devices.visibility import Mount
-from agent.model.notifications import RequestedResources
+from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.proto import cri_pb2 as pb
 
 
@@ -24,11 +24,9 @@ def test_all_changes_are_appended_to_the_request() -> None:
     message.config.envs.add(key="A", value=b"1")
     message.config.mounts.add(container_path="/m", host_path="/present")
     changes = Changes(
-        "1-2",
-        "0",
-        512,
-        20_000,
-        1 << 20,
+        LinuxResources(
+            "1-2", mems="0", shares=512, quota=CpuQuota(20_000), memory_limit_bytes=1 << 20
+        ),
         (Mount("/added", "/m"), Mount("/added", "/n")),
         (("A", "2"), ("B", "3")),
         ("vendor.example/gpu=0",),
@@ -60,18 +58,12 @@ def test_the_kubelets_swap_limit_is_kept() -> None:
     new = pb.CreateContainerRequest()
     new.config.linux.resources.CopyFrom(linux)
     update = pb.UpdateContainerResourcesRequest(container_id="c", linux=linux)
-    changes = Changes(cpuset="1-2", quota_microseconds=-1)
+    changes = Changes(LinuxResources("1-2", quota=NO_QUOTA))
     created = cri.create_request_with(new.SerializeToString(), changes) or b""
     updated = cri.update_request_with(update.SerializeToString(), changes) or b""
     linux.cpuset_cpus, linux.cpu_quota = "1-2", -1
     assert pb.CreateContainerRequest.FromString(created).config.linux.resources == linux
     assert pb.UpdateContainerResourcesRequest.FromString(updated).linux == linux
-
-
-def test_changes_applied_to_requested_resources() -> None:
-    requested = RequestedResources("0-3", "0", 512, -1, 7)
-    assert UNCHANGED.over(requested) == requested
-    assert Changes(cpuset="1", shares=2).over(requested) == RequestedResources("1", "0", 2, -1, 7)
 
 
 def test_removed_fields_are_removed_and_everything_else_stays_byte_for_byte() -> None:
@@ -125,8 +117,7 @@ def test_removing_absent_fields_changes_nothing() -> None:
     assert cri.create_request_with(message.SerializeToString(), changes) is None
 
 
-CREATE_CPUSET = (*cri.CREATE_RESOURCES, cri.CPUSET)
-CREATE_QUOTA = (*cri.CREATE_RESOURCES, cri.CPU_QUOTA)
+CREATE_CPUSET, CREATE_QUOTA = (*cri.CREATE_RESOURCES, 6), (*cri.CREATE_RESOURCES, 2)
 text = st.text(max_size=20)
 int64 = st.integers(-(2**63), 2**63 - 1)
 

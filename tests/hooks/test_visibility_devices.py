@@ -28,6 +28,7 @@ from agent.model.devices.visibility import (
     Visibility,
     VisibleGpu,
 )
+from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodAnnounced
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.pod.qos import QoS
@@ -580,7 +581,7 @@ def test_devices_that_the_frontend_cannot_change_are_refused() -> None:
         "removed_cdi_devices",
     )
     assert not_settable(changed, DeviceFields()) == ()
-    assert not_settable(Changes(cpuset="1", shares=2), DeviceFields(frozenset())) == ()
+    assert not_settable(Changes(LinuxResources("1", shares=2)), DeviceFields(frozenset())) == ()
     unnumbered = Changes(nodes=(node_of("/dev/nvidia0"),))
     assert not_settable(unnumbered, DeviceFields()) == ()
     assert not_settable(unnumbered, DeviceFields(numbers=True)) == ("nodes without a number",)
@@ -589,11 +590,11 @@ def test_devices_that_the_frontend_cannot_change_are_refused() -> None:
 def test_device_changes_are_merged_with_other_changes() -> None:
     mount = Mount("/host", "/cpus")
     both = with_device_changes(
-        Changes(cpuset="1", mounts=(mount,)),
+        Changes(LinuxResources("1"), mounts=(mount,)),
         Changes(environment=((ENV, "void"),), mounts=(Mount("/a", "/b"),)),
     )
     assert both == Changes(
-        cpuset="1", environment=((ENV, "void"),), mounts=(mount, Mount("/a", "/b"))
+        LinuxResources("1"), environment=((ENV, "void"),), mounts=(mount, Mount("/a", "/b"))
     )
 
 
@@ -603,7 +604,7 @@ def request(uid: str = "p", *, allocated: bool = False, name: str = "main") -> C
 
 
 BARE = Snapshot(1, 0, "b", False, {}, (), {}, {})
-POD = PodWanted("ns/p", QoS.LS, Wanted("0")).with_visible(
+POD = PodWanted("ns/p", QoS.LS, Wanted(LinuxResources("0"))).with_visible(
     Visibility(()), {"main": Visibility((A,))}
 )
 MANAGED = msgspec.structs.replace(BARE, devices=NODE, pods={"p": POD})

@@ -17,6 +17,7 @@ from agent.host.files import boot_id
 from agent.host.loop import Loop
 from agent.model import snapshot as snapshots
 from agent.model.cpu.pools import Pool
+from agent.model.linux_resources import LinuxResources
 from agent.model.snapshot import Snapshot, Wanted
 from agent.model.verdict import Refuse, Wait
 from agent.nri.link import PluginLink
@@ -83,7 +84,7 @@ class NriNode:
         snapshot = msgspec.structs.replace(
             EMPTY,
             listed_at=time.monotonic_ns(),
-            containers={each: Wanted(cpus) for each, cpus in containers.items()},
+            containers={each: Wanted(LinuxResources(cpus)) for each, cpus in containers.items()},
         )
         path = str(self.node.state / "snapshot.json")
         files.replace(path, snapshots.encode(snapshot), durable=False)
@@ -116,7 +117,7 @@ class OtherPlugin(Recorder):
         self.answer = changes
         self.synchronized = threading.Event()
 
-    def synchronize(self, containers: Sequence[NriContainer]) -> dict[str, Changes]:
+    def synchronize(self, containers: Sequence[NriContainer]) -> dict[str, LinuxResources]:
         self.synchronized.set()
         return {}
 

@@ -31,6 +31,7 @@ from agent.model.devices.visibility import (
     Unasked,
     VisibleGpu,
 )
+from agent.model.linux_resources import LinuxResources
 from agent.model.pod.annotations import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted
@@ -132,7 +133,7 @@ class DeviceTest:
     def publish(self) -> None:
         decided = pod_visibility(self._pods, FILES, self.isolation)
         pods = {
-            pod.uid: PodWanted(pod.title, QoS.LS, Wanted("0-1")).with_visible(
+            pod.uid: PodWanted(pod.title, QoS.LS, Wanted(LinuxResources("0-1"))).with_visible(
                 it.each, it.containers
             )
             for pod in self._pods

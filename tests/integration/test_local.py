@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from agent.model.linux_resources import CpuQuota
 from agent.model.snapshot import CpuPolicy
 from agent.model.verdict import Code
 from agent.proto import cri_pb2 as pb
@@ -129,7 +130,7 @@ def test_resize_in_place_to_a_fraction_of_a_cpu_returns_to_the_pool(node: TestNo
     resources = lambda: node.direct.container_status(container).resources  # noqa: E731
     eventually(
         "the runtime has both",
-        lambda: (resources().cpuset, resources().quota_microseconds) == ("0-1", 50_000),
+        lambda: (resources().cpuset, resources().quota) == ("0-1", CpuQuota(50_000)),
     )
     assert node.kernel_value(container, "cpu", "cpu.cfs_quota_us") == "50000"
 

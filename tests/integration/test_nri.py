@@ -17,6 +17,7 @@ import pytest
 
 from agent.cri.client import Cri
 from agent.hooks.requests import Changes
+from agent.model.linux_resources import LinuxResources
 from agent.model.pod.annotations import (
     DEVICE_ALLOCATED,
     EXTENDED_RESOURCE_SPEC,
@@ -252,7 +253,7 @@ def test_another_plugin_that_pins_cpus_is_found_and_named(nri: NriNode) -> None:
     spec = node.spec("p", "LS")
     sandbox = run_sandbox(node.direct, spec)
     with (
-        other_plugin(node.containerd, "pinner", Changes(cpuset="0")),
+        other_plugin(node.containerd, "pinner", Changes(LinuxResources("0"))),
         pytest.raises(RpcError, match='"50-pinner" and "10-topolet" both tried to set'),
     ):
         create_container(node.direct, create_request(spec, sandbox))

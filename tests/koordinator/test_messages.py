@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.hooks.requests import UNCHANGED, Changes
 from agent.koordinator import messages
-from agent.model.notifications import RequestedResources
+from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.proto import koordinator_hooks_pb2 as pb
 from tests.koordinator.merging import merged
 
@@ -32,7 +32,7 @@ def test_no_change_sets_nothing() -> None:
 def test_the_oom_score_survives_a_new_cpuset() -> None:
     """The proxy overwrites it with the response's value, which is 0 in an empty response."""
     requested = request(oom_score_adj=-997, cpuset_mems="0")
-    result = merged(requested, messages.response(requested, Changes(cpuset="1")))
+    result = merged(requested, messages.response(requested, Changes(LinuxResources("1"))))
     assert result.container_resources.oom_score_adj == -997
     assert (result.container_resources.cpuset_cpus, result.container_resources.cpuset_mems) == (
         "1",
@@ -42,21 +42,26 @@ def test_the_oom_score_survives_a_new_cpuset() -> None:
 
 def test_a_new_quota_comes_with_its_period() -> None:
     requested = request(cpu_quota=20_000, cpu_period=10_000)
-    result = merged(requested, messages.response(requested, Changes(quota_microseconds=50_000)))
-    assert messages.create(result).requested.quota_microseconds == 50_000
-    assert result.container_resources.cpu_period == 100_000
+    result = merged(
+        requested, messages.response(requested, Changes(LinuxResources(quota=CpuQuota(50_000))))
+    )
+    assert messages.create(result).requested.quota == CpuQuota(50_000)
 
 
 def test_a_quota_is_lifted() -> None:
     requested = request(cpu_quota=20_000, cpu_period=10_000)
-    result = merged(requested, messages.response(requested, Changes(quota_microseconds=-1)))
+    result = merged(
+        requested, messages.response(requested, Changes(LinuxResources(quota=NO_QUOTA)))
+    )
     assert result.container_resources.cpu_quota == -1
     assert result.container_resources.cpu_period == 10_000
 
 
 def test_a_memory_limit_can_not_be_lifted() -> None:
     requested = request(memory_limit_in_bytes=1 << 30)
-    assert messages.response(requested, Changes(memory_limit_bytes=-1)).ByteSize() == 0
+    assert (
+        messages.response(requested, Changes(LinuxResources(memory_limit_bytes=-1))).ByteSize() == 0
+    )
 
 
 def test_a_variable_is_added_to_the_others() -> None:
@@ -80,23 +85,23 @@ _RESOURCES = st.fixed_dictionaries(
         "cpu_quota": st.sampled_from([-1, 0, 10_000, 250_000]),
     }
 )
-_CHANGES = st.builds(
-    Changes,
+_CHANGED = st.builds(
+    LinuxResources,
     cpuset=st.none() | st.sampled_from(["0", "0-3"]),
     mems=st.none() | st.sampled_from(["0", "0-1"]),
     shares=st.none() | st.integers(2, 262_144),
-    quota_microseconds=st.none() | st.sampled_from([-1, 50_000]),
+    quota=st.none() | st.sampled_from([NO_QUOTA, CpuQuota(50_000)]),
     memory_limit_bytes=st.none() | st.integers(1, 1 << 40),
 )
 
 
-@given(_RESOURCES, _CHANGES)
+@given(_RESOURCES, _CHANGED)
 def test_a_merged_response_gives_the_request_with_the_changes(
-    resources: dict[str, object], changes: Changes
+    resources: dict[str, object], changed: LinuxResources
 ) -> None:
     requested = request(**resources)
-    result = merged(requested, messages.response(requested, changes))
-    assert messages.create(result).requested == changes.over(messages.create(requested).requested)
+    result = merged(requested, messages.response(requested, Changes(changed)))
+    assert messages.create(result).requested == changed.over(messages.create(requested).requested)
     for kept in (requested, result):
         for name in ("cpu_quota", "cpu_period", "cpu_shares", "memory_limit_in_bytes"):
             kept.container_resources.ClearField(name)
@@ -113,7 +118,7 @@ def test_fields_of_a_create_request() -> None:
     assert parsed.pod.labels == {"koordinator.sh/qosClass": "LSE"}
     assert parsed.pod.cgroup_parent == "/kubepods/podu"
     assert parsed.container_name == "main"
-    assert parsed.requested == RequestedResources("0-1", "", 512, 20_000, 0)
+    assert parsed.requested == LinuxResources("0-1", shares=512, quota=CpuQuota(10_000, 50_000))
 
 
 @pytest.mark.parametrize("uid", ["u", ""])

@@ -19,11 +19,12 @@ from agent.host.locks import LockedError
 from agent.koordinator import server, service
 from agent.koordinator.server import HookServer
 from agent.model.devices.visibility import MOUNT_ROOT, DeviceNode, Visibility
+from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.notifications import Created, PodAnnounced, Resized, SnapshotRequest
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.model.pod.qos import QoS
 from agent.model.settings.failure_policy import SANDBOX_SECONDS
-from agent.model.snapshot import CgroupLimits, PodWanted, Snapshot, Wanted
+from agent.model.snapshot import PodWanted, Snapshot, Wanted
 from agent.proto import koordinator_hooks_pb2 as pb
 from tests.koordinator.harness import ServerHarness, container
 from tests.proxy.harness import CARD, EMPTY, OWNED, WITH_DEVICES
@@ -51,7 +52,9 @@ def status_of(error: pytest.ExceptionInfo[grpc.RpcError]) -> tuple[grpc.StatusCo
 
 def with_owner(uid: str, cpus: str) -> Snapshot:
     """OWNED, and the agent has decided that this pod owns these CPUs."""
-    wanted = PodWanted(f"ns/{uid}", QoS.LSE, Wanted(cpus, exclusive=True))
+    wanted = PodWanted(
+        f"ns/{uid}", QoS.LSE, Wanted(LinuxResources(cpus, quota=NO_QUOTA), exclusive=True)
+    )
     return msgspec.structs.replace(OWNED, pods={**OWNED.pods, uid: wanted})
 
 
@@ -167,7 +170,7 @@ def test_a_resize_is_reported_unless_it_repeats_the_agents_values(
 ) -> None:
     """koord-runtime-proxy repeats in every update the container's values, including the agent's
     shares."""
-    wanted = Wanted("1", exclusive=True, limits=CgroupLimits(shares=shares))
+    wanted = Wanted(LinuxResources("1", shares=shares, quota=NO_QUOTA), exclusive=True)
     harness.publish(
         msgspec.structs.replace(OWNED, cpu_policy="static", containers={"c-own": wanted})
     )

@@ -12,6 +12,7 @@ from agent.hooks.requests import Changes, CreateContainer, UpdateContainer, Verd
 from agent.koordinator import server
 from agent.koordinator.messages import ContainerRef
 from agent.koordinator.service import HookService, KoordinatorHooks, RuntimeHookCall
+from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Code, Refuse, Wait
 from agent.proto import koordinator_hooks_pb2 as pb
@@ -38,7 +39,7 @@ class Hooks(KoordinatorHooks):
 
     def __init__(
         self,
-        create: Callable[[RuntimeHookCall], Verdict] = lambda call: Changes(cpuset="1"),
+        create: Callable[[RuntimeHookCall], Verdict] = lambda call: Changes(LinuxResources("1")),
         then: Callable[[], None] = lambda: None,
         unhooked: Callable[[str], Refuse | None] = lambda reason: None,
     ) -> None:
@@ -138,7 +139,7 @@ def test_a_call_is_held_for_less_than_its_callers_timeout(
 
 def test_a_held_call_does_not_delay_other_calls() -> None:
     decided = threading.Event()
-    hooks = Hooks(lambda call: Changes(cpuset="1") if decided.is_set() else Wait())
+    hooks = Hooks(lambda call: Changes(LinuxResources("1")) if decided.is_set() else Wait())
     service = HookService(hooks)
     answers: list[bytes | Refuse] = []
     held = threading.Thread(
@@ -170,7 +171,7 @@ def test_hooks_are_called_one_at_a_time() -> None:
         assert running.acquire(blocking=False)
         time.sleep(0.001)
         running.release()
-        return Changes(cpuset="1")
+        return Changes(LinuxResources("1"))
 
     service = HookService(Hooks(exclusive))
     answers: list[bytes | Refuse] = []

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import (
     Created,
     Notification,
     NotificationError,
     PodAnnounced,
     PodFailed,
-    RequestedResources,
     SnapshotRequest,
     decode,
     encode,
@@ -24,7 +24,9 @@ sent = st.one_of(
     st.builds(
         Created,
         text,
-        st.builds(RequestedResources, text, text, st.integers(0, 9), st.integers(-1, 9)),
+        st.builds(
+            LinuxResources, st.none() | text, st.none() | text, st.none() | st.integers(0, 9)
+        ),
     ),
     st.builds(SnapshotRequest, st.booleans()),
 )

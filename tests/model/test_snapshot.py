@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.pools import Pool
+from agent.model.linux_resources import CpuQuota, LinuxResources
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import (
-    CgroupLimits,
     ExclusionError,
     Owner,
     PodWanted,
@@ -24,7 +24,7 @@ from agent.model.snapshot import (
     parse_patterns,
 )
 
-LS_POD = PodWanted("ns/p", QoS.LS, Wanted("0-3"))
+LS_POD = PodWanted("ns/p", QoS.LS, Wanted(LinuxResources("0-3")))
 
 text = st.text(st.characters(codec="utf-8"), max_size=12)
 cpusets = st.frozensets(st.integers(0, 200), min_size=1, max_size=9).map(lambda c: str(CpuSet(c)))
@@ -34,15 +34,14 @@ pools = st.lists(st.builds(Pool, st.integers(0, 3), st.integers(0, 9), cpusets),
 qos = st.sampled_from(list(QoS))
 wanted = st.builds(
     Wanted,
-    st.none() | cpusets,
+    st.builds(
+        LinuxResources,
+        st.none() | cpusets,
+        st.none() | cpusets,
+        quota=st.none() | st.builds(CpuQuota, st.integers(-1, 9), st.integers(1, 9)),
+    ),
     exclusive=st.booleans(),
     kubelet=st.booleans(),
-    keeps_quota=st.booleans(),
-    limits=st.builds(
-        CgroupLimits,
-        st.none() | st.integers(-1, 9),
-        mems=st.none() | st.frozensets(st.integers(0, 9), min_size=1).map(CpuSet),
-    ),
     blocked=text,
 )
 full = st.builds(
@@ -61,7 +60,9 @@ full = st.builds(
 
 
 def encoded() -> dict[str, Any]:
-    snapshot = Snapshot(5, 7, "boot", False, {}, (), {"u": LS_POD}, {"c": Wanted("1")})
+    snapshot = Snapshot(
+        5, 7, "boot", False, {}, (), {"u": LS_POD}, {"c": Wanted(LinuxResources("1"))}
+    )
     fields: dict[str, Any] = json.loads(snapshots.encode(snapshot))
     return fields
 

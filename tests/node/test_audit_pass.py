@@ -12,6 +12,7 @@ from agent.model.audit import AuditEvent, Record, WriteReason
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.pools import Pool
 from agent.model.devices.visibility import DeviceNode, Visibility, VisibleGpu
+from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodAnnounced
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
@@ -173,16 +174,22 @@ def test_a_failure_is_recorded_once() -> None:
 def test_moves_blocked_owners_and_devices() -> None:
     gpu = Visibility((VisibleGpu("GPU-1"),), {"rdma": (DeviceNode("/dev/uverbs0"),)})
     secret = Visibility((), environment=(("TOKEN", "secret"),), refused="GPU-1 is pod b's")
-    before = snapshot(pods={"a": PodWanted("ns/a", QoS.LSE, Wanted("1"), {"main": Wanted("1")})})
+    before = snapshot(
+        pods={
+            "a": PodWanted(
+                "ns/a", QoS.LSE, Wanted(LinuxResources("1")), {"main": Wanted(LinuxResources("1"))}
+            )
+        }
+    )
     after = snapshot(
         pods={
             "a": PodWanted(
                 "ns/a",
                 QoS.LSE,
-                Wanted("1"),
-                {"main": Wanted("1", blocked="ns/b runs there", visible=gpu)},
+                Wanted(LinuxResources("1")),
+                {"main": Wanted(LinuxResources("1"), blocked="ns/b runs there", visible=gpu)},
             ),
-            "c": PodWanted("ns/c", QoS.LS, Wanted("0", visible=secret)),
+            "c": PodWanted("ns/c", QoS.LS, Wanted(LinuxResources("0"), visible=secret)),
         }
     )
     move = Move("a", "main", CpuSet([1]), CpuSet([2]), MoveReason.MAKE_ROOM)

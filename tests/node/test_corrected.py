@@ -6,6 +6,7 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.devices.visibility import DeviceNode, Visibility, VisibleGpu
+from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.pod.pod_resources import ContainerCorrection, CorrectedDevice, PodCorrection
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted
@@ -46,8 +47,8 @@ def correction(each: Wanted, **containers: Wanted) -> PodCorrection:
     ("wanted", "cpus"),
     [
         (Wanted(), None),
-        (Wanted("0-3"), EMPTY),
-        (Wanted("1,3", exclusive=True), CpuSet([1, 3])),
+        (Wanted(LinuxResources("0-3")), EMPTY),
+        (Wanted(LinuxResources("1,3", quota=NO_QUOTA), exclusive=True), CpuSet([1, 3])),
     ],
 )
 def test_cpus_are_the_exclusive_cpus_of_the_container(wanted: Wanted, cpus: CpuSet | None) -> None:
@@ -84,11 +85,14 @@ def test_devices_are_the_visible_devices(
 
 
 def test_each_container_has_its_own_correction() -> None:
-    found = correction(Wanted("0"), main=Wanted("2", exclusive=True))
+    found = correction(
+        Wanted(LinuxResources("0")),
+        main=Wanted(LinuxResources("2", quota=NO_QUOTA), exclusive=True),
+    )
     assert (found.of("main").cpus, found.of("other").cpus) == (CpuSet([2]), EMPTY)
 
 
 def test_two_pods_with_one_name_are_not_corrected() -> None:
-    wanted = {"a": PodWanted("ns/a", QoS.LS, Wanted("0"))}
+    wanted = {"a": PodWanted("ns/a", QoS.LS, Wanted(LinuxResources("0")))}
     assert corrections([pod("a"), pod("a")], wanted, FILES, DEVICES) == {}
     assert corrections([pod("b")], wanted, FILES, DEVICES) == {}, "nothing is decided for the pod"

@@ -16,12 +16,12 @@ from agent.cgroup.journal import Journal
 from agent.cri.client import Cri, Sandbox
 from agent.discover import cpus
 from agent.kube.events import Regarding
-from agent.model.cpu.cpuset import CpuSet
-from agent.model.notifications import Created, RequestedResources
+from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
+from agent.model.notifications import Created
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.model.snapshot import CgroupLimits, PodWanted, Wanted
+from agent.model.snapshot import PodWanted, Wanted
 from agent.node.change_log import LIMIT_REFUSED, PodEvents
 from agent.node.enforcement import Enforcement, Freed
 from agent.node.reconcile import ReconcileError
@@ -65,7 +65,7 @@ def test_a_quota_that_the_proxy_lifted_at_creation_is_restored(world: World) -> 
     owner = world.sandbox("own", "LSR", "1")
     container = world.container(owner)
     agent = world.agent()
-    agent.notified([Created(container.id, RequestedResources("0-3", quota_microseconds=70_000))])
+    agent.notified([Created(container.id, LinuxResources("0-3", quota=CpuQuota(70_000)))])
     agent.reconcile()
     annotate(world, owner)
     agent.reconcile()
@@ -82,8 +82,8 @@ def test_values_that_the_proxy_did_not_change_stay_as_the_runtime_set_them(world
     for file, text in initial.items():
         world.limits(group, file, text)
     agent = world.agent()
-    requested = RequestedResources("0-3", "", 512, 70_000, 5000)
-    kept = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
+    requested = LinuxResources("0-3", shares=512, quota=CpuQuota(70_000), memory_limit_bytes=5000)
+    kept = ("mems", "shares", "quota", "memory_limit_bytes")
     agent.notified([Created(container.id, requested, kept)])
     for _ in range(2):
         agent.reconcile()
@@ -124,8 +124,8 @@ def test_batch_pod_is_limited_to_its_amounts(world: World) -> None:
     of_the_pod = {QUOTA: "200000", SHARES: "1024", MEMORY: str(4 << 20)}
     assert {file: world.limit(parent, file) for file in of_the_pod} == of_the_pod
     assert world.limit("kubepods/besteffort", SHARES) == "1024", "the kubelet sets it"
-    limits = world.snapshot().containers["c-b-main"].limits
-    assert (limits.quota_microseconds, limits.shares) == (100_000, 512)
+    resources = world.snapshot().containers["c-b-main"].resources
+    assert (resources.quota, resources.shares) == (CpuQuota(100_000), 512)
 
 
 def test_a_limit_below_the_memory_in_use_is_a_fault_of_its_pod_only(
@@ -206,10 +206,10 @@ def test_invalid_batch_amounts_are_reported_and_change_nothing(world: World) -> 
 class RecordedUpdates(Cri):
     def __init__(self) -> None:
         super().__init__("/nowhere")
-        self.requested: list[Wanted] = []
+        self.requested: list[LinuxResources] = []
 
-    def update(self, container_id: str, wanted: Wanted) -> None:
-        self.requested.append(wanted)
+    def update(self, container_id: str, resources: LinuxResources) -> None:
+        self.requested.append(resources)
 
 
 @pytest.mark.parametrize("migrate", [False, True])
@@ -229,12 +229,12 @@ def test_the_runtime_gets_no_memory_nodes_if_pages_would_migrate(
     )
     containers = (Container("c", "main", ContainerState.RUNNING, "/c"),)
     pod = Pod("u", "ns", "p", {}, {}, "burstable", 0, containers)
-    wanted = Wanted("1", limits=CgroupLimits(mems=CpuSet([0])))
+    wanted = Wanted(LinuxResources("1", "0"))
     decision = Decision((), {}, (), {"u": PodWanted(pod.title, pod.qos, wanted)})
     enforcement.apply(RuntimeState((pod,), {}), decision, Freed((), {}))
     eventually("the runtime is updated", updater.idle)
     updater.close()
-    assert updates.requested == [wanted if migrate else Wanted("1")]
+    assert updates.requested == [LinuxResources("1", "0") if migrate else LinuxResources("1")]
 
 
 def test_the_runtime_gets_the_restored_quota(world: World) -> None:
@@ -255,7 +255,11 @@ def test_the_runtime_gets_the_restored_quota(world: World) -> None:
     pod = Pod("own", "ns", "own", {}, {}, "burstable", 0, (running,))
     observed = RuntimeState((pod,), {})
     quotas = []
-    for wanted in (Wanted("1", exclusive=True), Wanted("0,2"), Wanted("1", exclusive=True)):
+    for wanted in (
+        Wanted(LinuxResources("1", quota=NO_QUOTA), exclusive=True),
+        Wanted(LinuxResources("0,2")),
+        Wanted(LinuxResources("1", quota=NO_QUOTA), exclusive=True),
+    ):
         decision = Decision((), {}, (), {"own": PodWanted(pod.title, pod.qos, wanted)})
         freed = enforcement.make_room(
             observed, (), decision, cpus.read(world.root), {}, pending=False, dynamic=False
@@ -266,5 +270,5 @@ def test_the_runtime_gets_the_restored_quota(world: World) -> None:
         quotas.append(world.limit(group, QUOTA))
     updater.close()
     assert quotas == ["-1", "50000", "-1"]
-    limits = [(each.cpuset, each.limits.quota_microseconds) for each in updates.requested]
-    assert limits == [("1", None), ("0,2", 50_000), ("1", None)]
+    lifted = LinuxResources("1", quota=NO_QUOTA)
+    assert updates.requested == [lifted, LinuxResources("0,2", quota=CpuQuota(50_000)), lifted]

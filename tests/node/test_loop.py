@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from agent.hooks.agent_client import Notifier
+from agent.model.linux_resources import NO_RESOURCES
 from agent.model.notifications import (
     Created,
     Notification,
-    RequestedResources,
     SessionEnded,
     SnapshotRequest,
 )
@@ -26,7 +26,7 @@ from agent.telemetry.metrics import AgentMetrics
 from tests.waiting import eventually
 
 CHANGE = SnapshotRequest(waits=False)
-CREATED = Created("c", RequestedResources())
+CREATED = Created("c", NO_RESOURCES)
 
 
 class PassCounter:

@@ -16,6 +16,7 @@ from agent.host.listener import Listener
 from agent.host.locks import Lock
 from agent.koordinator.server import Registration
 from agent.kube.store import EmbeddedStore
+from agent.model.linux_resources import LinuxResources
 from agent.model.pod.apiobjects import ApiNode
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import LocalOwner, PodWanted, Wanted
@@ -85,7 +86,7 @@ def test_every_created_file_has_its_mode(tmp_path: Path) -> None:
     publish(Publisher(str(state / "snapshot.json"), "boot"))
     cache = ClusterCache(_Source(), str(state / "cluster.json"))
     cache.update(ClusterState(node=ApiNode("u")), ())
-    pods = {"u": PodWanted("ns/p", QoS.LS, Wanted("0-3"))}
+    pods = {"u": PodWanted("ns/p", QoS.LS, Wanted(LinuxResources("0-3")))}
     decision = Decision((), {}, (), pods, local_owners=(LocalOwner("u", "c", "0-3"),))
     assert CpuNotices(str(state)).write(decision, dynamic=True) == []
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"a": "b"}}}

@@ -19,11 +19,11 @@ from agent.host.kernel_events import MOVED_TO, Inotify
 from agent.kubelet.configuration import of_object
 from agent.model import snapshot
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import (
     ContainerAnnounced,
     ContainerFailed,
     PodAnnounced,
-    RequestedResources,
     Resized,
 )
 from agent.model.pod.pod_resources import (
@@ -91,7 +91,7 @@ def test_container_gets_cpus_before_its_creation_and_others_are_moved_away(world
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     assert announce(world, agent, "g", 2) == "0-1"
-    assert decided(world, "g") == Wanted("0-1", exclusive=True)
+    assert decided(world, "g") == Wanted(LinuxResources("0-1", quota=NO_QUOTA), exclusive=True)
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "2-3"
     assert world.cpus("kubepods/burstable/podbe/c-be-main") == "2-3"
     container = world.container(sandbox, cpus=2, cpuset="0-1")
@@ -158,7 +158,7 @@ def test_restart_moves_no_container(world: World, with_snapshot: bool) -> None:
         (world.state / "snapshot.json").unlink()
     world.agent(STATIC).reconcile()
     assert world.cpus(groups[1]) == before[1]
-    assert decided(world, "b") == Wanted(before[1], exclusive=True)
+    assert decided(world, "b") == Wanted(LinuxResources(before[1], quota=NO_QUOTA), exclusive=True)
     assert pool(world) == CpuSet.parse("0-3") - CpuSet.parse(before[1])
 
 
@@ -203,7 +203,7 @@ def test_restarted_container_returns_to_its_cpus(world: World, with_snapshot: bo
         (world.state / "snapshot.json").unlink()
     agent = world.agent(STATIC)
     agent.reconcile()
-    assert decided(world, "g") == Wanted(before, exclusive=True)
+    assert decided(world, "g") == Wanted(LinuxResources(before, quota=NO_QUOTA), exclusive=True)
     assert announce(world, agent, "g", 2) == before
 
 
@@ -215,7 +215,7 @@ def test_refused_container_has_a_reason_and_moves_no_other(
     agent = world.agent(STATIC)
     announce(world, agent, "g", 4)
     reason = "no CPU would be left to share: 4 requested, 4 available"
-    assert decided(world, "g") == Wanted("0-3", blocked=reason)
+    assert decided(world, "g") == Wanted(LinuxResources("0-3"), blocked=reason)
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0-3"
     assert f"pod ns/g keeps the pool: container main: {reason}" in caplog.text
 
@@ -297,7 +297,7 @@ def test_resized_container_keeps_its_cpus(world: World, caplog: pytest.LogCaptur
         assert world.cpus("kubepods/burstable/podls/c-ls-main") == str(pool(world))
         changed = with_resources(current, shares=1024 * cpus)
         world.runtime.statuses["c-g-main"] = changed
-        agent.notified([Resized("c-g-main", RequestedResources(shares=1024 * cpus))])
+        agent.notified([Resized("c-g-main", LinuxResources(shares=1024 * cpus))])
         agent.reconcile()
         effective.append(CpuSet.parse(world.cpus(group)))
     two, three, one = effective
@@ -331,9 +331,7 @@ def test_container_resized_to_a_fraction_shares_with_its_requested_quota(
     agent = world.agent(STATIC)
     current = world.runtime.statuses["c-g-main"]
     world.runtime.statuses["c-g-main"] = with_resources(current, shares=1536)
-    agent.notified(
-        [Resized("c-g-main", RequestedResources(shares=1536, quota_microseconds=150_000))]
-    )
+    agent.notified([Resized("c-g-main", LinuxResources(shares=1536, quota=CpuQuota(150_000)))])
     agent.reconcile()
     assert world.cpus(group) == "0-3"
     assert world.limit(group, "cpu.cfs_quota_us") == "150000"
@@ -355,7 +353,7 @@ def test_containers_of_virtual_machines_share(world: World) -> None:
     sandbox = guaranteed(world, "vm", handler="kata-qemu")
     agent = world.agent(STATIC)
     announce(world, agent, "vm", 2)
-    assert decided(world, "vm") == Wanted("0-3")
+    assert decided(world, "vm") == Wanted(LinuxResources("0-3"))
     world.container(sandbox, cpus=2)
     agent.reconcile()
     assert world.snapshot().owners == ()
@@ -367,7 +365,7 @@ def test_a_container_keeps_its_cpus_without_its_sandbox(world: World) -> None:
     group = start(world, agent, sandbox, 2)
     world.runtime.listed_sandboxes[0] = msgspec.structs.replace(sandbox, ready=False)
     agent.reconcile()
-    assert decided(world, "g") == Wanted("0-1", exclusive=True)
+    assert decided(world, "g") == Wanted(LinuxResources("0-1", quota=NO_QUOTA), exclusive=True)
     assert world.cpus(group) == "0-1"
 
 
@@ -542,7 +540,7 @@ def test_a_created_container_owns_its_cpus_before_it_starts(world: World) -> Non
     chosen = announce(world, agent, "g", 2)
     world.container(sandbox, state=ContainerState.CREATED, cpus=2, cpuset=chosen)
     agent.reconcile()
-    assert decided(world, "g") == Wanted(chosen, exclusive=True)
+    assert decided(world, "g") == Wanted(LinuxResources(chosen, quota=NO_QUOTA), exclusive=True)
     assert world.runtime.updates == {}
 
 

@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from agent.cri.client import RuntimeContainer, Sandbox
 from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import (
     ContainerAnnounced,
     ContainerFailed,
     Created,
     PodAnnounced,
-    RequestedResources,
     Resized,
 )
 from agent.model.snapshot import CpuPolicy
@@ -91,9 +91,7 @@ class Churn(RuleBasedStateMachine):
             self.running[uid] = self.world.container(
                 self.pods[uid], cpus=cpus, cpuset=str(chosen), created_at=next(self.numbers)
             )
-            self.agent.notified(
-                [Created(self.running[uid].id, RequestedResources(shares=1024 * cpus))]
-            )
+            self.agent.notified([Created(self.running[uid].id, LinuxResources(shares=1024 * cpus))])
         self.reconcile()
 
     @rule(cpus=CPUS, is_created=st.booleans())
@@ -147,7 +145,7 @@ class Churn(RuleBasedStateMachine):
         status = self.world.runtime.statuses[container.id]
         self.world.runtime.statuses[container.id] = with_resources(status, shares=1024 * cpus)
         self.requests[uid] = cpus
-        self.agent.notified([Resized(container.id, RequestedResources(shares=1024 * cpus))])
+        self.agent.notified([Resized(container.id, LinuxResources(shares=1024 * cpus))])
         self.agent.reconcile()
         if self.static:
             after = CpuSet.parse(self.effective(uid))

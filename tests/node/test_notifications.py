@@ -16,13 +16,13 @@ import pytest
 from agent.hooks.agent_client import Notifier
 from agent.hooks.requests import announced, announced_pod
 from agent.host import locks
+from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import (
     ContainerAnnounced,
     Created,
     Notification,
     PodAnnounced,
     PodFailed,
-    RequestedResources,
     SessionEnded,
     SnapshotRequest,
 )
@@ -58,7 +58,7 @@ def notifier(path: str) -> Iterator[Notifier]:
 def test_notifications_are_received_in_order(
     notification_socket: NotificationSocket, notifier: Notifier
 ) -> None:
-    sent = [ANNOUNCED, PodFailed("u"), Created("c", RequestedResources("0-3")), SnapshotRequest()]
+    sent = [ANNOUNCED, PodFailed("u"), Created("c", LinuxResources("0-3")), SnapshotRequest()]
     for notification in sent:
         notifier.notify(notification)
     assert notification_socket.wait(10) == sent

@@ -8,11 +8,11 @@ import pytest
 from agent.cgroup import values
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
+from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodAnnounced
 from agent.model.pod.pods import Container, ContainerState
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
-from agent.model.snapshot import CgroupLimits
 from agent.node import loop
 from agent.node.originals import OriginalValues
 from agent.node.reconcile import Reconciler
@@ -74,7 +74,7 @@ def test_a_newly_excluded_pod_gets_its_original_limits(tmp_path: Path, whole: bo
             path.write_text(f"{text}\n")
     hierarchy, journal = Hierarchy(str(root)), Journal(tmp_path / "journal")
     controllers = Controllers(str(root), hierarchy.handles)
-    assert values.apply(controllers, journal, dict.fromkeys(groups, CgroupLimits(shares=1024))).ok
+    assert values.apply(controllers, journal, dict.fromkeys(groups, LinuxResources(shares=1024))).ok
     originals, state = OriginalValues(hierarchy, controllers, journal), ContainerState.RUNNING
     excluded = [Container("one", "one", state, groups[2])]
     if whole:

@@ -11,8 +11,9 @@ from agent.allocate.visibility.pod_devices import DeviceVisibility, PodVisibilit
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.visibility import NodeDevice, NodeVisibility, Visibility, VisibleGpu
+from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.pod.pods import Container, ContainerState
-from agent.model.snapshot import CgroupLimits, PodWanted, Snapshot, Wanted
+from agent.model.snapshot import PodWanted, Snapshot, Wanted
 from agent.node.publisher import Publisher
 from tests.builders import machine, pod
 from tests.node.decisions import PODS, decision, publish
@@ -121,7 +122,7 @@ def test_offline_cpus_of_an_owner_are_known_to_the_next_agent(path: Path) -> Non
 
 
 def test_memory_nodes_of_running_containers_are_omitted_if_pages_would_migrate(path: Path) -> None:
-    bound = Wanted("1", limits=CgroupLimits(mems=CpuSet([0]), shares=5))
+    bound = Wanted(LinuxResources("1", mems="0", shares=5))
     one = msgspec.structs.replace(
         PODS[0],
         containers=(
@@ -133,7 +134,7 @@ def test_memory_nodes_of_running_containers_are_omitted_if_pages_would_migrate(p
         decision((one,)), pods={one.uid: PodWanted(one.title, one.qos, bound)}
     )
     publisher = Publisher(str(path), "boot")
-    for stays, running in ((False, bound), (True, Wanted("1", limits=CgroupLimits(shares=5)))):
+    for stays, running in ((False, bound), (True, Wanted(LinuxResources("1", shares=5)))):
         publisher.publish(each, (one,), {}, False, 1, fresh=True, memory_stays=stays)
         assert read(path).containers == {"running": running, "created": bound}
 
@@ -155,7 +156,7 @@ def test_visible_devices_are_written_only_for_pods_that_have_them(path: Path) ->
     assert written.pods["a"].of("main").cpuset == "1"
     assert written.pods["a"].of("other").visible == Visibility(())
     assert written.pods["b"].of("main").visible is None
-    assert written.containers["c1"] == Wanted("1", exclusive=True)
+    assert written.containers["c1"] == Wanted(LinuxResources("1", quota=NO_QUOTA), exclusive=True)
     assert "deleted" not in written.pods
 
 

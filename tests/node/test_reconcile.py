@@ -16,11 +16,11 @@ from agent.cgroup import writer
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.kube.errors import StoreError
+from agent.model.linux_resources import CpuQuota, LinuxResources
 from agent.model.notifications import (
     Created,
     PodAnnounced,
     PodFailed,
-    RequestedResources,
     SessionEnded,
     SnapshotRequest,
 )
@@ -89,7 +89,7 @@ def test_failed_write_of_the_journal_does_not_delay_the_snapshot(world: World) -
     (world.state / "journal" / "full").touch()
     agent = world.agent()
     (world.state / "journal.broken").rename(world.state / "journal")
-    agent.notified([Created("c-own-main", RequestedResources("0-2"))])
+    agent.notified([Created("c-own-main", LinuxResources("0-2"))])
     with pytest.raises(ReconcileError):
         agent.reconcile()
     assert world.snapshot().pods["own"].each.cpuset == "1"
@@ -102,7 +102,7 @@ def test_failed_write_of_the_journal_does_not_delay_the_snapshot(world: World) -
 
 def test_notification_of_an_ended_container_is_dropped(world: World) -> None:
     agent = world.agent()
-    agent.notified([Created("c-p-main", RequestedResources("0"))])
+    agent.notified([Created("c-p-main", LinuxResources("0"))])
     agent.reconcile()
     world.container(world.sandbox("p", "LS"))
     world.container(world.sandbox("own", "LSE", "1"))
@@ -118,7 +118,7 @@ def test_repeatedly_restarting_container_leaves_nothing_in_the_journal(world: Wo
     agent = world.agent()
     for number in range(5):
         container = world.container(pod, f"try{number}")
-        agent.notified([Created(container.id, RequestedResources("0-2", quota_microseconds=5))])
+        agent.notified([Created(container.id, LinuxResources("0-2", quota=CpuQuota(5)))])
         agent.reconcile()
         world.end_container(container)
         for controller in ("cpuset", "cpu", "memory"):

@@ -29,17 +29,17 @@ from agent.cri.client import RuntimeContainer, Sandbox, VerboseStatus
 from agent.kube.store import EmbeddedStore
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.linux_resources import NO_RESOURCES, LinuxResources
 from agent.model.notifications import (
     Created,
     Notification,
     PodAnnounced,
-    RequestedResources,
     SnapshotRequest,
 )
 from agent.model.pod.annotations import RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.pod.pods import ContainerState
 from agent.model.pod.qos import QOS_LABEL, QoS
-from agent.model.snapshot import Snapshot, Wanted
+from agent.model.snapshot import Snapshot
 from agent.node.enforcement import Enforcement
 from agent.node.reconcile import ReconcileError, Reconciler
 from agent.node.runtime_view import CgroupLocator, RuntimeView
@@ -94,9 +94,9 @@ class WatchedKernel(Kernel):
 class Runtime(ListedRuntime):
     """Changes the values with which a created container will start, as a runtime does."""
 
-    def update(self, container_id: str, wanted: Wanted) -> None:
+    def update(self, container_id: str, resources: LinuxResources) -> None:
         status = self.statuses[container_id]
-        cpuset = wanted.cpuset or status.resources.cpuset
+        cpuset = resources.cpuset or status.resources.cpuset
         self.statuses[container_id] = with_resources(status, cpuset=cpuset)
 
 
@@ -324,9 +324,9 @@ class Churn(RuleBasedStateMachine):
         runtime.listed_containers.append(container)
         runtime.statuses[container.id] = VerboseStatus(
             cgroups_path=f"{self.host.pod_group(uid)}/{container.id}",
-            resources=RequestedResources(str(self.host.kubelet.get(uid, wanted.cpuset))),
+            resources=LinuxResources(str(self.host.kubelet.get(uid, wanted.cpuset))),
         )
-        self.agent.notified([Created(container.id, RequestedResources())])
+        self.agent.notified([Created(container.id, NO_RESOURCES)])
         self.settled = False
         if start:
             self.start_container(container)
@@ -347,7 +347,7 @@ class Churn(RuleBasedStateMachine):
             container, state=ContainerState.RUNNING
         )
         effective = {group: host.kernel.effective(group) for group in host.kernel.cpus}
-        host.make_group(status.cgroups_path, CpuSet.parse(status.resources.cpuset))
+        host.make_group(status.cgroups_path, CpuSet.parse(status.resources.cpuset or ""))
         effective[status.cgroups_path] = host.kernel.effective(status.cgroups_path)
         owned = self.owned()
         conflicts = [pair for pair in host.shared(effective, owned) if status.cgroups_path in pair]

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from agent.cri.client import Cri, VerboseStatus
-from agent.model.notifications import RequestedResources
-from agent.model.snapshot import CgroupLimits, Wanted
+from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, CpuQuota, LinuxResources
 from agent.model.verdict import Code
 from agent.node.runtime_updater import RuntimeUpdater, stores
 from agent.rpc.grpc import RpcError
 from tests.waiting import DEADLINE_SECONDS, eventually
 
-POOL, SMALLER_POOL = Wanted("0-3"), Wanted("0,2-3")
+POOL, SMALLER_POOL = LinuxResources("0-3"), LinuxResources("0,2-3")
 
 
 class Runtime(Cri):
@@ -22,13 +21,13 @@ class Runtime(Cri):
 
     def __init__(self) -> None:
         super().__init__("/nowhere")
-        self.updates: list[tuple[str, Wanted]] = []
+        self.updates: list[tuple[str, LinuxResources]] = []
         self.failing: dict[str, Code] = {}
         self.ended: set[str] = set()
         self.may_answer = threading.Event()
         self.may_answer.set()
 
-    def update(self, container_id: str, wanted: Wanted) -> None:
+    def update(self, container_id: str, wanted: LinuxResources) -> None:
         self.may_answer.wait(10)
         self.updates.append((container_id, wanted))
         if container_id in self.failing:
@@ -54,7 +53,7 @@ def test_differing_values_are_sent_to_the_runtime_once(
     for _ in range(3):
         updater.update(
             {"c1": POOL, "c2": POOL},
-            {"c1": VerboseStatus(resources=RequestedResources("0-3")), "c2": VerboseStatus()},
+            {"c1": VerboseStatus(resources=LinuxResources("0-3")), "c2": VerboseStatus()},
             {},
         )
         eventually("the runtime is updated", updater.idle)
@@ -75,7 +74,7 @@ def test_container_that_has_ended_is_not_updated(runtime: Runtime, updater: Runt
 
 
 def test_wanted_without_values_is_never_sent(runtime: Runtime, updater: RuntimeUpdater) -> None:
-    updater.update({"c1": Wanted()}, {}, {})
+    updater.update({"c1": NO_RESOURCES}, {}, {})
     assert updater.idle()
 
 
@@ -135,19 +134,19 @@ def test_call_without_an_answer_may_take_effect_until_a_later_one_is_answered(
     assert updater.pause()
     assert {each: str(cpus) for each, cpus in updater.in_progress().items()} == {"c1": "0,2-3"}
     runtime.failing = {}
-    updater.update({"c1": POOL}, {"c1": VerboseStatus(resources=RequestedResources("0-3"))}, {})
+    updater.update({"c1": POOL}, {"c1": VerboseStatus(resources=LinuxResources("0-3"))}, {})
     eventually("updated with the same values again", lambda: runtime.updates[2:] == [("c1", POOL)])
     eventually("idle", updater.idle)
     assert not updater.pause()
     assert not updater.in_progress()
 
 
-@pytest.mark.parametrize("later", [{}, {"c1": Wanted()}])
+@pytest.mark.parametrize("later", [{}, {"c1": NO_RESOURCES}])
 def test_call_without_an_answer_is_forgotten_with_its_container(
     runtime: Runtime,
     updater: RuntimeUpdater,
     monkeypatch: pytest.MonkeyPatch,
-    later: dict[str, Wanted],
+    later: dict[str, LinuxResources],
 ) -> None:
     monkeypatch.setattr("agent.node.runtime_updater.RETRY_SECONDS", 0.01)
     runtime.failing = {"c1": Code.DEADLINE_EXCEEDED}
@@ -161,32 +160,36 @@ def test_call_without_an_answer_is_forgotten_with_its_container(
 @pytest.mark.parametrize(
     ("stored", "wanted", "same"),
     [
-        (VerboseStatus(resources=RequestedResources("1", quota_microseconds=5)), Wanted("1"), True),
         (
-            VerboseStatus(resources=RequestedResources("1", quota_microseconds=5)),
-            Wanted("1", exclusive=True),
-            False,
-        ),
-        (
-            VerboseStatus(resources=RequestedResources("1", quota_microseconds=-1)),
-            Wanted("1", exclusive=True),
+            VerboseStatus(resources=LinuxResources("1", quota=CpuQuota(5))),
+            LinuxResources("1"),
             True,
         ),
         (
-            VerboseStatus(resources=RequestedResources("1")),
-            Wanted("1", limits=CgroupLimits(shares=5)),
+            VerboseStatus(resources=LinuxResources("1", quota=CpuQuota(5))),
+            LinuxResources("1", quota=NO_QUOTA),
             False,
         ),
         (
-            VerboseStatus(resources=RequestedResources("1", shares=5)),
-            Wanted("1", limits=CgroupLimits(shares=5)),
+            VerboseStatus(resources=LinuxResources("1", quota=NO_QUOTA)),
+            LinuxResources("1", quota=NO_QUOTA),
             True,
         ),
-        (VerboseStatus(resources=RequestedResources("0-3")), Wanted("1"), False),
+        (
+            VerboseStatus(resources=LinuxResources("1")),
+            LinuxResources("1", shares=5),
+            False,
+        ),
+        (
+            VerboseStatus(resources=LinuxResources("1", shares=5)),
+            LinuxResources("1", shares=5),
+            True,
+        ),
+        (VerboseStatus(resources=LinuxResources("0-3")), LinuxResources("1"), False),
     ],
 )
 def test_values_that_the_runtime_has_already(
-    stored: VerboseStatus, wanted: Wanted, same: bool
+    stored: VerboseStatus, wanted: LinuxResources, same: bool
 ) -> None:
     assert stores(stored, wanted) == same
 
@@ -207,11 +210,9 @@ def test_an_update_is_delayed_by_the_settle_time(runtime: Runtime) -> None:
 
 def test_an_update_that_is_not_needed_any_more_is_never_sent(runtime: Runtime) -> None:
     updater = RuntimeUpdater(runtime, lambda group: True, settle_seconds=0.2)
-    updater.update(
-        {"c1": SMALLER_POOL}, {"c1": VerboseStatus(resources=RequestedResources("0-3"))}, {}
-    )
+    updater.update({"c1": SMALLER_POOL}, {"c1": VerboseStatus(resources=LinuxResources("0-3"))}, {})
     updater.pause()
-    updater.update({"c1": POOL}, {"c1": VerboseStatus(resources=RequestedResources("0-3"))}, {})
+    updater.update({"c1": POOL}, {"c1": VerboseStatus(resources=LinuxResources("0-3"))}, {})
     assert updater.idle()
     time.sleep(0.3)  # longer than the settle time
     assert not runtime.updates

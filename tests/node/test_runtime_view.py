@@ -97,7 +97,7 @@ def test_hanging_status_is_requested_again_later(
     del world.runtime.failing[hanging.id]
     status = world.runtime.statuses[hanging.id]
     world.runtime.statuses[hanging.id] = with_resources(status, cpuset="1")
-    assert observer.observe().statuses[hanging.id].resources.cpuset == ""
+    assert observer.observe().statuses[hanging.id].resources.cpuset is None
     now += 61
     assert observer.observe().statuses[hanging.id].resources.cpuset == "1"
 

@@ -20,14 +20,14 @@ from agent.kube.events import Regarding
 from agent.kube.store import EmbeddedStore
 from agent.model import snapshot as snapshots
 from agent.model.audit import Record
-from agent.model.notifications import RequestedResources
+from agent.model.linux_resources import LinuxResources
 from agent.model.pod import apiobjects
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import ContainerState
 from agent.model.pod.qos import QOS_LABEL
 from agent.model.settings.agent import AgentSettings
-from agent.model.snapshot import Snapshot, Wanted
+from agent.model.snapshot import Snapshot
 from agent.model.verdict import Code
 from agent.node.audit import Append
 from agent.node.change_log import PodEvents
@@ -106,8 +106,8 @@ class ListedRuntime(Cri):
         carriers_of = self.carriers.get(container_id, Carriers())
         return msgspec.structs.replace(found, carriers=carriers_of)
 
-    def update(self, container_id: str, wanted: Wanted) -> None:
-        self.updates[container_id] = wanted.cpuset or ""
+    def update(self, container_id: str, resources: LinuxResources) -> None:
+        self.updates[container_id] = resources.cpuset or ""
 
     def _status(self, id_: str) -> VerboseStatus:
         self.status_calls[id_] += 1
@@ -336,7 +336,7 @@ class World:
         path = f"{self.runtime.statuses[of.id].cgroup_parent}/{listed.id}"
         status = VerboseStatus(
             cgroups_path=path,
-            resources=RequestedResources(cpuset, shares=1024 * cpus or 2),
+            resources=LinuxResources(cpuset, shares=1024 * cpus or 2),
         )
         self.runtime.statuses[listed.id] = status
         if state is ContainerState.RUNNING:

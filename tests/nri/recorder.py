@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agent.hooks.requests import UNCHANGED, Changes
+from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Refuse, Wait
 from agent.nri.messages import NriContainer
@@ -17,13 +18,13 @@ class Recorder:
     def __init__(self) -> None:
         self.answer: Changes | Wait | Refuse = UNCHANGED
         self.error: Exception | None = None
-        self.changes: Mapping[str, Changes] = {}
+        self.changes: Mapping[str, LinuxResources] = {}
         self.calls: list[PluginCall] = []
         self.unhooked_calls: list[tuple[str, PluginCall | None, str, str]] = []
         self.refusal: Refuse | None = None
         self.events: list[tuple[str, object]] = []
 
-    def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, Changes]:
+    def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, LinuxResources]:
         self._record("synchronize", containers)
         return self.changes
 

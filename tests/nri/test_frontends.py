@@ -15,64 +15,54 @@ from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.hooks.visibility import RefusedError
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.visibility import MOUNT_ROOT, VISIBLE_DEVICES, DeviceNode, VisibleGpu
-from agent.model.notifications import RequestedResources
-from agent.model.snapshot import CgroupLimits, Wanted
+from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources, to_cri
+from agent.model.snapshot import Wanted
 from agent.nri import messages
 from agent.proto import cri_pb2, nri_pb2
 from tests.nri.harness import pod
 from tests.proxy.harness import sandbox
 
 CPUS = st.sets(st.integers(0, 7), min_size=1).map(lambda cpus: str(CpuSet(cpus)))
-QUOTA = st.one_of(st.just(-1), st.integers(1_000, 1_000_000))
+QUOTA = st.just(NO_QUOTA) | st.builds(
+    CpuQuota, st.integers(1_000, 1_000_000), st.sampled_from([10_000, 100_000])
+)
 MEMORY = st.integers(1, 1 << 40)
 SHARES = st.integers(2, 262_144)
-WANTED = st.builds(
-    Wanted,
+RESOURCES = st.builds(
+    LinuxResources,
     st.none() | CPUS,
-    st.booleans(),
-    st.builds(
-        CgroupLimits,
-        st.none() | QUOTA,
-        st.none() | SHARES,
-        st.none() | MEMORY,
-        st.none() | st.just(CpuSet([0])),
-    ),
+    st.none() | st.sampled_from(["0", "1"]),
+    st.none() | SHARES,
+    st.none() | QUOTA,
+    st.none() | MEMORY,
 )
-REQUESTED = st.builds(
-    RequestedResources, st.just("") | CPUS, st.just("") | st.just("1"), SHARES, QUOTA, MEMORY
-)
+WANTED = st.builds(Wanted, RESOURCES, exclusive=st.booleans())
 
 
-def in_cri(requested: RequestedResources) -> cri_pb2.LinuxContainerResources:
-    return cri_pb2.LinuxContainerResources(
-        cpuset_cpus=requested.cpuset,
-        cpuset_mems=requested.mems,
-        cpu_shares=requested.shares,
-        cpu_quota=requested.quota_microseconds,
-        cpu_period=100_000,
-        memory_limit_in_bytes=requested.memory_limit_bytes,
-    )
+def in_cri(requested: LinuxResources) -> cri_pb2.LinuxContainerResources:
+    return cri_pb2.LinuxContainerResources.FromString(to_cri(requested))
 
 
-def in_nri(requested: RequestedResources) -> nri_pb2.LinuxResources:
+def in_nri(requested: LinuxResources) -> nri_pb2.LinuxResources:
     resources = nri_pb2.LinuxResources()
-    resources.cpu.cpus, resources.cpu.mems = requested.cpuset, requested.mems
-    resources.cpu.shares.value = requested.shares
-    resources.cpu.quota.value = requested.quota_microseconds
-    resources.cpu.period.value = 100_000
-    resources.memory.limit.value = requested.memory_limit_bytes
+    resources.cpu.cpus, resources.cpu.mems = requested.cpuset or "", requested.mems or ""
+    resources.cpu.shares.value = requested.shares or 0
+    if requested.quota is not None:
+        resources.cpu.quota.value = requested.quota.microseconds
+        resources.cpu.period.value = requested.quota.period_microseconds
+    resources.memory.limit.value = requested.memory_limit_bytes or 0
     return resources
 
 
-def merged(requested: RequestedResources, changes: nri_pb2.LinuxResources) -> RequestedResources:
+def merged(requested: LinuxResources, changes: nri_pb2.LinuxResources) -> LinuxResources:
     """As the runtime merges a plugin's values: values that are set override."""
     resources = in_nri(requested)
     resources.MergeFrom(changes)
     return messages.requested_resources(resources)
 
 
-@given(WANTED, REQUESTED)
-def test_frontends_create_the_same_container(wanted: Wanted, requested: RequestedResources) -> None:
+@given(WANTED, RESOURCES)
+def test_frontends_create_the_same_container(wanted: Wanted, requested: LinuxResources) -> None:
     message = cri_pb2.CreateContainerRequest(sandbox_config=sandbox("p", "LS", "1"))
     message.config.metadata.name = "main"
     message.config.linux.resources.CopyFrom(in_cri(requested))
@@ -83,13 +73,13 @@ def test_frontends_create_the_same_container(wanted: Wanted, requested: Requeste
     changes = cpuset.changes(by_plugin, Override(wanted))
     rewritten = cri.create_request_with(raw, changes) or raw
     adjustment = messages.adjustment(changes, ()) or nri_pb2.ContainerAdjustment()
-    assert cri.create_container(rewritten).requested == changes.over(requested)
-    assert merged(requested, adjustment.linux.resources) == changes.over(requested)
+    assert cri.create_container(rewritten).requested == changes.resources.over(requested)
+    assert merged(requested, adjustment.linux.resources) == changes.resources.over(requested)
 
 
-@given(WANTED, REQUESTED)
+@given(WANTED, RESOURCES)
 def test_frontends_update_a_container_in_the_same_way(
-    wanted: Wanted, requested: RequestedResources
+    wanted: Wanted, requested: LinuxResources
 ) -> None:
     message = cri_pb2.UpdateContainerResourcesRequest(container_id="c", linux=in_cri(requested))
     raw = message.SerializeToString()
@@ -97,10 +87,10 @@ def test_frontends_update_a_container_in_the_same_way(
     assert cri.update_container(raw) == by_plugin
     changes = cpuset.changes(by_plugin, Override(wanted))
     rewritten = cri.update_request_with(raw, changes) or raw
-    update = messages.update("c", changes)
+    update = messages.update("c", changes.resources)
     assert update.container_id == "c"
-    assert cri.update_container(rewritten).requested == changes.over(requested)
-    assert merged(requested, update.linux.resources) == changes.over(requested)
+    assert cri.update_container(rewritten).requested == changes.resources.over(requested)
+    assert merged(requested, update.linux.resources) == changes.resources.over(requested)
 
 
 NAMES = st.sampled_from(["GPU-x", "GPU-own", "0", "MIG-x", "nvidia.com/gpu=GPU-x"])

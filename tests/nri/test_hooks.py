@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from agent.hooks.cpuset import CpuGrant
+from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import (
     Created,
     PodAnnounced,
-    RequestedResources,
     Resized,
     SnapshotRequest,
 )
 from agent.model.pod.qos import QoS
-from agent.model.snapshot import CgroupLimits, PodWanted, Wanted
+from agent.model.snapshot import PodWanted, Wanted
 from agent.model.verdict import Code
 from agent.proto import nri_pb2 as pb
 from tests.nri.fake import refusal
@@ -27,8 +27,12 @@ from tests.proxy.harness import EMPTY, OWNED
 OWN = pod("own", "LSE", "1")
 MANY = msgspec.structs.replace(
     OWNED,
-    pods={**OWNED.pods, "p": PodWanted("ns/p", QoS.LS, Wanted("0,2-3"))},
-    containers={**OWNED.containers, "c": Wanted("0,2-3"), "d": Wanted("0,2-3")},
+    pods={**OWNED.pods, "p": PodWanted("ns/p", QoS.LS, Wanted(LinuxResources("0,2-3")))},
+    containers={
+        **OWNED.containers,
+        "c": Wanted(LinuxResources("0,2-3")),
+        "d": Wanted(LinuxResources("0,2-3")),
+    },
 )
 
 
@@ -71,8 +75,8 @@ def test_an_owner_gets_its_cpus_and_other_pods_get_the_pool(harness: PluginHarne
     assert harness.create(container("c", "own"), OWN) == "1"
     assert harness.notifications()[0] == Created(
         "c",
-        RequestedResources(shares=512),
-        ("mems", "shares", "quota_microseconds", "memory_limit_bytes"),
+        LinuxResources(shares=512),
+        ("mems", "shares", "quota", "memory_limit_bytes"),
     )
     assert harness.create(container("d", "p"), pod("p", "LS")) == "0,2-3"
 
@@ -106,7 +110,7 @@ def test_an_update_keeps_the_wanted_cpus_and_its_other_fields(harness: PluginHar
 
 
 def test_a_resize_is_reported_and_the_agents_own_change_is_not(harness: PluginHarness) -> None:
-    batch = Wanted("0,2-3", limits=CgroupLimits(shares=77))
+    batch = Wanted(LinuxResources("0,2-3", shares=77))
     harness.publish(
         msgspec.structs.replace(OWNED, containers={"c": batch, "d": batch}, cpu_policy="static")
     )
@@ -114,7 +118,7 @@ def test_a_resize_is_reported_and_the_agents_own_change_is_not(harness: PluginHa
     harness.update(container("c", "p"), pod("p"), cpus="0,2-3", shares=77)
     assert not harness.notifications()
     harness.update(container("c", "p"), pod("p"), shares=300)
-    assert Resized("c", RequestedResources(shares=300)) in harness.notifications()
+    assert Resized("c", LinuxResources(shares=300)) in harness.notifications()
 
 
 def test_synchronisation_corrects_wrong_containers(unregistered: PluginHarness) -> None:
@@ -181,7 +185,9 @@ def test_no_owner_starts_while_an_update_may_take_its_cpus(unregistered: PluginH
     unregistered.runtime.timeout_milliseconds = 1000
     unregistered.runtime.set_up(container("c", "p", "2"), pods=(pod("p"),))
     unregistered.runtime.answers_updates = False
-    unregistered.publish(msgspec.structs.replace(EMPTY, containers={"c": Wanted("0-3")}))
+    unregistered.publish(
+        msgspec.structs.replace(EMPTY, containers={"c": Wanted(LinuxResources("0-3"))})
+    )
     unregistered.runtime.until("the update", lambda: len(unregistered.runtime.requests) == 2)
     unregistered.publish(OWNED)
     status = unregistered.runtime.response(
@@ -199,7 +205,7 @@ def test_an_update_of_limits_delays_no_owner_of_other_cpus(unregistered: PluginH
     unregistered.publish(EMPTY)
     unregistered.runtime.set_up(container("c", "p", "2"), pods=(pod("p"),))
     unregistered.runtime.answers_updates = False
-    quota = Wanted("2", limits=CgroupLimits(quota_microseconds=20_000))
+    quota = Wanted(LinuxResources("2", quota=CpuQuota(20_000)))
     unregistered.publish(msgspec.structs.replace(OWNED, containers={"c": quota}))
     unregistered.runtime.until("the update", lambda: len(unregistered.runtime.requests) == 2)
     assert unregistered.create(container("o", "own"), OWN) == "1"
@@ -222,7 +228,9 @@ def test_a_change_that_the_runtime_refuses_is_not_repeated_and_names_the_other_p
     assert unregistered.conflicts.found == {("error", "50-pinner"): 1}
     assert "plugin 50-pinner sets the same fields" in caplog.text
     unregistered.runtime.update_error = None
-    unregistered.publish(msgspec.structs.replace(MANY, containers={"c": Wanted("2")}))
+    unregistered.publish(
+        msgspec.structs.replace(MANY, containers={"c": Wanted(LinuxResources("2"))})
+    )
     unregistered.runtime.until("another value", lambda: unregistered.updater.updates)
     assert unregistered.sent_updates() == [("c", "2")]
 
@@ -261,7 +269,9 @@ def test_a_container_that_ended_is_not_updated(unregistered: PluginHarness) -> N
 def test_a_container_whose_cpus_are_blocked_is_not_updated(unregistered: PluginHarness) -> None:
     unregistered.publish(EMPTY)
     unregistered.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
-    blocked = Wanted("1", exclusive=True, blocked="another pod holds CPU 1")
+    blocked = Wanted(
+        LinuxResources("1", quota=NO_QUOTA), exclusive=True, blocked="another pod holds CPU 1"
+    )
     unregistered.publish(msgspec.structs.replace(OWNED, containers={"c": blocked}))
     unregistered.run_two_periods()
     assert not unregistered.sent_updates()
@@ -275,7 +285,9 @@ def test_no_update_is_sent_while_the_runtime_waits_for_an_answer(
     unregistered.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
     stream = unregistered.begin_create(container("o", "own"), OWN)
     unregistered.runtime.until("held", lambda: unregistered.link.held)
-    unregistered.publish(msgspec.structs.replace(EMPTY, containers={"c": Wanted("0,2-3")}))
+    unregistered.publish(
+        msgspec.structs.replace(EMPTY, containers={"c": Wanted(LinuxResources("0,2-3"))})
+    )
     unregistered.run_two_periods()
     assert not unregistered.sent_updates()
     unregistered.publish(MANY)
@@ -357,7 +369,7 @@ def test_a_request_with_values_before_the_last_change_is_not_a_conflict(
 def test_a_change_before_the_creations_event_is_not_a_conflict(harness: PluginHarness) -> None:
     it = container("c", "p")
     harness.runtime.response(harness.begin_create(it, pod("p")))
-    harness.publish(msgspec.structs.replace(MANY, containers={"c": Wanted("2")}))
+    harness.publish(msgspec.structs.replace(MANY, containers={"c": Wanted(LinuxResources("2"))}))
     created = container("c", "p", "0,2-3")
     event = pb.EventRequest(pod=pod("p"), container=created)
     event.linux_resources.cpu.cpus = "2"

@@ -19,7 +19,7 @@ from agent.hooks.requests import (
 )
 from agent.host.loop import Loop
 from agent.model.devices.visibility import Mount
-from agent.model.notifications import RequestedResources
+from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.pod.qos import QOS_LABEL
 from agent.model.verdict import Code, Refuse, Wait
 from agent.nri.link import PluginLink
@@ -33,11 +33,7 @@ from tests.nri.recorder import Recorder
 POD = pb.PodSandbox(id="s", uid="u", namespace="ns", name="p", labels={QOS_LABEL: "LSR", "x": "y"})
 POD.linux.cgroup_parent = "/kubepods/podu"
 ALL = Changes(
-    "1-2",
-    "0",
-    512,
-    20_000,
-    1 << 20,
+    LinuxResources("1-2", mems="0", shares=512, quota=CpuQuota(20_000), memory_limit_bytes=1 << 20),
     (Mount("/host/added", "/free"), Mount("/host/added", "/in-use")),
     (("A", "1"),),
     ("vendor.example/gpu=0",),
@@ -138,7 +134,7 @@ def test_the_environment_of_containers_is_not_stored(harness: LinkHarness) -> No
 
 
 def test_the_plugin_synchronises_in_chunks(harness: LinkHarness) -> None:
-    harness.plugin.changes = {"c": Changes(cpuset="1")}
+    harness.plugin.changes = {"c": LinuxResources("1")}
     harness.runtime.accept()
     harness.runtime.configure()
     first = harness.runtime.synchronize(pods=(POD,), more=True)
@@ -149,7 +145,7 @@ def test_the_plugin_synchronises_in_chunks(harness: LinkHarness) -> None:
     assert (update.container_id, update.linux.resources.cpu.cpus) == ("c", "1")
     assert not last.more
     received = NriContainer(
-        "c", "u", "ns/p main", RequestedResources("0-3", quota_microseconds=50_000), 7
+        "c", "u", "ns/p main", LinuxResources("0-3", quota=CpuQuota(5_000, 10_000)), 7
     )
     assert harness.plugin.events == [("synchronize", [received])]
 
@@ -173,7 +169,7 @@ def test_a_creation_is_passed_to_the_hook_and_adjusted(registered: LinkHarness) 
     assert call.request.pod.cgroup_parent == "/kubepods/podu"
     assert (call.request.container_name, call.request.requested) == (
         "main",
-        RequestedResources(quota_microseconds=50_000),
+        LinuxResources(quota=CpuQuota(5_000, 10_000)),
     )
     resources = adjust.linux.resources
     assert (resources.cpu.cpus, resources.cpu.mems, resources.cpu.shares.value) == ("1-2", "0", 512)
@@ -193,7 +189,7 @@ def test_a_creation_is_passed_to_the_hook_and_adjusted(registered: LinkHarness) 
 def test_a_lifted_quota_has_no_period_and_unchanged_fields_are_not_sent(
     registered: LinkHarness,
 ) -> None:
-    registered.plugin.answer = Changes(cpuset="1", quota_microseconds=-1)
+    registered.plugin.answer = Changes(LinuxResources("1", quota=NO_QUOTA))
     cpu = registered.create().adjust.linux.resources.cpu
     assert cpu == pb.LinuxCPU(cpus="1", quota=pb.OptionalInt64(value=-1))
     registered.plugin.answer = UNCHANGED
@@ -201,13 +197,13 @@ def test_a_lifted_quota_has_no_period_and_unchanged_fields_are_not_sent(
 
 
 def test_an_update_is_merged_into_the_request(registered: LinkHarness) -> None:
-    registered.plugin.answer = Changes(cpuset="1")
+    registered.plugin.answer = Changes(LinuxResources("1"))
     request = pb.EventRequest(pod=POD, container=container("0-3"))
     request.linux_resources.cpu.shares.value = 300
     response = registered.runtime.call("UpdateContainer", request, pb.UpdateContainerResponse)
     (call,) = registered.plugin.calls
     name = ContainerName(POD.namespace, POD.name, POD.uid, request.container.name)
-    assert call.request == UpdateContainer("c", RequestedResources(shares=300), name)
+    assert call.request == UpdateContainer("c", LinuxResources(shares=300), name)
     (update,) = response.update
     assert update.container_id == "c"
     assert update.linux.resources == pb.LinuxResources(cpu=pb.LinuxCPU(cpus="1"))
@@ -259,7 +255,7 @@ def test_a_held_creation_is_retried_until_it_has_an_answer(registered: LinkHarne
     assert len(registered.link.held) == 1
     registered.runtime.call("StopContainer", request, pb.Empty)
     assert stream not in registered.runtime.replies, "other calls do not wait for it"
-    registered.plugin.answer = Changes(cpuset="1")
+    registered.plugin.answer = Changes(LinuxResources("1"))
     response = registered.runtime.response(stream)
     reply = pb.CreateContainerResponse.FromString(response.payload)
     assert reply.adjust.linux.resources.cpu.cpus == "1"
@@ -372,7 +368,7 @@ def test_the_plugins_update_does_not_wait_for_a_call_of_the_runtime(
     """The runtime holds a lock during its call until the plugin has answered."""
     registered.runtime.answers_updates = False
     results = Results()
-    registered.link.update("c", Changes(cpuset="1"), results.append)
+    registered.link.update("c", LinuxResources("1"), results.append)
     registered.create()
     assert not results
     stream, request = registered.runtime.requests[-1]
@@ -406,7 +402,7 @@ def test_an_update_that_the_runtime_refuses_fails(
 ) -> None:
     registered.runtime.answers_updates = False
     results = Results()
-    registered.link.update("c", Changes(cpuset="9"), results.append)
+    registered.link.update("c", LinuxResources("9"), results.append)
     registered.until("the call", lambda: len(registered.runtime.requests) > 1)
     registered.runtime.respond(registered.runtime.requests[-1][0], response)
     registered.until("the answer", lambda: results)
@@ -418,7 +414,7 @@ def test_without_a_session_an_update_fails_at_once(harness: LinkHarness) -> None
     harness.link.close()
     link = PluginLink(harness.loop, "/nowhere/nri.sock", "n", "01", harness.plugin)
     results = Results()
-    link.update("c", Changes(cpuset="1"), results.append)
+    link.update("c", LinuxResources("1"), results.append)
     assert results.codes() == [Code.UNAVAILABLE]
 
 
@@ -428,7 +424,7 @@ def test_an_unanswered_update_ends_the_session(tmp_path: Path) -> None:
     harness.runtime.set_up()
     harness.runtime.answers_updates = False
     results = Results()
-    harness.link.update("c", Changes(cpuset="1"), results.append)
+    harness.link.update("c", LinuxResources("1"), results.append)
     harness.until("the session ends", lambda: harness.runtime.ended)
     assert results.codes() == [Code.DEADLINE_EXCEEDED]
     harness.runtime.set_up()
@@ -449,7 +445,7 @@ def test_invalid_bytes_end_the_session(
 ) -> None:
     results = Results()
     registered.runtime.answers_updates = False
-    registered.link.update("c", Changes(cpuset="1"), results.append)
+    registered.link.update("c", LinuxResources("1"), results.append)
     registered.runtime.send_raw(data)
     registered.until("the session ends", lambda: registered.runtime.ended)
     assert "malformed: a" in caplog.text
@@ -550,7 +546,7 @@ def test_calls_never_block_on_a_runtime_that_does_not_read(registered: LinkHarne
     """The link keeps data until the socket accepts it."""
     results: list[RpcError | None] = []
     on_result: Callable[[RpcError | None], None] = results.append
-    big = Changes(cpuset="1", mems="0" * 3_000_000)
+    big = LinuxResources("1", mems="0" * 3_000_000)
     for _ in range(3):
         registered.link.update("c", big, on_result)
     registered.until("all answers", lambda: len(results) == 3)

@@ -54,6 +54,7 @@ from agent.model.devices import device_files, visibility
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.model.devices.visibility import Mount
+from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import NotificationError
 from agent.model.objects import ObjectError
 from agent.model.pod.apiobjects import from_object
@@ -111,9 +112,7 @@ def _create_request() -> bytes:
 
 
 _CHANGES: Final = Changes(
-    cpuset="1",
-    shares=2,
-    quota_microseconds=-1,
+    LinuxResources("1", shares=2, quota=NO_QUOTA),
     environment=(("NVIDIA_VISIBLE_DEVICES", "void"),),
     removed_cdi_devices=("nvidia.com/gpu=GPU-5",),
     removed_mounts=(f"{visibility.MOUNT_ROOT}/GPU-3",),
@@ -398,8 +397,10 @@ def _unary(data: bytes) -> object:
 class _Plugin:
     """Changes every container that the runtime asks about."""
 
-    def synchronize(self, containers: Sequence[messages.NriContainer]) -> Mapping[str, Changes]:
-        return {each.id: Changes(cpuset="1") for each in containers}
+    def synchronize(
+        self, containers: Sequence[messages.NriContainer]
+    ) -> Mapping[str, LinuxResources]:
+        return {each.id: LinuxResources("1") for each in containers}
 
     def pod_announced(self, pod: notifications.PodAnnounced) -> None:
         notifications.encode(pod)
@@ -549,7 +550,7 @@ def _koordinator() -> Iterator[Target]:
         message = koordinator_hooks_pb2.ContainerResourceHookRequest.FromString(raw)
         created = koordinator_messages.create(message)
         _shown(koordinator_messages.carried(message))
-        koordinator_messages.response(message, Changes(cpuset="1"))
+        koordinator_messages.response(message, Changes(LinuxResources("1")))
         return (
             created,
             koordinator_messages.update(message),
@@ -789,7 +790,7 @@ def _device_names() -> Iterator[Target]:
 
 def _own_files(folder: Path) -> Iterator[Target]:
     """The files and datagrams of Topolet's own processes, of this version or another."""
-    pods = {"u": snapshot.PodWanted("ns/p", QoS.LS, snapshot.Wanted("0-3"))}
+    pods = {"u": snapshot.PodWanted("ns/p", QoS.LS, snapshot.Wanted(LinuxResources("0-3")))}
     decided = snapshot.Snapshot(
         5,
         7,
@@ -798,7 +799,7 @@ def _own_files(folder: Path) -> Iterator[Target]:
         {"ls": (Pool(0, 0, "0-3"),)},
         (),
         pods,
-        {"c": snapshot.Wanted("1")},
+        {"c": snapshot.Wanted(LinuxResources("1"))},
     )
     yield Target(
         "snapshot",
@@ -815,7 +816,10 @@ def _own_files(folder: Path) -> Iterator[Target]:
         for each in (
             announced,
             notifications.ContainerAnnounced(announced, "c", 512, {1 << 21: 1}),
-            notifications.Created("c", notifications.RequestedResources("0-3", "0", 2, 3, 4)),
+            notifications.Created(
+                "c",
+                LinuxResources("0-3", mems="0", shares=2, quota=CpuQuota(3), memory_limit_bytes=4),
+            ),
             notifications.SnapshotRequest(),
         )
     ]
@@ -1176,12 +1180,12 @@ def _kernel(folder: Path) -> Iterator[Target]:
     yield Target(
         "limits of a cgroup",
         lambda text: (
-            _or_error(lambda: limits.quota_of_max(text), ValueError),
-            _or_error(lambda: limits.quota_of(text, text), ValueError),
+            _or_error(lambda: limits.quota_of(text), ValueError),
+            _or_error(lambda: limits.shares_of_weight(text), ValueError),
             _or_error(lambda: limits.memory_of(text), ValueError),
             _or_error(lambda: limits.nodes(text), ValueError),
-            _or_error(lambda: limits.max_text(5_000, text), ValueError),
-            _or_error(lambda: limits.quota_text(5_000, text), ValueError),
+            _or_error(lambda: limits.max_text(CpuQuota(5_000), text), ValueError),
+            _or_error(lambda: limits.quota_text(CpuQuota(5_000), text), ValueError),
             _or_error(lambda: limits.same(limits.MAX, text, "max 100000"), ValueError),
             _or_error(lambda: limits.grows(limits.MEMORY_MAX, text, "5"), ValueError),
         ),
@@ -1191,8 +1195,7 @@ def _kernel(folder: Path) -> Iterator[Target]:
             "cgroup.limits:_amount",
             "cgroup.limits:_parts",
             "cgroup.limits:memory_of",
-            "cgroup.limits:quota_of",
-            "cgroup.limits:quota_text",
+            "cgroup.limits:shares_of_weight",
         ),
     )
     yield Target(

@@ -13,7 +13,6 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "allocate.placement.published:ByAmounts.verdict",
         "allocate.nrt.score:_balanced_allocation",
         "allocate.score:spread",
-        "cgroup.limits:text",
         "http.limits:_Entry.age_order",
         "kube.events:Recorder.__init__",
         "kube.listwatch:ListWatch._watch",
@@ -38,6 +37,8 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "it decodes what the same process has encoded": (
         "cli.bundle:_snapshot",
+        "cri.client:Cri.update",
+        "koordinator.messages:_resources",
         "model.devices.device_object:_plain",
     ),
     "it reads one number, and leaves other text out": (
@@ -64,7 +65,8 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "the kernel writes the text, and no process chooses it": (
         "cgroup.hierarchy:Controllers.cpu_seconds",
-        "cgroup.limits:_value",
+        "cgroup.limits:_quota_amount",
+        "cgroup.limits:_shares_amount",
         "cgroup.values:LimitsPass._write",
         "host.file_writers:_writers",
         "host.kernel_events:_decode",

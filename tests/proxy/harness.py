@@ -21,6 +21,7 @@ from agent.model.devices.visibility import (
     Visibility,
     VisibleGpu,
 )
+from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.settings import failure_policy
@@ -46,8 +47,15 @@ OWNED = msgspec.structs.replace(
     EMPTY,
     pools=pools("0,2-3"),
     owners=(Owner("own", "ns/own", QoS.LSE, "1"),),
-    pods={"own": PodWanted("ns/own", QoS.LSE, Wanted("1", exclusive=True))},
-    containers={"c-own": Wanted("1", exclusive=True), "c-kubelet": Wanted()},
+    pods={
+        "own": PodWanted(
+            "ns/own", QoS.LSE, Wanted(LinuxResources("1", quota=NO_QUOTA), exclusive=True)
+        )
+    },
+    containers={
+        "c-own": Wanted(LinuxResources("1", quota=NO_QUOTA), exclusive=True),
+        "c-kubelet": Wanted(),
+    },
 )
 """The LSE pod `own` owns CPU 1 of 4."""
 
@@ -55,10 +63,10 @@ CARD = VisibleGpu("GPU-own", "1", (DeviceNode("/dev/nvidia1", 195, 1),))
 WITH_DEVICES = msgspec.structs.replace(
     EMPTY,
     pods={
-        "own": PodWanted("ns/own", QoS.LS, Wanted("0-3")).with_visible(
+        "own": PodWanted("ns/own", QoS.LS, Wanted(LinuxResources("0-3"))).with_visible(
             Visibility(()), {"main": Visibility((CARD,))}
         ),
-        "lost": PodWanted("ns/lost", QoS.LS, Wanted("0-3")).with_visible(
+        "lost": PodWanted("ns/lost", QoS.LS, Wanted(LinuxResources("0-3"))).with_visible(
             Visibility(refused="gpu 7 is not on this node"), {}
         ),
     },

@@ -11,11 +11,11 @@ import pytest
 
 from agent.hooks.cpuset import CpuGrant
 from agent.model.cpu.pools import Pool
+from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.notifications import (
     Created,
     PodAnnounced,
     PodFailed,
-    RequestedResources,
     SnapshotRequest,
 )
 from agent.model.pod.qos import QOS_LABEL, QoS
@@ -158,8 +158,8 @@ def test_owner_is_held_until_the_agent_has_decided(
     harness.publish(OWNED)
     assert cpus_of(harness.retry(call)) == "1"
     harness.created(call, "c1")
-    kept = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
-    assert harness.notifications() == [Created("c1", RequestedResources(shares=512), kept)]
+    kept = ("mems", "shares", "quota", "memory_limit_bytes")
+    assert harness.notifications() == [Created("c1", LinuxResources(shares=512), kept)]
     assert not harness.admission.outcomes.failed_open
     assert not harness.admission.outcomes.failed
 
@@ -203,7 +203,13 @@ def test_at_the_deadline_a_sharing_pod_with_a_claim_shares(no_hold: GateHarness)
 def test_blocked_owner_is_refused_with_the_reason(no_hold: GateHarness) -> None:
     blocked = {
         "own": PodWanted(
-            "ns/own", QoS.LSE, Wanted("1", exclusive=True, blocked="pod ns/x still holds CPUs 1")
+            "ns/own",
+            QoS.LSE,
+            Wanted(
+                LinuxResources("1", quota=NO_QUOTA),
+                exclusive=True,
+                blocked="pod ns/x still holds CPUs 1",
+            ),
         )
     }
     no_hold.publish(msgspec.structs.replace(OWNED, pods=blocked))

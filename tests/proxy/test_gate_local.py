@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from agent.hooks import cri
+from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import (
     ContainerAnnounced,
     ContainerFailed,
     Created,
-    RequestedResources,
     Resized,
 )
 from agent.model.pod.qos import QoS
@@ -31,12 +31,12 @@ def decided(wanted: Wanted, policy: CpuPolicy = "static") -> Snapshot:
         STATIC,
         cpu_policy=policy,
         owners=(Owner("g", "ns/g", QoS.LSE, "1"),),
-        pods={"g": PodWanted("ns/g", QoS.LS, Wanted("0,2-3"), {"main": wanted})},
+        pods={"g": PodWanted("ns/g", QoS.LS, Wanted(LinuxResources("0,2-3")), {"main": wanted})},
         containers={"c": wanted},
     )
 
 
-OWN = Wanted("1", exclusive=True)
+OWN = Wanted(LinuxResources("1", quota=NO_QUOTA), exclusive=True)
 
 
 def test_container_is_announced_and_held_until_it_has_its_cpus(harness: GateHarness) -> None:
@@ -58,8 +58,8 @@ def test_container_is_announced_and_held_until_it_has_its_cpus(harness: GateHarn
     assert request.config.linux.resources.cpuset_cpus == "1"
     assert list(request.config.mounts) == [], "static CPUs do not change, so no file is mounted"
     harness.created(call, "c")
-    kept = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
-    assert harness.notifications() == [Created("c", RequestedResources(shares=1024), kept)]
+    kept = ("mems", "shares", "quota", "memory_limit_bytes")
+    assert harness.notifications() == [Created("c", LinuxResources(shares=1024), kept)]
 
 
 def test_dynamic_container_gets_its_folder(harness: GateHarness, tmp_path: Path) -> None:
@@ -73,7 +73,9 @@ def test_dynamic_container_gets_its_folder(harness: GateHarness, tmp_path: Path)
     assert mount.host_path == f"{tmp_path}/containers/g/main"
 
 
-@pytest.mark.parametrize("answer", [STATIC, decided(Wanted("0", blocked="no CPUs are free"))])
+@pytest.mark.parametrize(
+    "answer", [STATIC, decided(Wanted(LinuxResources("0"), blocked="no CPUs are free"))]
+)
 def test_without_cpus_a_container_is_refused_and_its_announcement_withdrawn(
     tmp_path: Path, answer: Snapshot
 ) -> None:
@@ -122,7 +124,7 @@ def test_container_that_the_runtime_did_not_create_withdraws_its_announcement(
             "static",
             2048,
             b"",
-            [Resized("c", RequestedResources(shares=2048, quota_microseconds=5))],
+            [Resized("c", LinuxResources(shares=2048, quota=CpuQuota(5)))],
         ),
         ("static", 2048, None, []),
         ("static", 0, b"", []),

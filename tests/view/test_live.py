@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agent.discover import cpus
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.pools import Pool
+from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import LocalOwner, Owner, PodWanted, Snapshot, Wanted
 from agent.view.devices import ShownDevice
@@ -52,7 +53,7 @@ def live_node(
 def pod(qos: QoS, cpus: str | None, **fields: object) -> PodWanted:
     exclusive = bool(fields.pop("exclusive", False))
     blocked = str(fields.pop("blocked", ""))
-    wanted = Wanted(cpus, exclusive=exclusive, blocked=blocked)
+    wanted = Wanted(LinuxResources(cpus), exclusive=exclusive, blocked=blocked)
     return PodWanted("ns/a", qos, wanted, **fields)  # type: ignore[arg-type]
 
 
@@ -75,7 +76,13 @@ def test_an_owner_with_reason_and_nodes() -> None:
 
 
 def test_the_reason_names_the_source_of_an_owners_cpus() -> None:
-    wanted = pod(QoS.LS, "0-1", containers={"main": Wanted("2", exclusive=True, kubelet=True)})
+    wanted = pod(
+        QoS.LS,
+        "0-1",
+        containers={
+            "main": Wanted(LinuxResources("2", quota=NO_QUOTA), exclusive=True, kubelet=True)
+        },
+    )
     owner = Owner("u", "ns/a", QoS.LS, "2", kubelet=True)
     assert only_pod(live_node({"u": wanted}, owner)).reason == "the kubelet assigned them"
     assert only_pod(live_node({"u": wanted}, owner)).cpus == "2"
@@ -95,7 +102,11 @@ def test_sharers_and_pods_that_are_not_managed() -> None:
 def test_attention_of_pods_and_devices() -> None:
     pods = {
         "u": pod(QoS.LSE, "0-1", refused="CPUs 2-3 belong to pod ns/b"),
-        "v": PodWanted("ns/v", QoS.LSR, Wanted("3", blocked="a container of pod ns/u runs there")),
+        "v": PodWanted(
+            "ns/v",
+            QoS.LSR,
+            Wanted(LinuxResources("3"), blocked="a container of pod ns/u runs there"),
+        ),
     }
     unhealthy = ShownDevice("gpu", "0000:01:00.0", "H100", healthy=False, state="Xid 79")
     healthy = ShownDevice("gpu", "0000:02:00.0", "H100", healthy=True)

@@ -8,6 +8,7 @@ from agent.model import audit
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.pools import Pool
 from agent.model.cpu.topology import Cpu, NumaNode, Topology
+from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from agent.view.devices import ShownDevice
@@ -50,13 +51,17 @@ def snapshot(topology: Topology, shared: int = 6) -> Snapshot:
         Owner("p", "db/postgres", QoS.LSR, str(lsr_cpus)),
     )
     pods = {
-        each.uid: PodWanted(each.title, each.qos, Wanted(cpuset=each.cpuset, exclusive=True))
+        each.uid: PodWanted(
+            each.title,
+            each.qos,
+            Wanted(LinuxResources(each.cpuset, quota=NO_QUOTA), exclusive=True),
+        )
         for each in owners
     }
     for number in range(shared):
         qos, refused = QoS.LS if number % 3 else QoS.BE, "CPUs 9 are offline" * (number == 1)
         pods[f"u{number}"] = PodWanted(
-            f"web/front-{number}", qos, Wanted(cpuset=str(pool)), refused=refused
+            f"web/front-{number}", qos, Wanted(LinuxResources(str(pool))), refused=refused
         )
     nodes = [each for each in topology.numa_nodes if each.cpus]
     return Snapshot(

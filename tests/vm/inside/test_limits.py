@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.linux_resources import CpuQuota
 from agent.model.nrt.node_annotations import BIND_MEMORY, NUMA_MEMORY_POLICY
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.proto import cri_pb2 as pb
@@ -206,7 +207,8 @@ def check_cpus_that_go_offline(
         eventually_isolated("counted", lambda: node.metric("topolet_exclusive_cpus_offline") == 4)
         eventually_isolated("its quota is restored", lambda: read(own, "cpu.max") == "50000 100000")
         eventually_isolated(
-            "the runtime has the values", lambda: runtime_values(node, app) == (50_000, "0-3,8-15")
+            "the runtime has the values",
+            lambda: runtime_values(node, app) == (CpuQuota(50_000), "0-3,8-15"),
         )
         assert read(own, "cpu.max") == "50000 100000"
         restart_agent(node)
@@ -238,10 +240,10 @@ def restart_agent(node: TestNode) -> None:
     node.start_agent("--migrate-memory=true")
 
 
-def runtime_values(node: TestNode, container: str) -> tuple[int, str]:
+def runtime_values(node: TestNode, container: str) -> tuple[CpuQuota | None, str | None]:
     """The quota and the cpuset of the runtime."""
     resources = node.direct.container_status(container).resources
-    return resources.quota_microseconds, resources.cpuset
+    return resources.quota, resources.cpuset
 
 
 def value(node: TestNode, container: str, file: str) -> str:
