@@ -13,6 +13,7 @@ import pytest
 from agent.allocate.pools import Decision
 from agent.cgroup.hierarchy import Controllers, Handles, Hierarchy
 from agent.cgroup.journal import Journal
+from agent.cgroup.limits import MIGRATE
 from agent.cri.client import Cri, Sandbox
 from agent.discover import cpus
 from agent.kube.events import Regarding
@@ -272,3 +273,27 @@ def test_the_runtime_gets_the_restored_quota(world: World) -> None:
     assert quotas == ["-1", "50000", "-1"]
     lifted = LinuxResources("1", quota=NO_QUOTA)
     assert updates.requested == [lifted, LinuxResources("0,2", quota=CpuQuota(50_000)), lifted]
+
+
+def test_pages_move_with_memory_nodes_until_no_decision_sets_these(world: World) -> None:
+    """On cgroup v1 the kernel moves them while `cpuset.memory_migrate` is 1."""
+    container = world.container(world.sandbox("own", "LSR", "1"))
+    group = f"{OWN}/{container.id}"
+    (world.cpuset / group / MIGRATE).write_text("0\n")
+    root = str(world.cpuset.parent)
+    enforcement = Enforcement(
+        Hierarchy(root),
+        Controllers(root),
+        Journal(world.state / "journal"),
+        world.runtime,
+        migrate_memory=True,
+    )
+    running = Container(container.id, "main", ContainerState.RUNNING, f"/{group}")
+    pod = Pod("own", "ns", "own", {}, {}, "burstable", 0, (running,))
+    contents = []
+    for resources in (LinuxResources("1", "0"), LinuxResources("1", "0"), LinuxResources("1")):
+        decision = Decision((), {}, (), {"own": PodWanted(pod.title, pod.qos, Wanted(resources))})
+        applied = enforcement.apply(RuntimeState((pod,), {}), decision, Freed((), {}))
+        assert not applied.failures
+        contents.append(world.limit(group, MIGRATE))
+    assert contents == ["1", "1", "0"]
