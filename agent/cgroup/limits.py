@@ -75,7 +75,9 @@ def files(
     controllers: Controllers, resources: LinuxResources, *, migrate: bool = False
 ) -> Iterator[str]:
     """The files of the values that are set, without those whose controller the machine does not
-    have. `migrate`: also the file that lets pages move with memory nodes."""
+    have.
+
+    `migrate`: also the file that lets pages move with memory nodes."""
     for name, file in _FILES.items():
         version = controllers.version(file.controller)
         if version in file.versions and getattr(resources, file.value) is not None:
@@ -116,7 +118,11 @@ def _with_period(controllers: Controllers, group: str, file: str, text: str) -> 
 
 
 def quota_text(quota: CpuQuota, present: str) -> str:
-    """The content of `cpu.cfs_quota_us`. `present`: quota and period. Raises ValueError."""
+    """The content of `cpu.cfs_quota_us`.
+
+    `present`: the present quota and period.
+
+    Raises ValueError."""
     scaled = _scaled(quota, _parts(present)[1])
     return str(UNLIMITED if scaled is None else scaled)
 
@@ -204,7 +210,7 @@ def nodes(text: str) -> CpuSet:
 
 
 def _scaled(quota: CpuQuota, period: int) -> int | None:
-    """None for no limit."""
+    """The quota for another period, None for no limit."""
     if quota == NO_QUOTA:
         return None
     scaled = -(-quota.microseconds * period // quota.period_microseconds)

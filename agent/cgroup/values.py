@@ -203,8 +203,8 @@ def _ordered(steps: list[ValueWrite], nested_nodes: bool) -> Iterator[ValueWrite
     group gets other nodes and a group below it changes too, it has the old and the new nodes until
     that group has changed.
     """
-    top_down = sorted(steps, key=lambda each: (each.group.count("/"), each.group))
-    above = {each for step in steps if step.file == MEMS for each in ancestors(step.group)}
+    top_down = sorted(steps, key=lambda step: (step.group.count("/"), step.group))
+    above = {ancestor for step in steps if step.file == MEMS for ancestor in ancestors(step.group)}
     shrinking = []
     yield from (step for step in top_down if step.file == MIGRATE)
     for step in top_down:
@@ -230,11 +230,10 @@ def apply(
     migrate: bool = False,
 ) -> ValueOutcome:
     """Gives each group its values, except its cpuset. Journals the value of a file before its first
-    write. `migrate`: on v1, the pages of a group move when its memory nodes change.
+    write. If all values are correct, this costs one read of each file (for a v1 quota a second, of
+    its period) and no write. If the journal can't be written, no other file is written.
 
-    If all values are correct, this costs one read of each file (for a v1 quota a second, of its
-    period) and no write. If the journal can't be written, no other file is written.
-    """
+    `migrate`: on v1, the pages of a group move when its memory nodes change."""
     pass_ = LimitsPass(controllers)
     lifts = set()
     for group, resources in sorted(wanted.items()):
@@ -283,9 +282,12 @@ def _journal_originals(
     pass_: LimitsPass,
     lifts: Collection[tuple[str, str]],
 ) -> None:
-    """Journals the values that the writes replace. `lifts`: group and file of quotas that the agent
-    lifts. If another process sets such a quota again, as a kubelet does with every resize, that
-    value becomes the original. Raises JournalError."""
+    """Journals the values that the writes replace. If another process sets a quota again that the
+    agent lifts, as a kubelet does with every resize, that value becomes the original.
+
+    `lifts`: group and file of these quotas.
+
+    Raises JournalError."""
     new = [
         OriginalValue(step.group, step.file, step.old)
         for step in pass_.steps()
@@ -293,4 +295,4 @@ def _journal_originals(
     ]
     if new:
         ended = [key for key in journal.values if not controllers.has(*key)]
-        journal.update_values(new, ended + [(each.group, each.file) for each in new])
+        journal.update_values(new, ended + [(value.group, value.file) for value in new])

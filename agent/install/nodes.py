@@ -207,7 +207,7 @@ class ClusterRemoval:
     """Removes Topolet from all nodes.
 
     `report`: called with a line for what was done.
-    `clock`, `pause`: as `time.monotonic` and `time.sleep`."""
+    `clock`, `pause`: `time.monotonic` and `time.sleep`, or their stand-ins."""
 
     def __init__(
         self,

@@ -86,9 +86,10 @@ class LinuxResources(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, **dict.fromkeys(names))
 
     def missing_in(self, present: LinuxResources) -> LinuxResources:
-        """These values without those that a container has already. `present`: the values of its
-        request, or those that its runtime stores. A field that they do not set has its value in
-        RUNTIME_DEFAULTS."""
+        """These values without those that a container has already. A field that `present` does not
+        set has its value in RUNTIME_DEFAULTS.
+
+        `present`: the values of its request, or those that its runtime stores."""
         missing = {}
         for name in self.__struct_fields__:
             value, other = getattr(self, name), getattr(present, name)

@@ -58,19 +58,21 @@ class ContainerFailed(msgspec.Struct, frozen=True, tag="container-failed"):
 
 
 class Resized(msgspec.Struct, frozen=True, tag="resized"):
-    """The runtime changed a container; `requested`: by its caller, before the frontend's change."""
+    """The runtime changed a container."""
 
     container_id: str
     requested: LinuxResources
+    """The values that the caller requested, before the frontend's change."""
 
 
 class Created(msgspec.Struct, frozen=True, tag="created"):
-    """A container exists; `requested`: by its caller, before the frontend's change. `kept`: the
-    fields of `requested` that the frontend did not change."""
+    """A container exists."""
 
     container_id: str
     requested: LinuxResources
+    """The values that the caller requested, before the frontend's change."""
     kept: tuple[str, ...] = ()
+    """The fields of `requested` that the frontend did not change."""
 
 
 class SessionEnded(msgspec.Struct, frozen=True, tag="session-ended"):

@@ -38,7 +38,7 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def cpuset(self) -> str | None:
-        """None when the container keeps its cpuset."""
+        """The cpuset, None when the container keeps its own."""
         return self.resources.cpuset
 
     @property

@@ -66,7 +66,9 @@ def number(message: bytes, wanted: int) -> int:
 
 
 def texts(message: bytes, wanted: Container[int]) -> dict[int, str]:
-    """Those of these string fields that the message has. Raises WireError."""
+    """The strings of those fields that the message has.
+
+    Raises WireError."""
     last = {
         field: payload
         for field, kind, payload in fields(message)
