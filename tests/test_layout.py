@@ -74,7 +74,6 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "nri/test_frontends.py": ("hooks.cri", "nri.messages"),
     "nri/test_hooks.py": ("nri.containers",),
     "nri/test_link.py": ("nri.service",),
-    "proxy/test_gate.py": ("hooks.admission",),
     "relay/test_grpc_go.py": ("relay.server",),
     "relay/test_hostile.py": ("relay.relay", "relay.server"),
     "relay/test_large_requests.py": ("relay.streams",),

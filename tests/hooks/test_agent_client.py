@@ -19,7 +19,7 @@ from agent.model.notifications import (
     decode,
 )
 from agent.model.snapshot import Snapshot
-from tests.proxy.harness import BOOT, EMPTY, OWNED
+from tests.hooks.snapshots import BOOT, EMPTY, OWNED
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import msgspec
 
 from agent.hooks.cpuset import MAX_GRANTS, CpuGrant, Grants
 from agent.model.cpu.cpuset import CpuSet
+from tests.hooks.snapshots import EMPTY
 from tests.kept import kept_bytes
-from tests.proxy.harness import EMPTY
 
 GRANT = CpuGrant("p", "pod ns/p", CpuSet([1]))
 

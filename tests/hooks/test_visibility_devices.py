@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.hooks import admission, visibility
+from agent.hooks import visibility
 from agent.hooks.carriers import Carried
 from agent.hooks.requests import (
     UNCHANGED,
     CarriedNode,
     Changes,
-    CreateContainer,
     DeviceFields,
     not_settable,
     with_device_changes,
@@ -29,11 +27,7 @@ from agent.model.devices.visibility import (
     VisibleGpu,
 )
 from agent.model.linux_resources import LinuxResources
-from agent.model.notifications import PodAnnounced
-from agent.model.pod.annotations import DEVICE_ALLOCATED
-from agent.model.pod.qos import QoS
-from agent.model.snapshot import PodWanted, Snapshot, Wanted
-from agent.model.verdict import FailureReason, Wait
+from agent.model.verdict import FailureReason
 from tests.hooks.refusals import refused
 
 ENV = "NVIDIA_VISIBLE_DEVICES"
@@ -596,55 +590,3 @@ def test_device_changes_are_merged_with_other_changes() -> None:
     assert both == Changes(
         LinuxResources("1"), environment=((ENV, "void"),), mounts=(mount, Mount("/a", "/b"))
     )
-
-
-def request(uid: str = "p", *, allocated: bool = False, name: str = "main") -> CreateContainer:
-    notes = {DEVICE_ALLOCATED: "{}"} if allocated else {}
-    return CreateContainer(PodAnnounced(uid, "ns", uid, {}, notes, "/kubepods"), name)
-
-
-BARE = Snapshot(1, 0, "b", False, {}, (), {}, {})
-POD = PodWanted("ns/p", QoS.LS, Wanted(LinuxResources("0"))).with_visible(
-    Visibility(()), {"main": Visibility((A,))}
-)
-MANAGED = msgspec.structs.replace(BARE, devices=NODE, pods={"p": POD})
-
-
-def test_the_decision_for_the_container_is_found() -> None:
-    assert admission.decided_devices(request(allocated=True), MANAGED) == Visibility((A,))
-    assert admission.decided_devices(
-        request(name="sidecar", allocated=True), MANAGED
-    ) == Visibility(())
-    assert POD.of("main").cpuset == "0"
-
-
-@pytest.mark.parametrize(
-    ("node", "inspected"),
-    [
-        (NodeVisibility(), False),
-        (NodeVisibility((NodeDevice("GPU-a"),)), False),
-        # Several processes may open its device files.
-        (NodeVisibility((NodeDevice("0000:17:00.0", holders=("other",)),)), False),
-        (NodeVisibility((NodeDevice("GPU-a", holders=("other",)),)), True),
-        (NodeVisibility(unasked="hide"), True),
-    ],
-)
-def test_a_container_without_a_decision_is_inspected_if_the_node_has_devices(
-    node: NodeVisibility, inspected: bool
-) -> None:
-    snapshot = msgspec.structs.replace(MANAGED, devices=node)
-    assert admission.decided_devices(request("new"), snapshot) == (
-        Visibility() if inspected else None
-    )
-
-
-def test_an_allocated_pod_waits_for_an_agent_that_decides_about_devices() -> None:
-    assert isinstance(admission.decided_devices(request("new", allocated=True), MANAGED), Wait)
-    assert isinstance(admission.decided_devices(request(allocated=True), None), Wait)
-    assert admission.decided_devices(request("new", allocated=True), BARE) is None
-    assert admission.decided_devices(request("new"), None) is None
-
-
-def test_an_excluded_container_has_no_decision() -> None:
-    excluding = msgspec.structs.replace(MANAGED, excluded=("ns/*",))
-    assert admission.decided_devices(request(allocated=True), excluding) is None

@@ -28,7 +28,6 @@ from agent.model.devices.visibility import (
     VISIBLE_DEVICES,
     DeviceNode,
     NodeVisibility,
-    Unasked,
     VisibleGpu,
 )
 from agent.model.linux_resources import LinuxResources
@@ -101,7 +100,6 @@ class DeviceTest:
         self.cri = cri
         self._pods: list[DevicePod] = []
         self._sandboxes: dict[str, str] = {}
-        self.unasked: Unasked = "leave"
         self.cdi_kind = ""
         self.isolation = Isolation()
 
@@ -143,7 +141,7 @@ class DeviceTest:
             EMPTY,
             listed_at=time.monotonic_ns(),
             pods=pods,
-            devices=NodeVisibility(held(FILES, decided), self.unasked, self.cdi_kind),
+            devices=NodeVisibility(held(FILES, decided), cdi_kind=self.cdi_kind),
         )
         self.node.state.mkdir(exist_ok=True)
         path = str(self.node.state / "snapshot.json")
@@ -173,9 +171,9 @@ class DeviceTest:
 
 
 @contextlib.contextmanager
-def relayed(containerd: Containerd, *flags: str) -> Iterator[DeviceTest]:
+def relayed(containerd: Containerd) -> Iterator[DeviceTest]:
     with fresh_node(containerd) as node:
-        node.start_proxy("--hold-seconds=0.2", *flags)
+        node.start_proxy("--hold-seconds=0.2")
         yield DeviceTest(node, node.proxied)
 
 
@@ -324,14 +322,6 @@ def test_a_share_of_a_card_is_enforced(frontend: DeviceTest, tmp_path: pathlib.P
     assert {str(library), "/tmp/vgpulock"} <= seen.mounts
 
 
-def test_another_pods_card_is_refused_with_its_name(frontend: DeviceTest) -> None:
-    frontend.pod("owner", {"gpu": [entry(242)]})
-    other = frontend.pod("other", None)
-    with pytest.raises(RpcError, match="pod default/other: GPU-two of its request"):
-        frontend.run(other, by_variable(TWO))
-    assert set(frontend.run(other, by_variable(ONE)).allowed) == {241}
-
-
 def test_a_large_environment_gets_no_card_of_another_pod(frontend: DeviceTest) -> None:
     """Two ConfigMaps in `envFrom` may have 1 MiB each."""
     frontend.pod("owner", {"gpu": [entry(242)]})
@@ -358,30 +348,6 @@ def test_the_runtime_refuses_a_container_that_does_not_fit_in_a_plugin_request(
     with pytest.raises(RpcError, match="exceed"):
         plugin.run(other, lambda config: large_environment(config, 5 << 20))
     assert set(plugin.run(other, by_variable(ONE)).allowed) == {241}, "the plugin still runs"
-
-
-def test_an_allocation_that_cannot_be_honoured_is_refused_with_its_pod(
-    frontend: DeviceTest,
-) -> None:
-    spec = frontend.pod("p", {"gpu": [entry(7)]})
-    with pytest.raises(RpcError, match="pod default/p: gpu 7 is not on this node"):
-        frontend.run(spec, by_variable(ONE))
-
-
-def test_policy_may_keep_the_plugins_choice(containerd: Containerd) -> None:
-    with relayed(containerd, "--hook-failure-policy=*=ignore") as relay:
-        relay.pod("owner", {"gpu": [entry(242)]})
-        spec = relay.pod("p", {"gpu": [entry(7)]})
-        assert set(relay.run(spec, by_variable(ONE)).allowed) == {241}
-        with pytest.raises(RpcError, match="GPU-two"):
-            relay.run(spec, by_variable(TWO))
-
-
-def test_a_container_without_a_request_sees_no_devices(frontend: DeviceTest) -> None:
-    frontend.unasked = "hide"
-    spec = frontend.pod("p", None)
-    assert frontend.run(spec, no_devices).environment[VISIBLE_DEVICES] == "void"
-    assert set(frontend.run(spec, by_variable(ONE), "requests").allowed) == {241}
 
 
 PRIVILEGED_SANDBOX = b"\x30\x01"

@@ -73,18 +73,6 @@ def test_an_update_restores_no_old_values(koordinator: KoordinatorNode) -> None:
     assert requested_cpus(koordinator, owner) == "1"
 
 
-def test_a_container_whose_cpus_are_not_available_is_refused(koordinator: KoordinatorNode) -> None:
-    """The pod requests more CPUs than exist. The caller gets Topolet's error from the proxy."""
-    node = koordinator.node
-    koordinator.start_agent("--hold-seconds=0.3", "--cpu-policy=static", "--reserved-cpus=0")
-    koordinator.start_proxy()
-    spec = node.spec("large", kube_class="guaranteed")
-    request = create_request(spec, run_sandbox(koordinator.cri, spec))
-    request.config.linux.resources.cpu_shares = 64 * 1024
-    with pytest.raises(RpcError, match=r"hook server err: .*pod default/large: no CPUs after 0.3"):
-        create_container(koordinator.cri, request)
-
-
 def test_a_stopped_agent_gets_no_more_hook_calls(koordinator: KoordinatorNode) -> None:
     """The proxy also finds a server that registers later, without a restart."""
     node = koordinator.node

@@ -153,15 +153,6 @@ def test_no_owner_starts_while_a_container_is_on_its_cpu(both: NriNode) -> None:
     assert node.metric("topolet_cpu_overlaps_total") == 0
 
 
-def test_a_pod_that_was_removed_before_the_agent_saw_it_has_no_claim(both: NriNode) -> None:
-    node = both.node
-    os.kill(node.agent_pid, signal.SIGSTOP)
-    remove_pod(node.direct, run_sandbox(node.direct, node.spec("removed", "LSE", "1")))
-    os.kill(node.agent_pid, signal.SIGCONT)
-    _, next_owner = node.run_retrying(node.direct, node.spec("next", "LSE", "1"))
-    assert node.cpus(next_owner) == "1"
-
-
 def test_an_update_keeps_the_wanted_cpus(both: NriNode) -> None:
     node = both.node
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
@@ -231,19 +222,6 @@ def test_a_plugin_that_was_stopped_recovers(
     calls = nri.metric("topolet_nri_adjusted_containers_total")
     create_container(node.direct, create_request(node.spec("p", "LS"), sandbox, "d"))
     assert nri.metric("topolet_nri_adjusted_containers_total") == calls + 1
-
-
-def test_an_owner_without_an_agent_is_refused_before_the_runtimes_timeout(
-    nri: NriNode,
-) -> None:
-    node = nri.node
-    nri.start_plugin("--hold-seconds=0.5")
-    spec = node.spec("lse", "LSE", "1")
-    sandbox = run_sandbox(node.direct, spec)
-    with pytest.raises(RpcError, match=r"no CPUs after 0\.5 s: the agent has written no snapshot"):
-        create_container(node.direct, create_request(spec, sandbox))
-    assert nri.metric("topolet_nri_sessions_total") == 1, "the session continues"
-    run_pod(node.direct, node.spec("ls", "LS"))
 
 
 def test_another_plugin_that_pins_cpus_is_found_and_named(nri: NriNode) -> None:

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from agent.cri.client import Cri
-from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC
 from agent.model.verdict import Code
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
@@ -139,42 +139,11 @@ def test_label_and_annotation_lift_no_limit_of_a_burstable_pod_next_to_an_lsr_po
     assert (both.cpus(lsr), both.cpus(be)) == ("1", "0-1")
 
 
-def test_update_without_a_cpuset_does_not_restore_the_old_one(both: TestNode) -> None:
-    _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
-    run_pod(both.proxied, both.spec("lse", "LSE", "1"))
-    eventually("LS is on CPU 0", lambda: both.cpus(ls) == "0")
-    linux = pb.LinuxContainerResources(cpu_shares=512)
-    request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
-    both.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
-    assert both.cpus(ls) == "0"
-    assert both.metric("topolet_cpu_overlaps_total") == 0
-
-
 def test_container_created_without_the_proxy_is_corrected(both: TestNode) -> None:
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     _, ls = run_pod(both.direct, both.spec("ls", "LS"))
     eventually("the cpuset is corrected", lambda: both.cpus(ls) == "0")
     assert both.cpus(lse) == "1"
-
-
-@pytest.mark.parametrize("status", ["{", '{"cpuset": "9"}', '{"cpuset": "1"}'])
-def test_bad_claim_is_created_on_the_pool(both: TestNode, status: str) -> None:
-    run_pod(both.proxied, both.spec("first", "LSE", "1"))
-    spec = both.spec("bad", "LSE", annotations={RESOURCE_STATUS: status})
-    _, bad = run_pod(both.proxied, spec)
-    assert both.cpus(bad) == "0"
-
-
-def test_without_an_agent_an_owner_is_refused_with_its_pod_and_others_run(node: TestNode) -> None:
-    node.start_proxy("--hold-seconds=0.2")
-    _, ls = run_pod(node.proxied, node.spec("ls", "LS"))
-    assert node.cpus(ls) == "0-1"
-    spec = node.spec("lse", "LSE", "1")
-    sandbox = run_sandbox(node.proxied, spec)
-    with pytest.raises(RpcError) as error:
-        create_container(node.proxied, create_request(spec, sandbox))
-    assert error.value.code == Code.UNAVAILABLE
-    assert "pod default/lse" in error.value.message
 
 
 def test_without_the_agent_no_known_owners_cpu_is_given_to_others(both: TestNode) -> None:

@@ -6,8 +6,6 @@ import json
 import os
 import socket
 import stat
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,11 +21,10 @@ from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.notifications import Created, PodAnnounced, Resized, SnapshotRequest
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.model.pod.qos import QoS
-from agent.model.settings.failure_policy import SANDBOX_SECONDS
 from agent.model.snapshot import PodWanted, Snapshot, Wanted
 from agent.proto import koordinator_hooks_pb2 as pb
+from tests.hooks.snapshots import CARD, EMPTY, OWNED, WITH_DEVICES
 from tests.koordinator.harness import ServerHarness, container
-from tests.proxy.harness import CARD, EMPTY, OWNED, WITH_DEVICES
 from tests.waiting import eventually
 
 
@@ -69,31 +66,11 @@ def test_a_sandbox_is_announced_to_the_agent(harness: ServerHarness) -> None:
     assert notification.cgroup_parent == "/kubepods/burstable/poda"
 
 
-def test_a_sandbox_waits_until_its_pod_has_no_cpu_of_an_owner(harness: ServerHarness) -> None:
-    harness.publish(OWNED)
-    began = time.monotonic()
-    harness.sandbox("PreRunPodSandbox", "late", "LS")
-    waited = time.monotonic() - began
-    assert waited >= SANDBOX_SECONDS
-    labels = 'hook="RunPodSandbox",qos_class="LS",reason="timeout"'
-    late = f"topolet_hook_server_failed_open_total{{{labels}}}"
-    assert harness.metric(late) == 1
-    harness.publish(msgspec.structs.replace(OWNED, announced=("a",)))
-    harness.sandbox("PreRunPodSandbox", "a", "LS")
-    assert harness.metric(late) == 1
-
-
 def test_an_owner_gets_its_cpus(harness: ServerHarness) -> None:
     harness.publish(OWNED)
     reply = harness.container("PreCreateContainer", container("own", "LSE", "1"))
     assert reply.container_resources == pb.LinuxContainerResources(cpuset_cpus="1", oom_score_adj=5)
     assert not reply.container_envs
-
-
-def test_a_pod_without_owned_cpus_gets_the_pool(harness: ServerHarness) -> None:
-    harness.publish(OWNED)
-    reply = harness.container("PreCreateContainer", container("any", "LS", cpuset="0-3"))
-    assert reply.container_resources.cpuset_cpus == "0,2-3"
 
 
 def test_a_container_with_a_large_environment_gets_no_cpu_of_an_owner(
@@ -146,16 +123,6 @@ def test_an_update_keeps_the_wanted_cpus(harness: ServerHarness) -> None:
     )
 
 
-def test_an_update_of_an_unknown_container_loses_owned_cpus(harness: ServerHarness) -> None:
-    harness.publish(OWNED)
-    unknown = container("x", container_id="c-unknown", cpuset="0-1")
-    reply = harness.container("PreUpdateContainerResources", unknown)
-    assert reply.container_resources.cpuset_cpus == "0"
-    assert harness.metric(
-        'topolet_hook_server_failed_open_total{hook="UpdateContainerResources",qos_class="",reason="timeout"}'
-    )
-
-
 def test_an_update_without_resources_is_passed(harness: ServerHarness) -> None:
     """koord-runtime-proxy does not know a container that is older than itself."""
     harness.publish(OWNED)
@@ -193,43 +160,13 @@ def test_the_end_of_a_container_notifies_the_agent(harness: ServerHarness, hook:
     assert harness.notifications() == [SnapshotRequest(waits=False, sandbox_uid=uid)]
 
 
-def test_a_creation_waits_for_its_decision(long_hold: ServerHarness) -> None:
-    long_hold.publish(OWNED)
-    replies: list[pb.ContainerResourceHookResponse] = []
-    create = container("new", "LSE", "2")
-    held = threading.Thread(
-        target=lambda: replies.append(long_hold.container("PreCreateContainer", create, 60.0))
-    )
-    held.start()
-    eventually("it is held", lambda: long_hold.metric("topolet_hook_server_waiting_calls") == 1)
-    assert any(
-        isinstance(notification, PodAnnounced) and notification.uid == "new"
-        for notification in long_hold.notifications()
-    )
-    others = long_hold.container("PreCreateContainer", container("any", "LS"))
-    assert others.container_resources.cpuset_cpus == "0,2-3"
-    long_hold.container("PreStartContainer", container("any", "LS", container_id="c1"))
-    long_hold.publish(with_owner("new", "2"))
-    held.join(30)
-    assert [each.container_resources.cpuset_cpus for each in replies] == ["2"]
-
-
-@pytest.mark.parametrize("qos", ["LSE", "LSR"])
-def test_a_claim_without_a_decision_is_refused_at_the_deadline(
-    harness: ServerHarness, qos: str
-) -> None:
+def test_a_claim_without_a_decision_is_refused_at_the_deadline(harness: ServerHarness) -> None:
     harness.publish(OWNED)
     with pytest.raises(grpc.RpcError) as error:
-        harness.container("PreCreateContainer", container("new", qos, "2"))
+        harness.container("PreCreateContainer", container("new", "LSE", "2"))
     code, text = status_of(error)
     assert code is grpc.StatusCode.UNAVAILABLE
     assert text.startswith("pod ns/new: no CPUs after 0.3 s")
-
-
-def test_without_an_agent_only_claims_are_refused(harness: ServerHarness) -> None:
-    assert harness.container("PreCreateContainer", container("any", "LS")).ByteSize() == 0
-    with pytest.raises(grpc.RpcError):
-        harness.container("PreCreateContainer", container("new", "LSE", "2"))
 
 
 def test_a_cancelled_call_is_not_held(long_hold: ServerHarness) -> None:
@@ -301,20 +238,6 @@ def test_a_malformed_request_fails_by_policy(tmp_path: Path) -> None:
         "CreateContainer: a container whose request could not be read"
     )
     harness.close()
-
-
-@pytest.mark.parametrize(
-    "status", ["{", '{"cpuset": 1}', '{"cpuset": "9999999999-"}', "[" * 100_000, "{" + " " * 65_536]
-)
-def test_a_hostile_annotation_does_not_crash_the_server(
-    harness: ServerHarness, status: str
-) -> None:
-    harness.publish(OWNED)
-    request = container("any", "LS")
-    request.pod_annotations[RESOURCE_STATUS] = status
-    reply = harness.container("PreCreateContainer", request)
-    assert reply.container_resources.cpuset_cpus == "0,2-3"
-    assert harness.metric('topolet_hook_server_hook_errors_total{hook="PreCreateContainer"}') == 0
 
 
 def test_another_method_is_unimplemented(harness: ServerHarness) -> None:

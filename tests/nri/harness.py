@@ -20,8 +20,8 @@ from agent.nri.hooks import NriHooks
 from agent.nri.link import PluginLink
 from agent.proto import nri_pb2 as pb
 from tests.hooks.simulated_agent import SimulatedAgent
+from tests.hooks.snapshots import BOOT
 from tests.nri.fake import FakeRuntime
-from tests.proxy.harness import BOOT
 
 
 def pod(uid: str, qos: str = "", claim: str = "") -> pb.PodSandbox:

@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.hooks.agent_client import SnapshotFile
 from agent.nri import daemon
+from tests.hooks.snapshots import BOOT, OWNED
 from tests.nri.harness import PluginHarness, container, pod
-from tests.proxy.harness import BOOT, OWNED
 
 
 def test_every_series_is_readable_and_counts(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted
 from agent.model.verdict import Code
 from agent.proto import nri_pb2 as pb
+from tests.hooks.snapshots import EMPTY, OWNED, WITH_DEVICES
 from tests.nri.fake import refusal
 from tests.nri.harness import PluginHarness, container, pod
-from tests.proxy.harness import EMPTY, OWNED
 
 OWN = pod("own", "LSE", "1")
 MANY = msgspec.structs.replace(
@@ -79,15 +79,6 @@ def test_an_owner_gets_its_cpus_and_other_pods_get_the_pool(harness: PluginHarne
         ("mems", "shares", "quota", "memory_limit_bytes"),
     )
     assert harness.create(container("d", "p"), pod("p", "LS")) == "0,2-3"
-
-
-def test_an_owner_waits_for_its_decision(harness: PluginHarness) -> None:
-    harness.publish(EMPTY)
-    stream = harness.begin_create(container("c", "own"), OWN)
-    harness.runtime.until("a notification", lambda: harness.link.held and harness.notifications())
-    harness.publish(OWNED)
-    reply = pb.CreateContainerResponse.FromString(harness.runtime.response(stream).payload)
-    assert reply.adjust.linux.resources.cpu.cpus == "1"
 
 
 def test_an_owner_without_a_decision_is_refused_in_time_and_others_continue(tmp_path: Path) -> None:
@@ -445,3 +436,19 @@ def test_a_failed_hook_is_answered_by_the_policy_and_counts_as_a_grant(
         ("CreateContainer", "LS", "internal_error"): 1,
         ("CreateContainer", "LSE", "internal_error"): 1,
     }
+
+
+def test_the_allocated_card_replaces_the_plugins(harness: PluginHarness) -> None:
+    harness.publish(WITH_DEVICES)
+    event = pb.EventRequest(pod=pod("own"), container=container("c", "own"))
+    event.container.env.append(b"NVIDIA_VISIBLE_DEVICES=GPU-other")
+    event.container.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
+    adjust = harness.runtime.call("CreateContainer", event, pb.CreateContainerResponse).adjust
+    variables = [(each.key, each.value) for each in adjust.env]
+    assert variables == [("NVIDIA_VISIBLE_DEVICES", "GPU-own")]
+    assert [each.path for each in adjust.linux.devices] == ["-/dev/nvidia0", "/dev/nvidia1"]
+    assert [each.minor.value for each in adjust.linux.resources.devices] == [0]
+    event.container.CDI_devices.add(name="nvidia.com/gpu=GPU-other")
+    status = harness.runtime.response(harness.runtime.begin("CreateContainer", event)).status
+    assert status.code == Code.UNAVAILABLE
+    assert "this frontend can't change removed_cdi_devices" in status.message

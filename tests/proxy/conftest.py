@@ -15,11 +15,3 @@ def harness(tmp_path: Path) -> Iterator[GateHarness]:
     it = GateHarness(tmp_path)
     yield it
     it.close()
-
-
-@pytest.fixture
-def no_hold(tmp_path: Path) -> Iterator[GateHarness]:
-    """Holds no call."""
-    it = GateHarness(tmp_path, hold_seconds=0)
-    yield it
-    it.close()

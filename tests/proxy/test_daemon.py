@@ -15,7 +15,8 @@ from agent.proxy import daemon
 from agent.proxy.daemon import Latencies
 from agent.proxy.own_socket import OwnSocket
 from agent.relay.server import RelayServer
-from tests.proxy.harness import BOOT, OWNED, GateHarness
+from tests.hooks.snapshots import BOOT, OWNED
+from tests.proxy.harness import GateHarness
 
 
 def test_the_metrics_page_counts_calls_and_failures(tmp_path: Path) -> None:

@@ -1,326 +1,173 @@
-"""The proxy's gate from the bytes of a request to the verdict, with a snapshot file and a
-notification socket."""
+"""The proxy's gate: the bytes of a call become a request for admission, admission's answer becomes
+the bytes of a verdict, and the reply is reported. What admission answers is tested in tests/hooks.
+"""
 
 from __future__ import annotations
 
-import time
+import logging
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from agent.hooks.cpuset import CpuGrant
-from agent.model.cpu.pools import Pool
-from agent.model.linux_resources import NO_QUOTA, LinuxResources
+from agent.model.linux_resources import CpuQuota, LinuxResources
 from agent.model.notifications import (
+    ContainerAnnounced,
+    ContainerFailed,
     Created,
     PodAnnounced,
     PodFailed,
+    Resized,
     SnapshotRequest,
 )
-from agent.model.pod.qos import QOS_LABEL, QoS
-from agent.model.settings.failure_policy import CREATE, RUN, UPDATE
-from agent.model.snapshot import PodWanted, Snapshot, Wanted
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.qos import QOS_LABEL
+from agent.model.settings.failure_policy import CREATE, RUN, UPDATE, UPDATE_SANDBOX
 from agent.model.verdict import Code, Refuse, Wait
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import METHODS, CpusetGate
 from agent.relay.gate import FORWARD, Call, GateVerdict, Replace
-from tests.proxy.harness import EMPTY, OWNED, WITH_DEVICES, GateHarness, sandbox
+from tests.hooks.snapshots import EMPTY, OWNED, WITH_DEVICES
+from tests.proxy.harness import GateHarness, creation
 
 CREATE_PATH = b"/runtime.v1.RuntimeService/CreateContainer"
+CHANGE = SnapshotRequest(waits=False)
+LIMITS = ("mems", "shares", "quota", "memory_limit_bytes")
+NO_REPLY = pytest.mark.parametrize("reply", [None, b"", b"\xff garbage"])
+"""A call that failed, or whose reply does not name what was created."""
 
 
-def cpus_of(verdict: GateVerdict) -> str:
+def created_with(verdict: GateVerdict) -> pb.LinuxContainerResources:
     assert isinstance(verdict, Replace)
-    request = pb.CreateContainerRequest.FromString(verdict.message)
-    assert request.config.linux.resources.cpu_shares == 512
-    return request.config.linux.resources.cpuset_cpus
+    return pb.CreateContainerRequest.FromString(verdict.message).config.linux.resources
 
 
-def test_sandbox_is_announced_and_passes(harness: GateHarness) -> None:
+def test_a_sandbox_is_announced_and_its_result_reported(harness: GateHarness) -> None:
     call, verdict = harness.run("p", "LSE", "1")
     assert verdict == FORWARD
-    (notification,) = harness.notifications()
-    assert isinstance(notification, PodAnnounced)
-    assert (notification.uid, notification.labels) == ("p", {QOS_LABEL: "LSE"})
-    assert list(notification.annotations.values()) == ['{"cpuset": "1"}']
+    announced = PodAnnounced(
+        "p",
+        "ns",
+        "p",
+        {QOS_LABEL: "LSE"},
+        {RESOURCE_STATUS: '{"cpuset": "1"}'},
+        "/kubepods/burstable/podp",
+    )
+    assert harness.notifications() == [announced]
     harness.gate.reply(call, pb.RunPodSandboxResponse(pod_sandbox_id="s").SerializeToString())
     assert harness.notifications() == [SnapshotRequest(waits=False, sandbox_uid="p")]
 
 
-@pytest.mark.parametrize("reply", [None, b"", b"\xff garbage"])
-def test_failed_sandbox_withdraws_its_announcement(
-    harness: GateHarness, reply: bytes | None
-) -> None:
+@NO_REPLY
+def test_a_sandbox_that_was_not_made_is_reported(harness: GateHarness, reply: bytes | None) -> None:
     call, _ = harness.run("p")
     harness.notifications()
     harness.gate.reply(call, reply)
     assert harness.notifications() == [PodFailed("p")]
 
 
-def test_sandbox_waits_until_its_pod_has_no_cpu_of_an_owner(harness: GateHarness) -> None:
-    harness.publish(OWNED)
-    call, verdict = harness.run("p", "LS")
-    assert verdict == Wait()
-    harness.publish(OWNED)
-    assert harness.retry(call) == Wait(), "this pass began before the notification"
-    harness.publish(msgspec.structs.replace(OWNED, announced=("p",)))
-    assert harness.retry(call) == FORWARD
-    assert len(harness.notifications()) == 1
-    assert not harness.admission.outcomes.failed_open
-
-
-@pytest.mark.parametrize(
-    ("snapshot", "uid"),
-    [
-        (None, "p"),
-        (EMPTY, "p"),
-        (OWNED, "own"),
-    ],
-    ids=["no-snapshot", "no-owner", "owner-itself"],
-)
-def test_sandbox_waits_only_for_other_pods_that_own_cpus(
-    harness: GateHarness, snapshot: Snapshot | None, uid: str
-) -> None:
-    if snapshot:
-        harness.publish(snapshot)
-    assert harness.run(uid)[1] == FORWARD
-
-
-def test_sandbox_waits_for_at_most_50_ms(
-    harness: GateHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also under a policy that fails its hook, and with a longer hold time for other calls."""
-    now = 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    harness.publish(OWNED)
-    call, _ = harness.run("p", "LS")
-    now += 0.049
-    assert harness.retry(call) == Wait()
-    now += 0.002
-    assert harness.retry(call) == FORWARD
-    assert harness.admission.outcomes.failed_open == {(RUN, "LS", "timeout"): 1}
-    assert len(harness.notifications()) == 1
-
-
-def test_sandbox_does_not_wait_for_an_agent_that_does_not_run(tmp_path: Path) -> None:
-    harness = GateHarness(tmp_path)
-    harness.publish(OWNED)
-    (tmp_path / "doorbell.sock").unlink()
-    assert harness.run("p")[1] == FORWARD
-    harness.close()
-
-
-def test_cancelled_sandbox_withdraws_its_announcement(harness: GateHarness) -> None:
-    harness.publish(OWNED)
-    call, _ = harness.run("p")
-    harness.notifications()
-    harness.gate.abandoned(call)
-    assert harness.notifications() == [PodFailed("p")]
-
-
-@pytest.mark.parametrize(
-    ("snapshot", "qos", "claim", "cpuset_", "cpus"),
-    [
-        (OWNED, "LS", "", "", "0,2-3"),
-        (OWNED, "BE", "", "0-3", "0,2-3"),
-        (OWNED, "LS", "", "0,2-3", None),
-        (None, "LS", "", "0-3", None),
-    ],
-)
-def test_sharing_pod_is_created_at_once(
-    harness: GateHarness,
-    snapshot: Snapshot | None,
-    qos: str,
-    claim: str,
-    cpuset_: str,
-    cpus: str | None,
-) -> None:
-    if snapshot:
-        harness.publish(snapshot)
-    _, verdict = harness.create("p", qos, claim, cpuset_)
-    if cpus is None:
-        assert verdict == FORWARD
-    else:
-        assert cpus_of(verdict) == cpus
-
-
-def test_owner_is_held_until_the_agent_has_decided(
-    harness: GateHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("time.monotonic", lambda: 1000.0)
+def test_a_creation_gets_its_changes_and_its_id_is_reported(harness: GateHarness) -> None:
     harness.publish(EMPTY)
     call, verdict = harness.create("own", "LSE", "1")
     assert verdict == Wait()
-    assert [type(notification) for notification in harness.notifications()] == [PodAnnounced]
-    assert harness.retry(call) == Wait()
-    assert harness.notifications() == [], "the next notification is sent after a while"
+    assert [type(each) for each in harness.notifications()] == [PodAnnounced]
     harness.publish(OWNED)
-    assert cpus_of(harness.retry(call)) == "1"
-    harness.created(call, "c1")
-    kept = ("mems", "shares", "quota", "memory_limit_bytes")
-    assert harness.notifications() == [Created("c1", LinuxResources(shares=512), kept)]
-    assert not harness.admission.outcomes.failed_open
-    assert not harness.admission.outcomes.failed
-
-
-def test_held_call_notifies_the_agent_again(
-    harness: GateHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    call, _ = harness.create("own", "LSE", "1")
-    now += 0.05
-    harness.retry(call)
-    assert len(harness.notifications()) == 1
-    now += 0.06
-    harness.retry(call)
-    assert len(harness.notifications()) == 1
-
-
-def test_at_the_deadline_an_owner_is_refused_with_its_pod(
-    harness: GateHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    call, _ = harness.create("own", "LSE", "1")
-    now += 59.9
-    assert harness.retry(call) == Wait()
-    now += 0.2
-    assert harness.retry(call) == Refuse(
-        Code.UNAVAILABLE, "pod ns/own: no CPUs after 60 s: the agent has written no snapshot"
+    assert created_with(harness.retry(call)) == pb.LinuxContainerResources(
+        cpuset_cpus="1", cpu_shares=512
     )
-    assert harness.admission.outcomes.failed == {("CreateContainer", "LSE", "timeout"): 1}
+    reply = pb.CreateContainerResponse(container_id="c1")
+    harness.gate.reply(call, reply.SerializeToString())
+    assert harness.notifications() == [Created("c1", LinuxResources(shares=512), LIMITS)]
 
 
-def test_at_the_deadline_a_sharing_pod_with_a_claim_shares(no_hold: GateHarness) -> None:
-    no_hold.publish(OWNED)
-    _, verdict = no_hold.create("new", "LS", "2")
-    assert cpus_of(verdict) == "0,2-3"
-    assert no_hold.admission.outcomes.failed_open == {("CreateContainer", "LS", "timeout"): 1}
-
-
-def test_blocked_owner_is_refused_with_the_reason(no_hold: GateHarness) -> None:
-    blocked = {
-        "own": PodWanted(
-            "ns/own",
-            QoS.LSE,
-            Wanted(
-                LinuxResources("1", quota=NO_QUOTA),
-                exclusive=True,
-                blocked="pod ns/x still holds CPUs 1",
-            ),
-        )
-    }
-    no_hold.publish(msgspec.structs.replace(OWNED, pods=blocked))
-    _, verdict = no_hold.create("own", "LSE", "1")
-    assert isinstance(verdict, Refuse)
-    assert verdict.message.endswith("pod ns/x still holds CPUs 1")
-
-
-def sharer_then_owner(harness: GateHarness) -> tuple[Call, Call]:
-    harness.publish(EMPTY)
-    sharer, verdict = harness.create("ls", "LS")
-    assert cpus_of(verdict) == "0-3"
-    harness.publish(OWNED)
-    owner, verdict = harness.create("own", "LSE", "1")
-    assert verdict == Wait(), "the container that shares may be created on CPU 1"
-    return sharer, owner
-
-
-def test_owner_waits_for_a_creation_in_progress_until_the_agent_has_seen_it(
-    harness: GateHarness,
-) -> None:
-    sharer, owner = sharer_then_owner(harness)
-    harness.publish(OWNED)
-    assert harness.retry(owner) == Wait(), "the pass began before the sharing container existed"
-    harness.created(sharer, "c-ls")
-    assert harness.retry(owner) == Wait()
-    harness.publish(OWNED)
-    assert cpus_of(harness.retry(owner)) == "1"
-
-
-@pytest.mark.parametrize("reply", [None, b"", b"\xff garbage"])
-def test_owner_does_not_wait_forever_for_a_failed_creation(
+@NO_REPLY
+def test_a_container_that_was_not_made_is_reported(
     harness: GateHarness, reply: bytes | None
 ) -> None:
-    sharer, owner = sharer_then_owner(harness)
-    harness.gate.reply(sharer, reply)
     harness.publish(OWNED)
-    assert cpus_of(harness.retry(owner)) == "1"
+    call, _ = harness.create("p", "LS")
+    harness.gate.reply(call, reply)
+    assert harness.notifications() == [SnapshotRequest()]
+    assert all(grant.answered_at for grant in harness.grants.all(None))
 
 
-def test_started_proxy_waits_for_one_pass_before_an_owner(tmp_path: Path) -> None:
-    before = GateHarness(tmp_path)
-    before.publish(OWNED)
-    before.close()
-    (tmp_path / "doorbell.sock").unlink()
-    after = GateHarness(tmp_path)
-    call, verdict = after.create("own", "LSE", "1")
-    assert verdict == Wait()
-    after.publish(OWNED)
-    assert cpus_of(after.retry(call)) == "1"
-    after.close()
-
-
-@pytest.mark.parametrize(
-    ("container", "cpuset_", "cpus"),
-    [
-        ("c-own", "0-3", "1"),
-        ("c-own", "", "1"),
-        ("c-kubelet", "0-1", None),
-        ("unknown", "", None),
-    ],
-)
-def test_cpus_of_an_update(
-    harness: GateHarness, container: str, cpuset_: str, cpus: str | None
-) -> None:
+def test_a_request_without_changes_is_forwarded(harness: GateHarness) -> None:
     harness.publish(OWNED)
-    _, verdict = harness.update(container, cpuset_)
-    if cpus is None:
-        assert verdict == FORWARD
-        return
+    assert harness.create("p", "LS", cpuset_="0,2-3")[1] == FORWARD
+    assert harness.update("c-kubelet", "0-1")[1] == FORWARD
+
+
+def test_every_version_of_the_cri_is_hooked(harness: GateHarness) -> None:
+    harness.publish(OWNED)
+    request = creation("own", "LSE", "1")
+    _, verdict = harness.request(CREATE, request, "runtime.v1alpha2.RuntimeService")
+    assert created_with(verdict).cpuset_cpus == "1"
+
+
+def test_the_devices_of_a_creation_are_read_and_changed(harness: GateHarness) -> None:
+    harness.publish(WITH_DEVICES)
+    request = creation("own")
+    request.config.envs.add(key="NVIDIA_VISIBLE_DEVICES", value=b"GPU-other")
+    _, verdict = harness.request(CREATE, request)
     assert isinstance(verdict, Replace)
-    request = pb.UpdateContainerResourcesRequest.FromString(verdict.message)
-    quota = -1 if container == "c-own" else 5
-    assert (request.linux.cpuset_cpus, request.linux.cpu_quota) == (cpus, quota)
+    config = pb.CreateContainerRequest.FromString(verdict.message).config
+    assert {each.key: each.value for each in config.envs} == {"NVIDIA_VISIBLE_DEVICES": b"GPU-own"}
 
 
-def test_update_of_a_new_container_gets_the_granted_cpus(harness: GateHarness) -> None:
-    harness.publish(OWNED)
-    call, _ = harness.create("ls", "LS")
-    harness.created(call, "c-ls")
-    _, verdict = harness.update("c-ls", "0-3")
-    assert isinstance(verdict, Replace)
-    request = pb.UpdateContainerResourcesRequest.FromString(verdict.message)
-    assert request.linux.cpuset_cpus == "0,2-3"
-
-
-def test_update_of_an_unknown_container_waits_and_then_loses_owned_cpus(
-    harness: GateHarness, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reply", [b"", None], ids=["made", "failed"])
+def test_an_update_gets_its_changes_and_only_one_that_was_made_is_reported(
+    harness: GateHarness, reply: bytes | None
 ) -> None:
+    harness.publish(msgspec.structs.replace(OWNED, cpu_policy="static"))
+    call, verdict = harness.update("c-own", "0-3", shares=300)
+    assert isinstance(verdict, Replace)
+    linux = pb.UpdateContainerResourcesRequest.FromString(verdict.message).linux
+    assert (linux.cpuset_cpus, linux.cpu_quota, linux.cpu_shares) == ("1", -1, 300)
+    harness.gate.reply(call, reply)
+    requested = LinuxResources("0-3", shares=300, quota=CpuQuota(5))
+    assert harness.notifications() == ([] if reply is None else [Resized("c-own", requested)])
+
+
+@pytest.mark.parametrize(("method", "seconds"), [(RUN, 0.05), (CREATE, 60), (UPDATE, 60)])
+def test_a_call_waits_until_the_deadline_of_its_hook(
+    harness: GateHarness, monkeypatch: pytest.MonkeyPatch, method: str, seconds: float
+) -> None:
+    """It counts from the relay's first call of the gate."""
     now = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     harness.publish(OWNED)
-    call, verdict = harness.update("unknown", "0-1")
-    assert verdict == Wait()
-    assert harness.notifications() == [SnapshotRequest()]
-    now += 61
-    verdict = harness.retry(call)
-    assert isinstance(verdict, Replace)
-    request = pb.UpdateContainerResourcesRequest.FromString(verdict.message)
-    assert request.linux.cpuset_cpus == "0"
-    assert harness.admission.outcomes.failed_open == {
-        ("UpdateContainerResources", "", "timeout"): 1
+    calls = {
+        RUN: lambda: harness.run("p", "LS"),
+        CREATE: lambda: harness.create("new", "LSE", "2"),
+        UPDATE: lambda: harness.update("unknown", "0-1"),
     }
+    call, verdict = calls[method]()
+    assert verdict == Wait()
+    assert harness.retry(call) == Wait()
+    assert len(harness.notifications()) == 1, "it is one request, which is read once"
+    now += seconds - 0.01
+    assert harness.retry(call) == Wait()
+    now += 0.02
+    verdict = harness.retry(call)
+    if method == CREATE:
+        why = "pod ns/new: no CPUs after 60 s: the agent has not decided about this pod"
+        assert verdict == Refuse(Code.UNAVAILABLE, why)
+    else:
+        assert isinstance(verdict, Replace) if method == UPDATE else verdict == FORWARD
 
 
-def test_absent_agent_is_counted(tmp_path: Path) -> None:
-    harness = GateHarness(tmp_path)
-    (tmp_path / "doorbell.sock").unlink()
-    assert harness.run("p")[1] == FORWARD
-    assert (harness.notifier.sent, harness.notifier.undelivered) == (1, 1)
-    harness.close()
+def test_a_held_call_that_its_caller_cancels_is_reported(harness: GateHarness) -> None:
+    harness.publish(msgspec.structs.replace(OWNED, cpu_policy="static"))
+    held, _ = harness.run("p")
+    request = creation("g")
+    request.sandbox_config.linux.cgroup_parent = "/kubepods/podg"
+    request.config.linux.resources.cpu_shares = 1024
+    held_creation, verdict = harness.request(CREATE, request)
+    assert verdict == Wait()
+    assert [type(each) for each in harness.notifications()] == [PodAnnounced, ContainerAnnounced]
+    harness.gate.abandoned(held)
+    harness.gate.abandoned(held_creation)
+    assert harness.notifications() == [PodFailed("p"), ContainerFailed("g", "main")]
 
 
 def test_an_invalid_protobuf_passes_by_policy(harness: GateHarness) -> None:
@@ -330,190 +177,99 @@ def test_an_invalid_protobuf_passes_by_policy(harness: GateHarness) -> None:
             assert harness.admission.outcomes.failed_open[METHODS[path], "", "malformed"]
 
 
-UNREAD = {
-    "too_large": Code.RESOURCE_EXHAUSTED,
-    "compressed": Code.INTERNAL,
-    "malformed": Code.INVALID_ARGUMENT,
-    "internal_error": Code.INTERNAL,
-}
+def test_an_unreadable_carrier_of_devices_is_a_malformed_request(harness: GateHarness) -> None:
+    harness.publish(WITH_DEVICES)
+    call = harness.new_call(CREATE, creation("new"))
+    harness.messages[call] += bytes([0x12, 5, 0x8A, 0x01, 2, 0x0A, 0x7F])
+    answer = harness.retry(call)
+    assert isinstance(answer, Refuse)
+    assert answer.code == Code.INVALID_ARGUMENT
+    assert answer.message.startswith("CreateContainer: pod ns/new: ")
+    assert answer.message.endswith("it could take device GPU-other")
 
 
-@pytest.mark.parametrize(("reason", "code"), UNREAD.items())
-@pytest.mark.parametrize(
-    ("snapshot", "owned"),
-    [(OWNED, "CPUs 1 of pod ns/own"), (WITH_DEVICES, "device GPU-other")],
-    ids=["owners", "devices"],
-)
-def test_an_unread_request_fails_if_it_could_take_cpus_or_devices_of_a_pod(
-    tmp_path: Path, reason: str, code: Code, snapshot: Snapshot, owned: str
-) -> None:
-    """Under any policy: only calls that assign nothing continue."""
-    fail_open = GateHarness(tmp_path, policy="*=ignore")
-    for published, continues in ((EMPTY, True), (snapshot, False)):
-        fail_open.publish(published)
-        for path, method in METHODS.items():
-            verdict = fail_open.gate.unhooked(Call(path, 0.0), reason, "why")
-            assert (verdict == FORWARD) is (continues or method not in (CREATE, UPDATE)), method
-    verdict = fail_open.gate.unhooked(Call(CREATE_PATH, 0.0), reason, "why")
-    title = "CreateContainer: a container whose request could not be read"
-    assert verdict == Refuse(code, f"{title}: why; it could take {owned}")
-    assert fail_open.admission.outcomes.failed[CREATE, "", reason] == 3
-    fail_open.close()
-
-
-def test_the_policy_applies_to_a_call_that_was_read_even_with_owners(tmp_path: Path) -> None:
-    fail_open = GateHarness(tmp_path, policy="*=ignore")
-    fail_open.publish(OWNED)
-    assert fail_open.gate.unhooked(Call(CREATE_PATH, 0.0), "timeout", "the proxy ends") == FORWARD
-    fail_open.close()
-
-
-def test_claim_that_overloads_a_parser_is_an_invalid_claim(harness: GateHarness) -> None:
+def test_an_unhooked_call_is_answered_by_the_policy_of_its_hook(harness: GateHarness) -> None:
     harness.publish(OWNED)
-    _, verdict = harness.create("p", "LS", '{"x":' + "[" * 100_000)
-    assert cpus_of(verdict) == "0,2-3"
-
-
-def test_every_version_of_the_cri_is_hooked(harness: GateHarness) -> None:
-    harness.publish(OWNED)
-    request = pb.CreateContainerRequest(sandbox_config=sandbox("own", "LSE", "1"))
-    request.config.linux.resources.cpu_shares = 512
-    _, verdict = harness.request(CREATE, request, "runtime.v1alpha2.RuntimeService")
-    assert cpus_of(verdict) == "1"
-
-
-POLICY = "CreateContainer=fail,CreateContainer/LS=ignore"
-
-
-@pytest.mark.parametrize(
-    ("qos", "refused"), [("LS", False), ("LSE", True), ("BE", True)], ids=["LS", "LSE", "BE"]
-)
-def test_the_policy_of_the_class_applies_at_the_deadline(
-    tmp_path: Path, qos: str, refused: bool
-) -> None:
-    fail_closed = GateHarness(tmp_path, hold_seconds=0, policy=POLICY)
-    fail_closed.publish(OWNED)
-    _, verdict = fail_closed.create("new", qos, "2" if qos != "BE" else "")
-    if qos == "BE":
-        assert cpus_of(verdict) == "0,2-3", "a BE pod waits for no decision"
-    elif refused:
-        assert isinstance(verdict, Refuse)
-        assert verdict.code == Code.UNAVAILABLE
-    else:
-        assert cpus_of(verdict) == "0,2-3"
-    fail_closed.close()
-
-
-def test_policy_may_allow_an_lse_pod_without_its_cpus(tmp_path: Path) -> None:
-    fail_open = GateHarness(tmp_path, hold_seconds=0, policy="*=ignore")
-    fail_open.publish(OWNED)
-    _, verdict = fail_open.create("new", "LSE", "2")
-    assert cpus_of(verdict) == "0,2-3"
-    assert fail_open.admission.outcomes.failed_open == {(CREATE, "LSE", "timeout"): 1}
-    fail_open.publish(msgspec.structs.replace(OWNED, pools={"ls": (Pool(0, 0, "1"),)}))
-    _, verdict = fail_open.create("new", "LSE", "2")
-    assert isinstance(verdict, Refuse), "no policy gives it the CPU of another pod"
-    assert verdict.message == "pod ns/new: no CPUs after 0 s: its pool has no CPU"
-    assert fail_open.admission.outcomes.failed == {(CREATE, "LSE", "no_cpu"): 1}
-    fail_open.close()
-
-
-def test_an_update_fails_under_the_policy_fail(tmp_path: Path) -> None:
-    fail_closed = GateHarness(tmp_path, hold_seconds=0, policy="UpdateContainerResources=fail")
-    fail_closed.publish(OWNED)
-    _, verdict = fail_closed.update("unknown", "0-1")
-    assert verdict == Refuse(
-        Code.UNAVAILABLE, "container unknown: the agent does not know this container"
-    )
-    fail_closed.close()
+    for path, method in METHODS.items():
+        verdict = harness.gate.unhooked(Call(path, 0.0), "too_large", "9 bytes")
+        if method in (CREATE, UPDATE):
+            why = "a container whose request could not be read: 9 bytes; it could take CPUs 1"
+            refusal = f"{method}: {why} of pod ns/own"
+            assert verdict == Refuse(Code.RESOURCE_EXHAUSTED, refusal)
+        else:
+            assert verdict == FORWARD, method
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["unread", "read"])
-def test_owners_wait_for_a_creation_that_passed_unhooked(harness: GateHarness, read: bool) -> None:
+def test_the_end_of_an_unhooked_creation_is_reported(harness: GateHarness, read: bool) -> None:
     harness.publish(EMPTY)
-    if read:
-        unhooked, _ = harness.create("p", "LS", "")
-    else:
-        unhooked = Call(CREATE_PATH, 0.0)
-    assert harness.gate.unhooked(unhooked, "too_large", "9 bytes") == FORWARD
-    harness.publish(msgspec.structs.replace(OWNED, listed_at=0))
-    assert harness.create("own", "LSE", "1")[1] == Wait()
-    harness.created(unhooked, "c")
-    harness.publish(OWNED)
-    assert cpus_of(harness.create("own", "LSE", "1")[1]) == "1"
-    assert sum(harness.admission.outcomes.failed_open.values()) == 1
-
-
-def test_an_unreadable_request_fails_by_policy(tmp_path: Path) -> None:
-    fail_closed = GateHarness(tmp_path, policy="CreateContainer=fail")
-    unread = Call(b"/runtime.v1.RuntimeService/CreateContainer", 0.0)
-    verdict = fail_closed.gate.unhooked(unread, "compressed", "not gzip")
-    assert verdict == Refuse(
-        Code.INTERNAL, "CreateContainer: a container whose request could not be read: not gzip"
-    )
-    other = Call(b"/runtime.v1.RuntimeService/StopContainer", 0.0)
-    assert fail_closed.gate.unhooked(other, "malformed", "no message") == FORWARD
-    assert fail_closed.admission.outcomes.failed == {(CREATE, "", "compressed"): 1}
-    fail_closed.close()
-
-
-def start(harness: GateHarness) -> Call:
-    call, verdict = harness.request("StartContainer", pb.StartContainerRequest(container_id="c1"))
-    assert verdict == FORWARD
-    return call
-
-
-def publish_pass(harness: GateHarness, snapshot: Snapshot) -> None:
-    """The agent publishes this snapshot after a pass that begins now."""
-    harness.publish(msgspec.structs.replace(snapshot, listed_at=time.monotonic_ns()))
+    call = harness.create("p", "LS")[0] if read else Call(CREATE_PATH, 0.0)
+    assert harness.gate.unhooked(call, "timeout", "the proxy ends") == FORWARD
+    class_ = "LS" if read else ""
+    assert harness.admission.outcomes.failed_open == {(CREATE, class_, "timeout"): 1}
+    reply = pb.CreateContainerResponse(container_id="c1")
+    harness.gate.reply(call, reply.SerializeToString())
+    assert harness.notifications() == [SnapshotRequest()]
+    assert harness.grants.of("c1") is not None
 
 
 @pytest.mark.parametrize("reply", [b"", None], ids=["started", "failed"])
-def test_an_owner_waits_for_a_start_that_began_before_its_snapshot(
+def test_a_start_is_reported_at_its_begin_and_its_end(
     harness: GateHarness, reply: bytes | None
 ) -> None:
-    publish_pass(harness, EMPTY)
-    starting = start(harness)
-    publish_pass(harness, OWNED)
-    assert harness.create("own", "LSE", "1")[1] == Wait()
-    harness.notifications()
-    harness.gate.reply(starting, reply)
-    assert harness.notifications() == [SnapshotRequest(waits=False)], (
-        "the agent may have read it before"
-    )
-    assert harness.create("own", "LSE", "1")[1] == Wait()
-    publish_pass(harness, OWNED)
-    assert cpus_of(harness.create("own", "LSE", "1")[1]) == "1"
-
-
-def test_an_owner_does_not_wait_for_a_start_with_the_values_of_its_snapshot(
-    harness: GateHarness,
-) -> None:
-    publish_pass(harness, OWNED)
-    starting = start(harness)
-    assert cpus_of(harness.create("own", "LSE", "1")[1]) == "1"
-    harness.notifications()
-    harness.gate.reply(starting, b"")
-    assert harness.notifications() == []
-
-
-def test_no_other_pod_waits_for_a_start(harness: GateHarness) -> None:
-    publish_pass(harness, EMPTY)
-    start(harness)
-    publish_pass(harness, OWNED)
-    assert cpus_of(harness.create("sharer", "LS")[1]) == "0,2-3"
-
-
-@pytest.mark.parametrize("removed", [True, False], ids=["removed", "stopped"])
-def test_a_removed_container_does_not_delay_owners(harness: GateHarness, removed: bool) -> None:
+    harness.publish(EMPTY)
+    request = pb.StartContainerRequest(container_id="c1")
+    call, verdict = harness.request("StartContainer", request)
+    assert verdict == FORWARD
     harness.publish(OWNED)
-    grant = CpuGrant("p", "p", None)
-    harness.grants.answered(harness.grants.open(grant), "c1")
-    request = pb.RemoveContainerRequest(container_id="c1")
-    call, verdict = harness.request("RemoveContainer" if removed else "StopContainer", request)
+    assert harness.create("own", "LSE", "1")[1] == Wait(), "the start may use former CPUs"
+    harness.notifications()
+    harness.gate.reply(call, reply)
+    assert harness.notifications() == [CHANGE]
+
+
+@pytest.mark.parametrize("reply", [b"", None], ids=["ended", "failed"])
+@pytest.mark.parametrize(
+    "method", ["RemoveContainer", "StopContainer", "StopPodSandbox", UPDATE_SANDBOX]
+)
+def test_an_end_is_forwarded_and_its_success_reported(
+    harness: GateHarness, method: str, reply: bytes | None
+) -> None:
+    """Only a removed container has no CPUs any more."""
+    harness.publish(OWNED)
+    call, _ = harness.create("p", "LS")
+    harness.gate.reply(call, pb.CreateContainerResponse(container_id="c1").SerializeToString())
+    harness.notifications()
+    call, verdict = harness.request(method, pb.RemoveContainerRequest(container_id="c1"))
     assert verdict == FORWARD
     assert harness.notifications() == []
-    harness.gate.reply(call, b"")
-    assert harness.notifications() == [SnapshotRequest(waits=False)]
-    waits = harness.create("own", "LSE", "1")[1] == Wait()
-    assert waits is not removed
+    harness.gate.reply(call, reply)
+    assert harness.notifications() == ([] if reply is None else [CHANGE])
+    removed = method == "RemoveContainer" and reply is not None
+    assert (harness.grants.of("c1") is None) is removed
+
+
+SECRET = "s3cr3t-of-the-database"
+
+
+@pytest.mark.parametrize("suffix", [b"", b"\xff\xff"], ids=["valid", "invalid"])
+@pytest.mark.parametrize("uid", ["own", "lost", "unknown"])
+def test_no_variable_of_a_container_is_logged_or_sent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, uid: str, suffix: bytes
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    harness = GateHarness(tmp_path, hold_seconds=0)
+    harness.publish(WITH_DEVICES)
+    message = creation(uid, "LSE", "1")
+    message.config.envs.add(key="DB_PASSWORD", value=SECRET.encode())
+    message.config.annotations["note"] = SECRET
+    message.sandbox_config.annotations["example.com/token"] = SECRET
+    call = harness.new_call(CREATE, message)
+    harness.messages[call] += suffix
+    verdict = harness.retry(call)
+    notifications = [msgspec.json.encode(each) for each in harness.notifications()]
+    harness.close()
+    assert SECRET not in caplog.text
+    assert SECRET.encode() not in b"".join(notifications)
+    if isinstance(verdict, Refuse):
+        assert SECRET not in verdict.message

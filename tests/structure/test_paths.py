@@ -11,8 +11,9 @@ from agent.relay.gate import GateVerdict, Replace
 from agent.scheduler.extender.equivalence_cache import StateNumbering
 from agent.scheduler.extender.extender import ExtenderArgs, ExtenderFilterResult
 from tests.fixtures.fleet import owner
+from tests.hooks.snapshots import OWNED
 from tests.kube import fake_api_server
-from tests.proxy.harness import OWNED, GateHarness, creation
+from tests.proxy.harness import GateHarness, creation
 from tests.scheduler.conftest import server as server
 from tests.scheduler.extender.scene import NODES, Scene
 from tests.structure.paths import entered
