@@ -55,16 +55,18 @@ def agent_mb(quick: bool) -> float:
             uids[name] = pod["metadata"]["uid"]
         kubelet = folder / "kubelet.sock"
         request_count = stack.enter_context(podresources.serving(kubelet, list(uids)))
-        flags = [f"--pod-resources-socket={kubelet}", "--recheck-seconds=1"]
+        flags = [f"--pod-resources-socket={kubelet}"]
         if quick:
             socket = stack.enter_context(many_pods_socket(folder, runtime, uids))
-            agent = stack.enter_context(agents.running(folder / "agent", cluster, socket, *flags))
+            agent = stack.enter_context(
+                agents.running(folder / "agent", cluster, socket, *flags, recheck_seconds=1)
+            )
         else:
             last, *others = uids.items()
             with ThreadPoolExecutor(4) as pool:
                 list(pool.map(lambda pod: runtime.run(*pod), others))
             agent = stack.enter_context(
-                agents.running(folder / "agent", cluster, runtime.socket, *flags)
+                agents.running(folder / "agent", cluster, runtime.socket, *flags, recheck_seconds=1)
             )
             runtime.run(*last)
         return settled_mb(agent, cluster, request_count)

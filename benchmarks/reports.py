@@ -1,7 +1,7 @@
 """The agent's writes to the API server, counted by the server's audit log.
 
 Idle: a node with a few real pods, on which only the kubelet's heartbeats change. The agent compares
-its report with the stored objects twice a second (every 300 s by default). Burst: 100 pods are
+its report with the stored objects twice a second (on a node every 300 s). Burst: 100 pods are
 created at once, and half of them own CPUs; writes are counted until the report is correct and was
 compared once more. Both use one real etcd and kube-apiserver.
 """
@@ -50,8 +50,7 @@ def idle(folder: Path, cluster: Cluster, runtime: Runtime, seconds: float) -> Ro
         name = f"idle-{number}"
         pod = cluster.api.pod("default", name, NODE, labels={QOS_LABEL: "LS"})
         runtime.run(name, pod["metadata"]["uid"])
-    flags = [f"--recheck-seconds={RECHECK_SECONDS}"]
-    with agents.running(folder, cluster, runtime.socket, *flags) as agent:
+    with agents.running(folder, cluster, runtime.socket, recheck_seconds=RECHECK_SECONDS) as agent:
         agent.wait_for("reporting", cluster.reported)
         wait_for_comparisons(agent, 2)
         before, began = len(cluster.writes()), time.monotonic()
@@ -68,8 +67,13 @@ def burst(folder: Path, cluster: Cluster, runtime: Runtime) -> Row:
     runtime.clear()  # The agent below has a machine with other CPUs than this one.
     root = trees.write(str(folder / "machine"), trees.machine(2, 1, 1, 16, 2))
     (Path(root) / "proc").mkdir(exist_ok=True)
-    flags = [f"--root={root}", f"--recheck-seconds={RECHECK_SECONDS}"]
-    with agents.running(folder / "agent", cluster, runtime.socket, *flags) as agent:
+    with agents.running(
+        folder / "agent",
+        cluster,
+        runtime.socket,
+        f"--root={root}",
+        recheck_seconds=RECHECK_SECONDS,
+    ) as agent:
         agent.wait_for("reporting", lambda: shared(cluster) == CPUS)
         wait_for_comparisons(agent, 1)
         before = len(cluster.writes())

@@ -83,7 +83,7 @@ def fail_without_trail(error: OSError, state_dir: str) -> int:
     if isinstance(error, FileNotFoundError):
         text = (
             f"{state_dir} has no audit trail: no process of Topolet has written one there "
-            "(options state-dir, audit-mebibytes)"
+            "(option state-dir)"
         )
         return options.fail(FileNotFoundError(text))
     return options.fail(error)

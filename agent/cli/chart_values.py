@@ -8,7 +8,7 @@ OWN_OPTIONS: Final = frozenset(
     {
         *("node-name", "root", "cgroup-root", "kubelet-dir", "pod-resources-socket"),
         *("runtime-endpoint", "kubelet-configz", "kubelet-token-file", "http", "node-addresses"),
-        *("state-dir", "store-dir", "kubeconfig", "service-account-dir"),
+        *("state-dir", "kubeconfig", "service-account-dir"),
         *("extender-address", "scheduler-http", "scheduler-name", "tls-certificate-file"),
         *("tls-key-file", "client-ca-file", "client-names", "agent-namespace", "lease-namespace"),
         *("lease-name", "lease-dir", "leader-pod", "evict"),

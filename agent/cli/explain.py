@@ -151,7 +151,6 @@ def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequenc
         return endpoint.request_explanations(
             transport,
             settings.scheduler_namespace,
-            settings.scheduler_service,
             settings.lease_name,
             pods,
             arguments.what_if_drained,

@@ -25,7 +25,7 @@ CONFIG: Final = "/etc/topolet/config.toml"
 _VARIABLE: Final = "TOPOLET_"
 
 _GROUPS: Final = {
-    "API server": ("kubeconfig", "service_account_", "managed_by", "recheck_", "store_"),
+    "API server": ("kubeconfig", "service_account_", "managed_by"),
     "kubelet": ("kubelet_", "pod_resources_", "corrected_"),
     "CPUs and memory": ("cpu_", "reserved_", "owners_", "be_on_", "bind_", "migrate_"),
     "devices": ("devices", "gpu_", "withhold_", "unasked_", "hami_"),
@@ -34,10 +34,7 @@ _GROUPS: Final = {
         *("http", "proxy_http", "nri_http", "scheduler_http", "extender_", "webhook_https"),
         *("node_addresses", "tls_", "client_"),
     ),
-    "expert": (
-        *("root", "cgroup_root", "period_", "full_pass_", "lease_", "leader_", "watch_"),
-        *("drain_", "group_"),
-    ),
+    "expert": (*("root", "cgroup_root", "period_", "full_pass_", "lease_", "leader_"),),
 }
 """The headings of the help, each with the first parts of the names of its options. All other
 options are basic."""

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         if not os.path.isdir(settings.state_dir):
             raise SettingsError(f"state-dir: {settings.state_dir} is not a folder")
-        trail = Trail(settings.state_dir, "restore", settings.audit_mebibytes << 20)
+        trail = Trail(settings.state_dir, "restore")
         restored = restore(settings, trail.append)
     except SettingsError as error:
         return options.fail(error, 2)

@@ -44,6 +44,9 @@ ERRORS: Final = (
 
 ReportLine = Callable[[str], None]
 
+DEADLINE_SECONDS: Final = 120.0
+"""The longest time that the proxy or the restarted kubelet may take to answer."""
+
 
 class InstallPlan(msgspec.Struct, frozen=True):
     """The steps of an installation on this node."""
@@ -66,9 +69,7 @@ class ProxyInstallation:
         self._tree = HostTree(settings.root)
         self._command = command or host_command(self._tree.root)
         self._report = report
-        checks = Checks(
-            self._tree, self._command, settings.deadline_seconds, settings.settle_seconds
-        )
+        checks = Checks(self._tree, self._command, DEADLINE_SECONDS, settings.settle_seconds)
         self._installer = Installer(self._tree, self._command, checks, self._stage, report)
 
     def install(self) -> bool:

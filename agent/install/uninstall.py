@@ -117,7 +117,7 @@ class NodeRemoval:
             return True
         settings = msgspec.structs.replace(self._settings, runtime_endpoint=runtime)
         with self._part("cgroups"):
-            trail = Trail(settings.state_dir, "uninstall-node", settings.audit_mebibytes << 20)
+            trail = Trail(settings.state_dir, "uninstall-node")
             restored = originals.restore(settings, trail.append)
             failed = [
                 f"{outcome.group}: {outcome.note}"

@@ -87,7 +87,7 @@ class HookServer:
         self._lock = locks.lock_for_hook_server(settings.state_dir, LOCK_SECONDS)
         snapshots = SnapshotFile(f"{settings.state_dir}/{snapshot.FILE}", boot_id())
         self._notifier = Notifier(f"{settings.state_dir}/{notifications.SOCKET}")
-        trail = Trail(settings.state_dir, "hook-server", settings.audit_mebibytes << 20)
+        trail = Trail(settings.state_dir, "hook-server")
         admission = Admission(
             snapshots,
             self._notifier,

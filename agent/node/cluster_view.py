@@ -20,7 +20,7 @@ from agent.host import files
 from agent.host.daemon import Periodic
 from agent.kube import auth
 from agent.kube.auth import AccessError
-from agent.kube.cluster import Cluster, Repair
+from agent.kube.cluster import RECHECK_SECONDS, Cluster, Repair
 from agent.kube.errors import ForbiddenError
 from agent.kube.events import Recorder, Regarding
 from agent.kube.objects import Change, ChangeKind, Objects
@@ -253,15 +253,13 @@ def cluster_objects(settings: AgentSettings, node_name: str, *, standalone: bool
     if standalone:
         from agent.kube.store import EmbeddedStore  # loads YAML, a megabyte
 
-        return EmbeddedStore(settings.store_dir or os.path.join(settings.state_dir, "objects"))
+        return EmbeddedStore(os.path.join(settings.state_dir, "objects"))
     try:
         access = auth.access(settings.kubeconfig, settings.service_account_dir)
     except AccessError as error:
         ways = "--kubeconfig names one, --standalone needs none"
         raise AccessError(f"{error} ({ways})") from None
-    return Cluster(
-        Transport(access, limits=LIMITS), node_name, recheck_seconds=settings.recheck_seconds
-    )
+    return Cluster(Transport(access, limits=LIMITS), node_name, recheck_seconds=RECHECK_SECONDS)
 
 
 MAX_BYTES: Final = 32 << 20

@@ -189,9 +189,8 @@ class _Agent:
         self.notification_socket = NotificationSocket(str(state / notifications.SOCKET))
         closing.callback(self.notification_socket.close)
         wake = self.notification_socket.wake
-        recheck_seconds = min(settings.recheck_seconds, RECHECK_SECONDS)
-        pace = None if standalone else ReportPace(recheck_seconds=recheck_seconds)
-        trail = Trail(settings.state_dir, "agent", settings.audit_mebibytes << 20)
+        pace = None if standalone else ReportPace(recheck_seconds=RECHECK_SECONDS)
+        trail = Trail(settings.state_dir, "agent")
         closing.callback(trail.close)
         self.cluster = ClusterView(objects, node_name, self.metrics, wake, pace, trail.append)
         closing.callback(self.cluster.close)

@@ -78,7 +78,7 @@ REMEDIES: Final = {
     "name its socket with --nri-socket; until then containers start on CPUs that the runtime "
     "chooses",
     NodeCode.NRI_UNREGISTERED: "read the plugin's log, and the runtime's: another plugin may have "
-    "the same --nri-name and --nri-index (docs/frontends.md)",
+    "the same name and index (docs/frontends.md)",
     NodeCode.PERMISSIONS: "run the agent as root with the mounts of its DaemonSet: cgroups and "
     "the state folder writable, the runtime's socket reachable",
     NodeCode.WATCH: "read the error in the agent's log: if the API server refuses requests (403), "

@@ -69,6 +69,11 @@ _CONFLICTS: Final = _NRI.counter(
 _SHARED: Final = FrontendMetrics("nri", _NRI)
 DECLARED: Final = (*_NRI.all, BUILD_INFO)
 """All metrics of the NRI plugin."""
+NAME: Final = "topolet"
+"""The name with which a plugin registers that the runtime did not start."""
+INDEX: Final = "10"
+"""The runtime calls its plugins in the order of their indices. Other plugins set other fields, so
+any index is right."""
 
 log = logging.getLogger(__name__)
 
@@ -82,14 +87,14 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
     node = node_addresses(settings.node_addresses)
     policies, deadlines = failure_policy.failure_policies(settings)
     lock = locks.lock_for_plugin(settings.state_dir, LOCK_SECONDS)
-    name = launched.name if launched else settings.nri_name
-    index = launched.index if launched else settings.nri_index
+    name = launched.name if launched else NAME
+    index = launched.index if launched else INDEX
     return_large_blocks()
     loop = Loop()
     snapshots = SnapshotFile(f"{settings.state_dir}/{snapshot.FILE}", boot_id())
     notifier = Notifier(f"{settings.state_dir}/{notifications.SOCKET}")
     grants, containers = Grants(), Containers()
-    trail = Trail(settings.state_dir, "nri", settings.audit_mebibytes << 20)
+    trail = Trail(settings.state_dir, "nri")
     admission = Admission(
         snapshots,
         notifier,
@@ -125,8 +130,7 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
         )
         manager.keep_alive(loop)
         link.start()
-        if settings.nri_updates:
-            updater.start()
+        updater.start()
         manager.ready()
         loop.run()
         manager.stopping()

@@ -77,11 +77,13 @@ _HOOK_ERRORS: Final = _PROXY.counter("hook_errors", "Internal errors of a hook."
 _SHARED: Final = FrontendMetrics("proxy", _PROXY)
 DECLARED: Final = (*_PROXY.all, BUILD_INFO)
 """All metrics of the proxy."""
+DRAIN_SECONDS: Final = 5.0
+"""The longest wait for calls in progress at the end: the kubelet repeats a call that is cut off."""
 
 
 def run(settings: ProxySettings, served: Listener | socket.socket) -> None:
     """Runs until SIGTERM or SIGINT, and then until the calls in progress have ended, another signal
-    comes, or `drain-seconds` are over. `served`: a listening socket, which the caller closes; one
+    comes, or DRAIN_SECONDS are over. `served`: a listening socket, which the caller closes; one
     without a Listener belongs to the service manager. Raises LockedError while an NRI plugin runs,
     OSError when the state folder can't be written."""
     listener = served if isinstance(served, Listener) else None
@@ -96,7 +98,7 @@ def run(settings: ProxySettings, served: Listener | socket.socket) -> None:
     snapshots = SnapshotFile(f"{settings.state_dir}/{snapshot.FILE}", boot_id())
     notifier = Notifier(f"{settings.state_dir}/{notifications.SOCKET}", lock.session())
     policies, deadlines = failure_policy.failure_policies(settings)
-    trail = Trail(settings.state_dir, "proxy", settings.audit_mebibytes << 20)
+    trail = Trail(settings.state_dir, "proxy")
     admission = Admission(
         snapshots, notifier, Grants(), policies, settings.state_dir, DeviceFields(), trail.append
     )
@@ -141,7 +143,7 @@ def run(settings: ProxySettings, served: Listener | socket.socket) -> None:
         loop.run()
         manager.stopping()
         server.drain()
-        loop.run_on(lambda: not server.connections, settings.drain_seconds)
+        loop.run_on(lambda: not server.connections, DRAIN_SECONDS)
         if server.connections:
             log.warning("ends while calls are in progress on %d connections", server.connections)
     if pages is not None:

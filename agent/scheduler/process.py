@@ -71,6 +71,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+STALE_SECONDS: Final = 30.0
+"""The longest time without an event, bookmark or answer for a watch that decisions need; after it
+the scheduler refuses requests. Each watch is renewed three times in this time."""
 EXPIRY_SECONDS: Final = 1.0
 """Interval of the expiry of reservations."""
 CORRECTION_SECONDS: Final = 1.0
@@ -155,13 +158,12 @@ class _State:
         self.pod_infos = PodInfoCache(
             device_resources=self.cluster.device_resources, default_bind=self.cluster.default_bind
         )
-        self.groups = GroupReservations(self.cluster, seconds=settings.group_seconds)
+        self.groups = GroupReservations(self.cluster)
         self.cache = EquivalenceCache(self.cluster)
         self.numbering = StateNumbering(self.cluster)
         self.queue, self.budgets = UnschedulableQueue(), Budgets()
         self.seen = PodsSeen() if args.placement is not None else None
         self.rebind_requests = RebindRequests(self.cluster)
-        self._stale_seconds = settings.watch_stale_seconds
         self.watches = Watches(
             transports.new(),
             self.cluster,
@@ -173,7 +175,7 @@ class _State:
             kinds_of_pods=self.seen is not None,
             scheduler=settings.scheduler_name,
             rebinds_changed=self.rebind_requests.changed,
-            stale_seconds=self._stale_seconds,
+            stale_seconds=STALE_SECONDS,
         )
         self.budget_watch: ListWatch[Budget] = ListWatch(
             transports.new(),
@@ -181,7 +183,7 @@ class _State:
             {},
             disruption_budgets.read,
             self.budgets.changed,
-            pace=watch_pace(self._stale_seconds),
+            pace=watch_pace(STALE_SECONDS),
         )
 
     @property
@@ -192,7 +194,7 @@ class _State:
 
     def preemption_unavailable(self) -> str | None:
         """Returns why no victims may be selected now; None if they may."""
-        return stale({disruption_budgets.PLURAL: self.budget_watch}, self._stale_seconds)
+        return stale({disruption_budgets.PLURAL: self.budget_watch}, STALE_SECONDS)
 
 
 class _Leading:
@@ -454,8 +456,6 @@ def servers(
     limits = extender_limits(settings)
     found = [HttpServer(settings.extender_address, routes, limits, node, certificate, names)]
     if settings.scheduler_http:
-        pages = {path: routes[path] for path in _STATUS_PATHS}
-        if settings.explain:
-            pages |= user_routes
+        pages = {**{path: routes[path] for path in _STATUS_PATHS}, **user_routes}
         found.append(HttpServer(settings.scheduler_http, pages, PAGE_LIMITS, node))
     return found

@@ -27,6 +27,8 @@ from agent.model.audit import AuditEvent, Record
 
 log = logging.getLogger(__name__)
 
+MAX_BYTES: Final = 4 << 20
+"""The room for the files of one process: the state folder is in memory."""
 FILES: Final = 4
 """The number of full files of a process that fit into its room."""
 LONGEST_SECONDS: Final = 86_400.0
@@ -56,7 +58,7 @@ class Trail:
         self,
         state_dir: str,
         process: str,
-        most_bytes: int,
+        most_bytes: int = MAX_BYTES,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._folder = os.path.join(state_dir, audit.FOLDER)
@@ -72,7 +74,7 @@ class Trail:
 
     def append(self, records: Sequence[Record]) -> None:
         """Writes the records, with the present time, in one write."""
-        if not records or not self._most_bytes:
+        if not records:
             return
         now = self._now()
         with self._lock:

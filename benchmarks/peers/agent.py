@@ -14,8 +14,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from peers.cluster import Cluster
-from peers.processes import START, compiled, rss_mb
+from peers.processes import START, START_WITH_CONSTANTS, compiled, rss_mb
 
+from tests.fixtures import constants
 from tests.fixtures.ports import free_port
 
 DEADLINE_SECONDS = 60.0
@@ -69,9 +70,17 @@ class Agent:
 
 @contextmanager
 def running(
-    folder: Path, cluster: Cluster | None, runtime_socket: str, *flags: str
+    folder: Path,
+    cluster: Cluster | None,
+    runtime_socket: str,
+    *flags: str,
+    recheck_seconds: float | None = None,
 ) -> Iterator[Agent]:
-    """A ready agent, with its files in `folder`; without a cluster it is alone on its node."""
+    """A ready agent, with its files in `folder`; without a cluster it is alone on its node.
+    `recheck_seconds`: how often it compares its report with the stored objects."""
+    start = [START]
+    if recheck_seconds is not None:
+        start = [START_WITH_CONSTANTS, *constants.words(constants.recheck(recheck_seconds))]
     compiled()
     folder.mkdir()
     log = folder / "agent.log"
@@ -79,7 +88,7 @@ def running(
     with log.open("wb") as stream:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-c", START, "agent"),
+                *(sys.executable, "-c", *start, "agent"),
                 f"--state-dir={folder / 'state'}",
                 f"--runtime-endpoint=unix://{runtime_socket}",
                 f"--http={http}",

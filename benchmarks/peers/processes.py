@@ -20,10 +20,9 @@ from peers.packages import NoPackageError, cached
 ROOT = Path(__file__).resolve().parents[2]
 # grpcio and mypy install typing_extensions, which no dependency of `topolet` does. If msgspec finds
 # it, it imports it: a megabyte that an installation does not have.
-START = (
-    "import sys; sys.modules['typing_extensions'] = None; "
-    "from agent.__main__ import main; sys.exit(main())"
-)
+_PREPARE = "import sys; sys.modules['typing_extensions'] = None; "
+START = f"{_PREPARE}from agent.__main__ import main; sys.exit(main())"
+START_WITH_CONSTANTS = f"{_PREPARE}from tests.fixtures.constants import run; sys.exit(run())"
 OURS = [
     *(sys.executable, "-c", START),
     *("proxy", "--listen", "{listen}", "--runtime-endpoint", "{upstream}"),

@@ -14,8 +14,6 @@ from agent.host import locks
     ("flag", "error"),
     [
         ("--nri-socket=run/nri.sock", "is not unix:///absolute/path"),
-        ("--nri-index=7", "nri-index"),
-        ("--nri-name=a b", "nri-name"),
         ("--nri-http=9328", "is not HOST:PORT"),
         ("--hook-deadlines=Start=1", "hook-deadlines"),
     ],

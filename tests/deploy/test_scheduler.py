@@ -15,6 +15,7 @@ from agent.cli import scheduler as scheduler_command
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC, RESOURCE_STATUS
 from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings
 from agent.node.cluster_view import EVENT_CONTROLLER
+from agent.scheduler.explain import endpoint
 from agent.scheduler.extender import extender
 from agent.scheduler.leader import label
 from agent.scheduler.preemption.evictor import DISRUPTION_TARGET
@@ -65,7 +66,7 @@ def configuration() -> Object:
 
 def test_the_explain_role_allows_only_the_pages_of_the_leader() -> None:
     defaults = ExplainSettings()
-    name, _, port_name = defaults.scheduler_service.partition(":")
+    name, _, port_name = endpoint.SERVICE.partition(":")
     service = of_kind("Service")[name]
     assert service["metadata"]["namespace"] == defaults.scheduler_namespace
     port = next(each for each in service["spec"]["ports"] if each["name"] == port_name)
@@ -76,7 +77,7 @@ def test_the_explain_role_allows_only_the_pages_of_the_leader() -> None:
         {
             "apiGroups": [""],
             "resources": ["services/proxy"],
-            "resourceNames": [defaults.scheduler_service],
+            "resourceNames": [endpoint.SERVICE],
             "verbs": ["create"],
         },
         {

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Self
 
+from tests.fixtures.constants import module
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 
@@ -21,12 +22,14 @@ class Command:
         self._listens = listens
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self, *flags: str) -> None:
-        """Starts the process; returns when it listens."""
+    def run(self, *flags: str, constants: dict[str, float] | None = None) -> None:
+        """Starts the process with other values of `constants`; returns when it listens."""
         before = self.log().count(self._listens)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "agent", self._name, *flags], stdout=log, stderr=log
+                [sys.executable, "-m", *module(constants or {}), self._name, *flags],
+                stdout=log,
+                stderr=log,
             )
         eventually(
             f"topolet {self._name} listens",

@@ -22,6 +22,7 @@ import pytest
 from agent.cri.client import Cri
 from agent.rpc.grpc import RpcError
 from tests import tools
+from tests.fixtures import constants
 from tests.fixtures import containerd as private
 from tests.fixtures.cgroups import remove_cgroups
 from tests.fixtures.containerd import Containerd
@@ -99,6 +100,8 @@ class TestNode:
         self.http_port = 0
         self.agent_launcher: tuple[str, ...] = ()
         """Arguments before the command of an agent."""
+        self.agent_constants: dict[str, float] = {}
+        """Other values of constants in an agent (`tests.fixtures.constants`)."""
         self._agent: subprocess.Popen[bytes] | None = None
         self._proxy: subprocess.Popen[bytes] | None = None
 
@@ -265,7 +268,7 @@ class TestNode:
                     *(self.agent_launcher if command == "agent" else ()),
                     sys.executable,
                     "-m",
-                    "agent",
+                    *constants.module(self.agent_constants if command == "agent" else {}),
                     command,
                     f"--state-dir={self.state}",
                     *flags,

@@ -39,8 +39,9 @@ class Scheduler(Command):
         self.port, self.pages_port = free_port(), free_port()
         self._kubeconfig = kubeconfig
 
-    def start(self, *flags: str) -> None:
-        """Returns when it listens: without TLS, unless the flags configure it."""
+    def start(self, *flags: str, constants: dict[str, float] | None = None) -> None:
+        """Returns when it listens: without TLS, unless the flags configure it. With other values of
+        `constants`."""
         self.run(
             f"--extender-address=127.0.0.1:{self.port}",
             f"--scheduler-http=127.0.0.1:{self.pages_port}",
@@ -48,6 +49,7 @@ class Scheduler(Command):
             "--lease-seconds=9",
             f"--kubeconfig={self._kubeconfig}",
             *flags,
+            constants=constants,
         )
 
     def ready(self) -> tuple[int, str]:

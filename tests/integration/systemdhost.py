@@ -20,6 +20,7 @@ from tests.cluster import world
 from tests.cluster.machine import ProgramError
 from tests.cluster.world import World
 from tests.fixtures import image
+from tests.fixtures.constants import module
 from tests.integration.kubelet.standalone import ANY_MACHINE
 from tests.waiting import DEADLINE_SECONDS, eventually
 
@@ -102,10 +103,13 @@ class SystemdHost:
         nsenter = ("nsenter", f"--target={self._pid}", "--pid", "--mount", "--")
         return self.world.run(*nsenter, *words, seconds=seconds)
 
-    def topolet(self, *words: str, program: str = "") -> str:
-        """Runs a command of this checkout, or of an installed `program`."""
+    def topolet(
+        self, *words: str, program: str = "", constants: dict[str, float] | None = None
+    ) -> str:
+        """Runs a command of this checkout, with other values of `constants`, or of an installed
+        `program`."""
         environment = ("env", "PYTHONDONTWRITEBYTECODE=1", f"PATH={self.world.path}")
-        own = (f"PYTHONPATH={ROOT}", sys.executable, "-m", "agent")
+        own = (f"PYTHONPATH={ROOT}", sys.executable, "-m", *module(constants or {}))
         return self.run(*environment, *((program,) if program else own), *words)
 
     def start_command(self, name: str, *words: str) -> None:

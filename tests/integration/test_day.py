@@ -21,7 +21,7 @@ from agent.model.nrt import fingerprint
 from agent.model.nrt.resource_topology import decode
 from agent.node.outbox import ReportPace
 from tests.deploy.manifests import objects
-from tests.fixtures import trees
+from tests.fixtures import constants, trees
 from tests.integration.apiserver import server
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode
@@ -80,7 +80,8 @@ class Day:
         self.rotate()
 
     def start(self) -> None:
-        self._account.start_agent(self.node, f"--root={self._root}", "--recheck-seconds=2")
+        self.node.agent_constants = constants.recheck(2)
+        self._account.start_agent(self.node, f"--root={self._root}")
 
     def rotate(self) -> None:
         """Writes another token and revokes the last one."""

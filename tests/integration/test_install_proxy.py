@@ -14,6 +14,7 @@ import pytest
 from tests.cluster.machine import ProgramError
 from tests.deploy import chart
 from tests.fixtures import image
+from tests.fixtures.constants import INSTALL_DEADLINE
 from tests.integration import image as built
 from tests.integration import systemdhost
 from tests.integration.systemdhost import CONFIG, ENV, RUNTIME, UNITS, SystemdHost
@@ -21,7 +22,7 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)
 FOLDERS = (UNITS, "/etc/crictl.yaml", "/opt", "/var/lib/topolet", CONFIG, ENV)
-QUICK = ("--settle-seconds=3", "--deadline-seconds=60")
+QUICK = ("--settle-seconds=3",)
 INSTALLED = "/opt/topolet/current/bin/topolet"
 OUR_IMAGE = "docker.io/library/topolet:installs-itself"
 BROKEN = f"{UNITS}/topolet-proxy.service.d/50-broken.conf"
@@ -147,7 +148,7 @@ def test_a_proxy_that_does_not_start_changes_nothing(node: SystemdHost) -> None:
     node.run("mkdir", "-p", f"{UNITS}/topolet-proxy.service.d")
     node.write(BROKEN, "[Service]\nExecStart=\nExecStart=/bin/false\nType=simple\n")
     with pytest.raises(ProgramError, match="everything is as before"):
-        node.topolet("install-proxy", "--deadline-seconds=5")
+        node.topolet("install-proxy", constants={INSTALL_DEADLINE: 5})
     node.run("rm", "-r", f"{UNITS}/topolet-proxy.service.d")
     assert node.files(*FOLDERS) == files
 
@@ -164,7 +165,7 @@ def test_a_kubelet_that_does_not_reach_the_proxy_goes_back(node: SystemdHost) ->
     before = f"[Service]\nExecStart=\nExecStart={program[1]} --config={text}\n"
     node.write(own, before)  # takes effect with the next start only
     with pytest.raises(ProgramError, match=r"nothing is connected to .*everything is as before"):
-        node.topolet("install-proxy", "--settle-seconds=1", "--deadline-seconds=8")
+        node.topolet("install-proxy", "--settle-seconds=1", constants={INSTALL_DEADLINE: 8})
     node.run("rm", own, text)
     node.systemctl("daemon-reload")
     node.systemctl("restart", "kubelet")

@@ -164,7 +164,7 @@ def test_an_update_keeps_the_wanted_cpus(both: NriNode) -> None:
 
 def test_changes_of_the_agent_are_unsolicited_updates(nri: NriNode) -> None:
     nri.publish()
-    nri.start_plugin("--nri-updates=true")
+    nri.start_plugin()
     _, ls = run_pod(nri.node.direct, nri.node.spec("ls", "LS"))
     nri.publish(**{ls: "1"})
     eventually("the runtime moved it", lambda: nri.node.cpus(ls) == "1")

@@ -115,8 +115,7 @@ def test_a_removed_folder_is_created_again(tmp_path: Path, clock: Clock) -> None
     assert numbers(tmp_path) == [1]
 
 
-def test_a_missing_trail_is_an_error(tmp_path: Path, clock: Clock) -> None:
-    Trail(str(tmp_path), "agent", 0, clock).append([record(0)])
+def test_a_missing_trail_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read(str(tmp_path))
 

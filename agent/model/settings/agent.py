@@ -8,7 +8,6 @@ import msgspec
 
 from agent.model.devices.visibility import Unasked
 from agent.model.settings.options import (
-    AUDIT_MEBIBYTES,
     HOLD_SECONDS,
     HOOK_DEADLINES,
     HOOK_FAILURE_POLICY,
@@ -20,7 +19,6 @@ from agent.model.settings.options import (
     RUNTIME_ENDPOINT,
     SERVICE_ACCOUNT_DIR,
     STATE_DIR,
-    AuditMebibytes,
     HoldSeconds,
     HookDeadlines,
     HookFailurePolicy,
@@ -65,7 +63,6 @@ class RestoreSettings(TopologySettings, frozen=True):
     cgroup_root: Annotated[str, msgspec.Meta(description="where cgroups are mounted")] = (
         "/sys/fs/cgroup"
     )
-    audit_mebibytes: AuditMebibytes = AUDIT_MEBIBYTES
 
 
 class InstallSettings(RestoreSettings, frozen=True):
@@ -74,15 +71,6 @@ class InstallSettings(RestoreSettings, frozen=True):
     runtime_endpoint: Annotated[
         str, msgspec.Meta(description="the container runtime's CRI socket; empty: the kubelet's")
     ] = ""
-    deadline_seconds: Annotated[
-        float,
-        msgspec.Meta(
-            gt=0,
-            le=3600,
-            description="longest time that the proxy or the restarted kubelet may take to answer, "
-            "seconds",
-        ),
-    ] = 120.0
     settle_seconds: Annotated[
         float,
         msgspec.Meta(
@@ -122,9 +110,6 @@ class AgentSettings(KubeletStateSettings, frozen=True):
     """`topolet agent`."""
 
     node_name: NodeName = ""
-    store_dir: Annotated[
-        str, msgspec.Meta(description="standalone: folder of the objects; empty: below state-dir")
-    ] = ""
     kubeconfig: Kubeconfig = KUBECONFIG
     service_account_dir: ServiceAccountDir = SERVICE_ACCOUNT_DIR
     managed_by: Annotated[
@@ -134,15 +119,6 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "and Device: Koordinator for programs that select the objects of koordlet by it"
         ),
     ] = "topolet"
-    recheck_seconds: Annotated[
-        float,
-        msgspec.Meta(
-            gt=0,
-            le=86_400,
-            description="time between two comparisons of all fields of the reported objects with "
-            "the stored objects of the cluster, seconds; their versions are compared every 15 s",
-        ),
-    ] = 300.0
     kubelet_configz: Annotated[
         str,
         msgspec.Meta(

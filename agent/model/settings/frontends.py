@@ -7,7 +7,6 @@ from typing import Annotated
 import msgspec
 
 from agent.model.settings.options import (
-    AUDIT_MEBIBYTES,
     HOLD_SECONDS,
     HOOK_DEADLINES,
     HOOK_FAILURE_POLICY,
@@ -17,7 +16,6 @@ from agent.model.settings.options import (
     NODE_ADDRESSES,
     RUNTIME_ENDPOINT,
     STATE_DIR,
-    AuditMebibytes,
     HoldSeconds,
     HookDeadlines,
     HookFailurePolicy,
@@ -45,15 +43,6 @@ class ProxySettings(Options, frozen=True):
     hold_seconds: HoldSeconds = HOLD_SECONDS
     hook_deadlines: HookDeadlines = HOOK_DEADLINES
     hook_failure_policy: HookFailurePolicy = HOOK_FAILURE_POLICY
-    audit_mebibytes: AuditMebibytes = AUDIT_MEBIBYTES
-    drain_seconds: Annotated[
-        float,
-        msgspec.Meta(
-            ge=0,
-            le=600,
-            description="proxy: longest wait for calls in progress at its end, seconds",
-        ),
-    ] = 5.0
     log_level: LogLevel = LOG_LEVEL
     log_format: LogFormatOption = LOG_FORMAT
 
@@ -65,29 +54,6 @@ class NriSettings(Options, frozen=True):
     nri_socket: Annotated[
         str, msgspec.Meta(description="the container runtime's socket for NRI plugins")
     ] = "/var/run/nri/nri.sock"
-    nri_name: Annotated[
-        str,
-        msgspec.Meta(
-            pattern=r"^[A-Za-z0-9_.+-]+$",
-            examples=["topolet"],
-            description="name with which the NRI plugin registers at the runtime",
-        ),
-    ] = "topolet"
-    nri_index: Annotated[
-        str,
-        msgspec.Meta(
-            pattern="^[0-9]{2}$",
-            examples=["10"],
-            description="two digits: the runtime calls its plugins in the order of their indices",
-        ),
-    ] = "10"
-    nri_updates: Annotated[
-        bool,
-        msgspec.Meta(
-            description="the NRI plugin updates the runtime, in addition to the agent's updates "
-            "through the CRI, if the runtime's NRI is 0.12.1 or later: earlier NRI can deadlock"
-        ),
-    ] = True
     nri_http: Annotated[
         str,
         msgspec.Meta(
@@ -98,6 +64,5 @@ class NriSettings(Options, frozen=True):
     hold_seconds: HoldSeconds = HOLD_SECONDS
     hook_deadlines: HookDeadlines = HOOK_DEADLINES
     hook_failure_policy: HookFailurePolicy = HOOK_FAILURE_POLICY
-    audit_mebibytes: AuditMebibytes = AUDIT_MEBIBYTES
     log_level: LogLevel = LOG_LEVEL
     log_format: LogFormatOption = LOG_FORMAT

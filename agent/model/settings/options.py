@@ -86,15 +86,6 @@ NodeAddresses = Annotated[
     ),
 ]
 NODE_ADDRESSES: Final = ""
-AuditMebibytes = Annotated[
-    int,
-    msgspec.Meta(
-        ge=0,
-        le=1024,
-        description="size limit of the audit trail of each process, in state-dir, MiB; 0: no trail",
-    ),
-]
-AUDIT_MEBIBYTES: Final = 4
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
     msgspec.Meta(description="lowest level of the log's lines"),

@@ -116,13 +116,6 @@ class SchedulerSettings(Options, frozen=True):
             "for clients without a certificate; empty: none"
         ),
     ] = "127.0.0.1:9329"
-    explain: Annotated[
-        bool,
-        msgspec.Meta(
-            description="scheduler: answers `topolet explain` on scheduler-http: which nodes have "
-            "room for a pod, without names of other pods; and serves the page for the cluster there"
-        ),
-    ] = True
     node_addresses: NodeAddresses = NODE_ADDRESSES
     scheduler_name: SchedulerName = SCHEDULER_NAME
     scheduler_args_file: SchedulerArgsFile = ""
@@ -136,15 +129,6 @@ class SchedulerSettings(Options, frozen=True):
             "so that neither another score nor a random choice decides"
         ),
     ] = True
-    group_seconds: Annotated[
-        float,
-        msgspec.Meta(
-            gt=0,
-            le=3600,
-            description="scheduler: how long a node is reserved for the missing members of a "
-            "group, seconds",
-        ),
-    ] = 60.0
     evict: Annotated[
         bool,
         msgspec.Meta(
@@ -204,16 +188,6 @@ class SchedulerSettings(Options, frozen=True):
             "empty: no label, and only the leader is Ready"
         ),
     ] = ""
-    watch_stale_seconds: Annotated[
-        int,
-        msgspec.Meta(
-            ge=15,
-            le=600,
-            description="scheduler: longest time without an event, bookmark or answer for a watch "
-            "that decisions need; then the scheduler refuses requests, seconds; each watch is "
-            "renewed three times in this time",
-        ),
-    ] = 30
     log_level: LogLevel = LOG_LEVEL
     log_format: LogFormatOption = LOG_FORMAT
 
@@ -227,14 +201,6 @@ class ExplainSettings(Options, frozen=True):
     scheduler_namespace: Annotated[
         str, msgspec.Meta(min_length=1, description="explain: namespace of the scheduler's Service")
     ] = "topolet-system"
-    scheduler_service: Annotated[
-        str,
-        msgspec.Meta(
-            pattern="^[a-z0-9-]+(:[a-z0-9-]+)?$",
-            examples=["topolet-scheduler:http"],
-            description="explain: NAME:PORT of the Service for the scheduler's scheduler-http",
-        ),
-    ] = "topolet-scheduler:http"
     lease_name: LeaseName = LEASE_NAME
     scheduler_name: SchedulerName = SCHEDULER_NAME
     scheduler_args_file: SchedulerArgsFile = ""

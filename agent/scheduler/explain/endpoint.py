@@ -42,6 +42,8 @@ from agent.scheduler.leader import election
 from agent.scheduler.preemption import disruption_budgets
 
 PATH: Final = "/explain"
+SERVICE: Final = "topolet-scheduler:http"
+"""Name and port of the Service for the scheduler's HTTP port."""
 BODY_BYTES: Final = 4 << 20
 MAX_PODS: Final = 256
 """Pods of one request: those of a node that is drained."""
@@ -165,27 +167,26 @@ def refusal(
 def request_explanations(
     transport: Transport,
     namespace: str,
-    service: str,
     lease: str,
     pods: Sequence[dict[str, Any]],
     drained: Sequence[str],
 ) -> tuple[Explanation, ...]:
     """Requests the scheduler's explanations of these pods through the API server, and adds the
-    names of the pods and budgets that the caller may list. `service`: NAME:PORT of the Service;
-    `lease`: the name of the leader's Lease; both are in `namespace`. Raises KubeError, also a
-    NotFoundError that says how to name another Service."""
-    proxy = f"/api/v1/namespaces/{segment(namespace)}/services/{service}/proxy{PATH}"
+    names of the pods and budgets that the caller may list. `namespace`: of the scheduler's Service
+    and of the leader's Lease. `lease`: the name of the Lease. Raises KubeError, also a
+    NotFoundError that says how to name another namespace."""
+    proxy = f"/api/v1/namespaces/{segment(namespace)}/services/{SERVICE}/proxy{PATH}"
     holder = _lease_holder(transport, namespace, lease)
     body = {"pods": list(pods), "drained": list(drained), "leaseHolder": holder}
     try:
         text = transport.create(proxy, body)
     except NotFoundError as error:
-        name = service.partition(":")[0]
+        name = SERVICE.partition(":")[0]
         if f'"{name}" not found' not in str(error):
             raise  # of the scheduler's own port
         raise NotFoundError(
             f"Service {namespace}/{name} does not exist: either the scheduler is not installed, or "
-            "--scheduler-namespace and --scheduler-service name another Service"
+            "--scheduler-namespace names another namespace"
         ) from None
     try:
         answer = decode_answer(text)

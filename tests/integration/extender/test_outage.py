@@ -21,6 +21,7 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.annotations import RESOURCE_STATUS
 from tests.deploy.manifests import objects
 from tests.fixtures import fleet
+from tests.fixtures.constants import SCHEDULER_STALE
 from tests.fixtures.fleet import SMALL, Machine
 from tests.integration import deployed
 from tests.integration.apiserver.server import ApiServer
@@ -178,7 +179,7 @@ def test_cpus_reserved_during_an_outage_are_not_allocated_afterwards(
         ThreadPoolExecutor(1) as other,
         contextlib.ExitStack() as calls,
     ):
-        scheduler.start(f"--watch-stale-seconds={STALE_SECONDS}", *flags)
+        scheduler.start(*flags, constants={SCHEDULER_STALE: STALE_SECONDS})
         scheduler.until_ready()
         pods = [env.pod(number) for number in range(8)]
         filtered = extender_args(pods[0], [env.name])
@@ -208,7 +209,7 @@ def test_idle_watches_are_current_and_watches_of_a_hanging_server_are_stale(
     env: Environment, tmp_path: Path
 ) -> None:
     with Scheduler(tmp_path, env.config) as scheduler:
-        scheduler.start(f"--watch-stale-seconds={STALE_SECONDS}", "--lease-name=")
+        scheduler.start("--lease-name=", constants={SCHEDULER_STALE: STALE_SECONDS})
         scheduler.until_ready()
         assert ages(scheduler).keys() == set(RESOURCES)
         idle_until = time.monotonic() + 1.3 * STALE_SECONDS

@@ -240,14 +240,10 @@ def test_a_body_that_is_too_long_is_rejected(client: Transport) -> None:
     assert connection.getresponse().status == 413
 
 
-@pytest.mark.parametrize("on", [True, False])
-def test_the_path_is_served_only_on_the_port_for_pages(scene: Scene, on: bool) -> None:
+def test_the_path_is_served_only_on_the_port_for_pages(scene: Scene) -> None:
     route = endpoint.route(Explainer(scene.cluster, SCHEDULER), lambda: None, "")
     settings = SchedulerSettings(
-        extender_address="127.0.0.1:0",
-        scheduler_http="127.0.0.1:0",
-        tls_certificate_file="",
-        explain=on,
+        extender_address="127.0.0.1:0", scheduler_http="127.0.0.1:0", tls_certificate_file=""
     )
     routes = dict.fromkeys(("/healthz", "/readyz", "/metrics"), route)
     extender_port, pages_port = process.servers(settings, routes, {endpoint.PATH: route})
@@ -259,7 +255,7 @@ def test_the_path_is_served_only_on_the_port_for_pages(scene: Scene, on: bool) -
         statuses.append(connection.getresponse().status)
         connection.close()
         port.close()
-    assert statuses == [404, 405 if on else 404]
+    assert statuses == [404, 405]
 
 
 @pytest.mark.parametrize(
@@ -280,5 +276,5 @@ def test_a_missing_service_is_named_as_a_missing_scheduler(
     )
     transport = Transport(FileAccess(server.url))
     with pytest.raises(NotFoundError, match=shown):
-        endpoint.request_explanations(transport, "ns", "topolet-scheduler:http", "", [], [])
+        endpoint.request_explanations(transport, "ns", "", [], [])
     transport.close()
