@@ -29,6 +29,7 @@ from peers.packages import NoPackageError
 from peers.processes import OURS, Stage, bare_rss_mb, grpcio_environment
 from peers.runtime import NoRuntimeError, Runtime, with_events
 
+from agent.kubelet.podresources import socket_path
 from agent.model.pod.qos import QOS_LABEL
 
 PODS = 100
@@ -53,9 +54,10 @@ def agent_mb(quick: bool) -> float:
         for name in (f"pod-{number:03}" for number in range(PODS)):
             pod = cluster.api.pod("default", name, NODE, labels={QOS_LABEL: "LS"})
             uids[name] = pod["metadata"]["uid"]
-        kubelet = folder / "kubelet.sock"
+        kubelet = Path(socket_path(str(folder / "kubelet")))
+        kubelet.parent.mkdir(parents=True)
         request_count = stack.enter_context(podresources.serving(kubelet, list(uids)))
-        flags = [f"--pod-resources-socket={kubelet}"]
+        flags = [f"--kubelet-dir={folder / 'kubelet'}"]
         if quick:
             socket = stack.enter_context(many_pods_socket(folder, runtime, uids))
             agent = stack.enter_context(

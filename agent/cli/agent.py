@@ -105,20 +105,21 @@ def _serve(settings: AgentSettings) -> Serve | None:
     if not socket:
         return None
     path = socket_path(socket)
-    if not settings.pod_resources_socket:
-        raise SettingsError(f"{name}: needs pod-resources-socket, the kubelet's own")
-    if os.path.realpath(path) == os.path.realpath(socket_path(settings.pod_resources_socket)):
+    from agent.kubelet import podresources
+
+    if os.path.realpath(path) == os.path.realpath(podresources.socket_path(settings.kubelet_dir)):
         raise SettingsError(f"{name}: {path} is the kubelet's own socket")
     _needs_grpcio(name)
 
     def serve(answer: Callable[[str, bytes], bytes]) -> PodResourcesServer:
-        from agent.kubelet.podresources import METHODS, SERVICE
         from agent.rpc.server import GrpcServer, Method
 
         def method(name: str) -> Method:
             return lambda request, _: answer(name, request)
 
-        return GrpcServer(path, SERVICE, {name: method(name) for name in METHODS}, 4, 64)
+        return GrpcServer(
+            path, podresources.SERVICE, {name: method(name) for name in podresources.METHODS}, 4, 64
+        )
 
     return serve
 

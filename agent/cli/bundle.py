@@ -31,10 +31,11 @@ from agent.discover import cpus
 from agent.discover.sysfs import DiscoveryError
 from agent.host import files
 from agent.host.files import reason
+from agent.kube.auth import SERVICE_ACCOUNT
 from agent.kubelet import state_folder
 from agent.model import snapshot as snapshots
 from agent.model.settings.agent import DoctorSettings
-from agent.model.settings.options import SERVICE_ACCOUNT_DIR, SettingsError
+from agent.model.settings.options import SettingsError
 from agent.model.snapshot import SnapshotError
 from agent.node import doctor, own_processes
 from agent.node.doctor import Examination
@@ -123,7 +124,7 @@ def archive_of(
 
 def _own_namespace(namespace: str) -> str:
     with contextlib.suppress(OSError, UnicodeError):
-        return Path(SERVICE_ACCOUNT_DIR, "namespace").read_text().strip()
+        return Path(SERVICE_ACCOUNT, "namespace").read_text().strip()
     return namespace
 
 

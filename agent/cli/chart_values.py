@@ -6,9 +6,9 @@ from typing import Final
 
 OWN_OPTIONS: Final = frozenset(
     {
-        *("node-name", "root", "cgroup-root", "kubelet-dir", "pod-resources-socket"),
-        *("runtime-endpoint", "kubelet-configz", "kubelet-token-file", "http", "node-addresses"),
-        *("state-dir", "kubeconfig", "service-account-dir"),
+        *("node-name", "root", "cgroup-root", "kubelet-dir"),
+        *("runtime-endpoint", "kubelet-configz", "http", "node-addresses"),
+        *("state-dir", "kubeconfig"),
         *("extender-address", "scheduler-http", "scheduler-name", "tls-certificate-file"),
         *("tls-key-file", "client-ca-file", "client-names", "agent-namespace", "lease-namespace"),
         *("lease-name", "lease-dir", "leader-pod", "evict"),

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         settings = options.load(arguments, SETTINGS)
-        access = options.caller_access(settings.kubeconfig, settings.service_account_dir)
+        access = options.caller_access(settings.kubeconfig)
     except (SettingsError, AccessError, OSError) as error:
         return options.fail(error, 2)
     transport = Transport(access, user_agent="topolet-check-release")

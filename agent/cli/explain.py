@@ -131,7 +131,7 @@ def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequenc
     from agent.kube.transport import Transport
     from agent.scheduler.explain import endpoint
 
-    access = options.caller_access(settings.kubeconfig, settings.service_account_dir)
+    access = options.caller_access(settings.kubeconfig)
     transport = Transport(access, user_agent="topolet-explain", limits=_LIMITS)
 
     def pod_named(name: str) -> Object:

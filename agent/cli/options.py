@@ -25,16 +25,16 @@ CONFIG: Final = "/etc/topolet/config.toml"
 _VARIABLE: Final = "TOPOLET_"
 
 _GROUPS: Final = {
-    "API server": ("kubeconfig", "service_account_", "managed_by"),
-    "kubelet": ("kubelet_", "pod_resources_", "corrected_"),
+    "API server": ("kubeconfig", "managed_by"),
+    "kubelet": ("kubelet_", "corrected_"),
     "CPUs and memory": ("cpu_", "reserved_", "owners_", "be_on_", "bind_", "migrate_"),
-    "devices": ("devices", "gpu_", "withhold_", "unasked_", "hami_"),
+    "devices": ("devices", "gpu_", "unasked_", "hami_"),
     "hooks": ("hold_", "hook_"),
     "HTTP": (
         *("http", "proxy_http", "nri_http", "scheduler_http", "extender_", "webhook_https"),
         *("node_addresses", "tls_", "client_"),
     ),
-    "expert": (*("root", "cgroup_root", "period_", "full_pass_", "lease_", "leader_"),),
+    "expert": (*("root", "cgroup_root", "period_", "lease_", "leader_"),),
 }
 """The headings of the help, each with the first parts of the names of its options. All other
 options are basic."""
@@ -260,14 +260,14 @@ def usual_kubeconfig() -> str:
     return named or (default_path if os.path.exists(default_path) else "")
 
 
-def caller_access(kubeconfig: str, service_account_dir: str) -> Access:
+def caller_access(kubeconfig: str) -> Access:
     """The access of a person: by the kubeconfig that is given or usual, else by the service account
     of the pod. Raises AccessError."""
     from agent.kube import auth
 
     path = kubeconfig or usual_kubeconfig()
     try:
-        return auth.access(path, service_account_dir)
+        return auth.access(path)
     except auth.AccessError as error:
         if path:
             raise

@@ -91,7 +91,7 @@ def _requested(
     from agent.kube import kinds
     from agent.kube.transport import Transport
 
-    access = options.caller_access(settings.kubeconfig, settings.service_account_dir)
+    access = options.caller_access(settings.kubeconfig)
     transport = Transport(access, user_agent="topolet-rebind")
     kind = kinds.REBIND
     path = kinds.path(kind.group, kind.versions[0], kind.plural)

@@ -183,7 +183,7 @@ def _objects_of_cluster(settings: ExplainSettings) -> Iterator[Object]:
     from agent.kube import kinds, wire
     from agent.kube.transport import Transport
 
-    access = options.caller_access(settings.kubeconfig, settings.service_account_dir)
+    access = options.caller_access(settings.kubeconfig)
     transport = Transport(access, user_agent="topolet-simulate")
     discovery = kinds.Discovery(transport)
     try:

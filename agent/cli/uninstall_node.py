@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.without_cluster:
             # First of all: later imports may fail, because the removed files may contain this
             # program.
-            access = auth.access(settings.kubeconfig, settings.service_account_dir)
+            access = auth.access(settings.kubeconfig)
             objects = Cluster(Transport(access), name)
     except AccessError as error:
         text = (

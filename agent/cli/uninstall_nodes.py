@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         settings = options.load(arguments, SETTINGS)
         pools = msgspec.json.decode(Path(arguments.pools).read_bytes(), type=NodePools)
-        access = options.caller_access(settings.kubeconfig, settings.service_account_dir)
+        access = options.caller_access(settings.kubeconfig)
     except msgspec.DecodeError as error:
         return options.fail(SettingsError(f"{arguments.pools}: {error}"), 2)
     except (SettingsError, AccessError, OSError) as error:

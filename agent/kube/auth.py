@@ -6,7 +6,7 @@ import importlib
 import os
 import ssl
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from agent import WHEEL
 from agent.host.files import Stamp, stamp
@@ -147,10 +147,21 @@ def in_cluster(folder: str, environ: Mapping[str, str] = os.environ) -> FileAcce
     )
 
 
-def access(kubeconfig: str, folder: str) -> Access:
-    """Returns the access of the kubeconfig file or, if `kubeconfig` is empty, of the service
-    account in the folder. Raises AccessError."""
-    return KubeconfigAccess(kubeconfig) if kubeconfig else in_cluster(folder)
+SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""The folder of a pod's service account, with `token`, `ca.crt` and `namespace`."""
+
+
+def service_account(kubeconfig: str) -> str:
+    """The folder of the service account, "" if `kubeconfig` is a file."""
+    folder = kubeconfig or SERVICE_ACCOUNT
+    return folder if not kubeconfig or os.path.isdir(folder) else ""
+
+
+def access(kubeconfig: str) -> Access:
+    """Returns the access of a kubeconfig file, of the service account in a folder, or, if
+    `kubeconfig` is empty, of that of this pod. Raises AccessError."""
+    folder = service_account(kubeconfig)
+    return in_cluster(folder) if folder else KubeconfigAccess(kubeconfig)
 
 
 class KubeconfigAccess:

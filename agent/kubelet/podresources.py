@@ -9,6 +9,7 @@ only newer kubelets have.
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
@@ -48,6 +49,11 @@ MAX_REPLY_BYTES: Final = 16 << 20
 DefaultMaxMsgSize)."""
 
 SERVICE: Final = "v1.PodResourcesLister"
+
+
+def socket_path(kubelet_dir: str) -> str:
+    """The kubelet's socket (kubelet: pkg/kubelet/kubelet_getters.go, getPodResourcesDir)."""
+    return os.path.join(kubelet_dir, "pod-resources", "kubelet.sock")
 
 
 Reply = TypeVar("Reply", bound=Message)

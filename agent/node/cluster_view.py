@@ -255,7 +255,7 @@ def cluster_objects(settings: AgentSettings, node_name: str, *, standalone: bool
 
         return EmbeddedStore(os.path.join(settings.state_dir, "objects"))
     try:
-        access = auth.access(settings.kubeconfig, settings.service_account_dir)
+        access = auth.access(settings.kubeconfig)
     except AccessError as error:
         ways = "--kubeconfig names one, --standalone needs none"
         raise AccessError(f"{error} ({ways})") from None

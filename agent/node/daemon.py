@@ -31,6 +31,7 @@ from agent.http.peers import node_addresses
 from agent.http.requests import Reply
 from agent.http.routes import METRICS, Route
 from agent.http.server import HttpServer, ServerLimits
+from agent.kubelet import podresources
 from agent.model import notifications, snapshot
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings
@@ -180,7 +181,7 @@ class _Agent:
         closing.callback(hierarchy.close)
         self._hierarchy_root = hierarchy.path
         self.metrics = AgentMetrics()
-        health = self.health = Health(settings.period_seconds)
+        health = self.health = Health()
         self.metrics.follow_passes(lambda: not health.problem(), health.snapshot_age_seconds)
         problems = self.metrics.source_problems
         self.sources = Sources(lambda name, number: problems.set(number, name), settings.root)
@@ -207,7 +208,7 @@ class _Agent:
         kubelet = self.kubelet_configuration.in_force()
         node_local_cpus = node_local.configured(settings, topology, kubelet)
         self.pod_resources = PodResourcesView(
-            settings.pod_resources_socket, wake, sources=self.sources
+            podresources.socket_path(settings.kubelet_dir), wake, sources=self.sources
         )
         closing.callback(self.pod_resources.close)
         checkpoint = DeviceCheckpointView(settings.kubelet_dir, self.sources)
@@ -284,7 +285,7 @@ class _Agent:
 def _corrected(settings: AgentSettings, serve: Serve) -> CorrectedPodResources:
     from agent.node.corrected import CorrectedPodResources  # few nodes need it
 
-    return CorrectedPodResources(options.socket_path(settings.pod_resources_socket), serve)
+    return CorrectedPodResources(podresources.socket_path(settings.kubelet_dir), serve)
 
 
 def _routes(agent: _Agent, frontend: Frontend | None) -> dict[str, Route]:

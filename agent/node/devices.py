@@ -366,7 +366,7 @@ def device_view(
         watch,
         actions,
         checkpoint,
-        withhold=settings.withhold_held_devices,
+        withhold=settings.managed_by == "Koordinator",
         files=files,
         sources=sources,
     )

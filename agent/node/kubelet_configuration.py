@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.host.daemon import Periodic
-from agent.kube import documents
+from agent.kube import auth, documents
 from agent.kubelet import configuration, cpu_manager_state, memory_manager_state
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration, flags
 from agent.kubelet.cpu_manager_state import CpuManagerState
@@ -276,6 +276,14 @@ def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
+def _token_file(settings: AgentSettings) -> str:
+    """The token that the kubelet asks for at an address with TLS, "" outside a pod."""
+    folder = auth.service_account(settings.kubeconfig)
+    path = os.path.join(folder, "token")
+    secure = settings.kubelet_configz.startswith("https:")
+    return path if folder and secure and os.path.exists(path) else ""
+
+
 def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Reading:
     """Reads the first available source: the kubelet's /configz, the declared file, or the command
     line and the files of its process.
@@ -287,7 +295,7 @@ def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Readin
         try:
             answer = configuration.read_configz(
                 settings.kubelet_configz,
-                settings.kubelet_token_file,
+                _token_file(settings),
                 settings.kubelet_ca_file,
                 settings.kubelet_dir,
             )

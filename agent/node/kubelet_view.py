@@ -127,7 +127,6 @@ class PodResourcesView:
     `last_answer` never waits: None before the first answer, then the last valid one, also while no
     kubelet answers: its pods keep their resources.
 
-    `socket_path`: empty for no poll and no thread.
     `changed`: called on the thread after an answer that differs from the last."""
 
     def __init__(
@@ -148,8 +147,7 @@ class PodResourcesView:
         """The first error of each kind since the last valid answer: the texts may differ each
         time."""
         self._polling = Periodic("pod-resources", period_seconds, self._poll, settle_seconds)
-        if socket_path:
-            self._polling.start()
+        self._polling.start()
 
     def last_answer(self) -> PodResourcesAnswer | None:
         return self._answer

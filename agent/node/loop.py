@@ -27,7 +27,7 @@ from agent.node.kubelet_configuration import KubeletConfigurationView
 from agent.node.kubelet_view import PodResourcesView
 from agent.node.notifications import NotificationSocket
 from agent.node.reconcile import ReconcileError, Reconciler
-from agent.node.triggers import COLLECT_SECONDS, Trigger, Triggers
+from agent.node.triggers import COLLECT_SECONDS, REPEAT_SECONDS, Trigger, Triggers
 from agent.rpc.grpc import RpcError
 from agent.telemetry.metrics import AgentMetrics
 
@@ -35,15 +35,15 @@ log = logging.getLogger(__name__)
 
 _PODS_CHANGED = frozenset({Trigger.TREE, Trigger.RUNTIME, Trigger.KUBELET})
 """Triggers after which the kubelet may have assigned or released devices or CPUs."""
-_STALE_SECONDS: Final = 5.0
-"""The least time without a successful pass after which the agent is not Ready."""
+STALE_SECONDS: Final = 5.0
+"""The time without a successful pass, besides the pause, after which the agent is not Ready. After
+four times as long it is not alive."""
 
 
 class Health:
     """Whether passes run and succeed."""
 
-    def __init__(self, period_seconds: float) -> None:
-        self._patience_seconds = max(_STALE_SECONDS, 4 * period_seconds)
+    def __init__(self) -> None:
         self._begun = time.monotonic()
         self._succeeded: float | None = None
         self._error = "no pass has ended yet"
@@ -77,7 +77,7 @@ class Health:
     def alive(self) -> Reply:
         """503 when passes have stopped."""
         silent = time.monotonic() - self._begun
-        if silent > self._pause_seconds + 4 * self._patience_seconds:
+        if silent > self._pause_seconds + 4 * STALE_SECONDS:
             return text_reply(503, f"no pass for {silent:.0f} s")
         return text_reply(200, "ok")
 
@@ -86,7 +86,7 @@ class Health:
         if self._error:
             return self._error
         age = self.snapshot_age_seconds() or 0.0
-        if age > self._pause_seconds + self._patience_seconds:
+        if age > self._pause_seconds + STALE_SECONDS:
             return f"the snapshot is {age:.0f} s old"
         return ""
 
@@ -157,7 +157,7 @@ class PassLoop:
             self._prepare(triggers)
             next_pass = began + self._pass(triggers, began)
             ended = time.monotonic()
-            cooled = ended + self._triggers.cooldown(self._settings, ended - began)
+            cooled = ended + self._triggers.cooldown(ended - began)
             if lost := socket.lost():
                 raise OSError(f"the state folder can't be used any more: {lost}")
 
@@ -180,7 +180,7 @@ class PassLoop:
         healthy = self._reconcile()
         pause = self._triggers.pause(self._settings, healthy, triggers, began)
         if self._reconciler.again:
-            pause = min(pause, self._settings.period_seconds)
+            pause = min(pause, REPEAT_SECONDS)
         self._health.rest(pause)
         self._metrics.pause_seconds.set(pause)
         return pause
@@ -208,7 +208,7 @@ class PassLoop:
         return not error
 
 
-LIVE: Final = ("exclude", "period_seconds", "full_pass_seconds", "log_level")
+LIVE: Final = ("exclude", "period_seconds", "log_level")
 """Options that a reload applies."""
 
 

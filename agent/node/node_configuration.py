@@ -145,13 +145,6 @@ def with_settings(node: NodeConfiguration, settings: AgentSettings) -> NodeConfi
 
 def check_combination(settings: AgentSettings, kubelet: KubeletConfiguration) -> None:
     """Raises CombinationError."""
-    policy, declared = kubelet.cpu_manager_policy, settings.kubelet_cpu_manager
-    if declared != "detect" and policy != declared:
-        raise CombinationError(
-            f"kubelet-cpu-manager is {declared}, but the kubelet's cpuManagerPolicy is {policy} "
-            f"({kubelet.source}): declare its policy, or reconfigure it (drain the node, stop it, "
-            "remove its cpu_manager_state, start it)"
-        )
     if settings.bind_memory and kubelet.memory_manager_policy == "Static":
         raise CombinationError(
             "bind-memory is on, and the kubelet's memoryManagerPolicy is Static "

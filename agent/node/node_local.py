@@ -17,12 +17,10 @@ from typing import Final
 import msgspec
 
 from agent.allocate import layout as layouts
-from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
 from agent.allocate.kubelet.static_policy import PolicyStartError, StaticOptions, check_options
 from agent.allocate.layout import Layout
 from agent.allocate.node_local.claim import LocalInput, LocalPolicy, LocalRequest, LocalRules
 from agent.allocate.pools import Decision
-from agent.allocate.reserved_cpus import cpus_for
 from agent.allocate.shares import may_own, whole_cpus
 from agent.discover.cpus import TopologyView
 from agent.discover.numa import huge_pages
@@ -232,21 +230,14 @@ def configured(
         check_options(options, layout, NumaPolicy.NONE)
     except PolicyStartError as error:
         raise SettingsError(f"cpu-policy-options: {error}") from None
-    reserved = _reserved(settings, topology, layout) or _kubelets_reserved(
+    reserved = _reserved(settings, topology) or _kubelets_reserved(
         settings.cpu_policy, topology, kubelet
     )
     return NodeLocalCpus(settings.cpu_policy, options, reserved, settings.root)
 
 
-def _reserved(settings: AgentSettings, topology: Topology, layout: Layout) -> CpuSet:
+def _reserved(settings: AgentSettings, topology: Topology) -> CpuSet:
     """The CPUs that the settings reserve. Raises SettingsError."""
-    if settings.reserved_cpu_milli:
-        if settings.reserved_cpus:
-            raise SettingsError("reserved-cpu-milli: reserved-cpus is set too: remove one of them")
-        try:
-            return cpus_for(layout, settings.reserved_cpu_milli)
-        except NotEnoughCpusError as error:
-            raise SettingsError(f"reserved-cpu-milli: {error}") from None
     reserved = named_reserved(settings)
     if missing := reserved - topology.online - topology.offline:
         raise SettingsError(f"reserved-cpus: CPUs {missing} do not exist")
@@ -270,8 +261,8 @@ def _kubelets_reserved(
             else ("the kubelet's configuration is not known")
         )
         raise SettingsError(
-            f"cpu-policy is {policy}, and {why}: set reserved-cpus or reserved-cpu-milli, or the "
-            "kubelet's reservedSystemCPUs, kubeReserved or systemReserved"
+            f"cpu-policy is {policy}, and {why}: set reserved-cpus, or the kubelet's "
+            " reservedSystemCPUs, kubeReserved or systemReserved"
         )
     return cpus
 

@@ -14,7 +14,7 @@ from agent.node.cpu_times import cpu_times
 
 LEAST_SECONDS: Final = 5.0
 """The least time between two measurements. Without events a pass, and so a measurement, takes place
-every `full-pass-seconds`."""
+every `period-seconds`."""
 
 
 class ReservedLoad:

@@ -32,7 +32,10 @@ log = logging.getLogger(__name__)
 SETTLE_SECONDS: Final = 5.0
 """A container's cgroup exists before the runtime lists it as running, and some runtimes have no
 events for the agent: for this long after any event the passes repeat, with pauses that double from
-FIRST_PAUSE_SECONDS to the period."""
+FIRST_PAUSE_SECONDS to REPEAT_SECONDS."""
+REPEAT_SECONDS: Final = 0.5
+"""The longest pause between two passes while events are incomplete: shortly after an event, without
+the watch of cgroups, and after a pass that failed."""
 FIRST_PAUSE_SECONDS: Final = 0.02
 LEAST_COOLDOWN_SECONDS: Final = 0.1
 """With a runtime that has events. The start of a pod makes some twenty events in half a second, and
@@ -139,19 +142,20 @@ class Triggers:
         since = began - self._last_event
         settled = self._runtime.streaming or since >= SETTLE_SECONDS
         if healthy and complete and settled:
-            return max(settings.full_pass_seconds, settings.period_seconds)
+            return settings.period_seconds
+        repeat = min(REPEAT_SECONDS, settings.period_seconds)
         if healthy and not settled:
-            return min(max(since, FIRST_PAUSE_SECONDS), settings.period_seconds)
-        return settings.period_seconds
+            return min(max(since, FIRST_PAUSE_SECONDS), repeat)
+        return repeat
 
-    def cooldown(self, settings: AgentSettings, took_seconds: float) -> float:
+    def cooldown(self, took_seconds: float) -> float:
         """The seconds after a pass in which only a frontend that holds a call triggers another one.
         They are at least as long as the pass was: endless changes of cgroups keep the agent busy at
         most half of the time."""
         least = FIRST_PAUSE_SECONDS
         if self._runtime.streaming:
             least = FRONTEND_COOLDOWN_SECONDS if self._by_frontend else LEAST_COOLDOWN_SECONDS
-        return min(max(took_seconds, least), settings.period_seconds)
+        return min(max(took_seconds, least), REPEAT_SECONDS)
 
     def close(self) -> None:
         self._runtime.close()

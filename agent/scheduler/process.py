@@ -126,7 +126,7 @@ def run(settings: SchedulerSettings) -> None:
     state. Raises AccessError, CertificateError, FaultError, HttpListenError and SettingsError."""
     use_one_malloc_arena()
     args = scheduler_args(settings.scheduler_args_file)
-    access = auth.access(settings.kubeconfig, settings.service_account_dir)
+    access = auth.access(settings.kubeconfig)
     ended = threading.Event()
     with Faults(ended.set), ExitStack() as closing:
         transports = Transports(access, "topolet-scheduler")

@@ -354,7 +354,7 @@ def run(settings: WebhookSettings) -> None:
     if settings.client_names and not settings.client_ca_file:
         raise SettingsError("client-names: requires client-ca-file")
     node = node_addresses(settings.node_addresses)
-    access = auth.access(settings.kubeconfig, settings.service_account_dir)
+    access = auth.access(settings.kubeconfig)
     # The kubelet's probes and new pods come without a certificate.
     certificate = CertificateFiles(
         settings.tls_certificate_file,

@@ -105,7 +105,7 @@ def running(folder: Path) -> Iterator[Cluster]:
         api.start_etcd()
         api.start_server(f"--audit-policy-file={policy}", f"--audit-log-path={audit}")
         agent_account.install(api, NODE, account)
-        flags = [f"--service-account-dir={account}", f"--node-name={NODE}"]
+        flags = [f"--kubeconfig={account}", f"--node-name={NODE}"]
         yield Cluster(api, audit, flags, {**os.environ, **agent_account.environment(api)})
     finally:
         api.stop()

@@ -45,12 +45,11 @@ def test_corrected_pod_resources_without_grpcio_are_an_error(tmp_path: Path) -> 
     [
         (["--corrected-pod-resources-socket=s"], "'s' is not unix:///absolute/path"),
         (
-            ["--corrected-pod-resources-socket=/x", "--pod-resources-socket="],
-            "needs pod-resources-socket",
-        ),
-        (
-            ["--corrected-pod-resources-socket=unix:///x/../k", "--pod-resources-socket=/k"],
-            "/x/../k is the kubelet's own socket",
+            [
+                "--corrected-pod-resources-socket=unix:///x/../k/pod-resources/kubelet.sock",
+                "--kubelet-dir=/k",
+            ],
+            "/x/../k/pod-resources/kubelet.sock is the kubelet's own socket",
         ),
     ],
 )

@@ -102,7 +102,7 @@ def test_without_credentials_nothing_is_changed(
 ) -> None:
     """The program may be in the folder that it removes, so that it can't be run again."""
     command_line.remove("--without-cluster")
-    command_line.append(f"--service-account-dir={tmp_path}/none")
+    command_line.append(f"--kubeconfig={tmp_path}/none")
     assert main(command_line) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "not in a cluster: nothing is changed; with --without-cluster a later run" in line

@@ -74,7 +74,7 @@ def test_a_release_is_upgraded_under_running_pods_and_leaves_nothing(
     assert reason in str(refused.value)
     assert cluster.agent_pod(HOST) == agent
     with cluster.following("lse", "ls") as seen:
-        more = '--set-json=pools=[{"mode":"proxy","settings":{"full-pass-seconds":30}}]'
+        more = '--set-json=pools=[{"mode":"proxy","settings":{"period-seconds":30}}]'
         helm(cluster, tmp_path, *install, *VALUES, more)
         cluster.pod("late", qos="LS", cpu="100m")
         cluster.eventually(

@@ -186,7 +186,7 @@ def test_helm_finds_no_fault_in_the_chart(values: Object, tmp_path: Path) -> Non
         ({"pools": [{"maxUnavailable": "0%"}]}, "/pools/0/maxUnavailable"),
         ({"pools": [{"maxUnavailable": 0}]}, "/pools/0/maxUnavailable"),
         ({"pools": [{"settings": {"period-seconds": "abc"}}]}, "/pools/0/settings/period-seconds"),
-        ({"pools": [{"settings": {"period-seconds": 61}}]}, "/pools/0/settings/period-seconds"),
+        ({"pools": [{"settings": {"period-seconds": 601}}]}, "/pools/0/settings/period-seconds"),
         ({"pools": [{"settings": {"cpu-policy": "sttic"}}]}, "/pools/0/settings/cpu-policy"),
         ({"pools": [{"settings": {"devices": "on"}}]}, "/pools/0/settings/devices"),
         (
@@ -215,7 +215,7 @@ def test_invalid_values_are_refused_with_their_names(
         {"image": {"registry": "registry.example:5000/team/a.b__c", "tag": "v1_2-rc.1"}},
         {"pools": [{"nodeSelector": {"a": "b"}, "maxUnavailable": "100%"}, {"name": "c"}]},
         {"pools": [{"maxUnavailable": 3, "settings": {"reserved-cpus": 3, "devices": "false"}}]},
-        {"pools": [{"settings": {"period-seconds": 1, "full-pass-seconds": "0.5"}}]},
+        {"pools": [{"settings": {"period-seconds": "0.5"}}]},
         {"agent": {"tolerations": [{"key": "a", "operator": "Equal", "value": "b"}]}},
         {"agent": {"resources": {"requests": {"cpu": 0.5, "memory": "1.5Gi"}}}},
     ],
@@ -302,7 +302,7 @@ def test_the_schema_has_all_options_with_their_types_ranges_and_choices() -> Non
     names = {each.encode_name for each in options.options(AgentSettings)}
     assert set(found) == names - OWN_OPTIONS
     period, policy = found["period-seconds"], found["cpu-policy"]
-    assert (period["exclusiveMinimum"], period["maximum"]) == (0, 60)
+    assert (period["exclusiveMinimum"], period["maximum"]) == (0, 600)
     assert policy["enum"] == ["dynamic", "none", "static"]
     assert policy["description"].startswith("exclusive CPUs for containers")
 
@@ -369,7 +369,7 @@ def test_a_pool_has_its_own_settings_image_and_runtime_class(tmp_path: Path) -> 
             "settings": {"log-level": "debug", "period-seconds": 2, "bind-memory": True},
             "canary": {"settings": {"log-level": "info"}, "image": {"tag": "0.2.0"}},
         },
-        {"settings": {"full-pass-seconds": 0.5, "exclude": "kube-system, prod/db"}},
+        {"settings": {"period-seconds": 0.5, "exclude": "kube-system, prod/db"}},
     ]
     image = {"registry": "registry.example.com/team", "digest": digest, "pullSecrets": ["mine"]}
     found = daemonsets(rendered(tmp_path, {"pools": pools, "image": image}))
@@ -390,7 +390,7 @@ def test_a_pool_has_its_own_settings_image_and_runtime_class(tmp_path: Path) -> 
         assert "--period-seconds=2" not in plugin["args"]
         assert plugin["image"] == agent(each)["image"]
     flags = arguments(agent(others))
-    assert {"--full-pass-seconds=0.5", "--exclude=kube-system, prod/db"} <= set(flags)
+    assert {"--period-seconds=0.5", "--exclude=kube-system, prod/db"} <= set(flags)
 
 
 def test_a_canary_with_a_tag_does_not_run_the_digest_of_its_pool(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.kube.store import EmbeddedStore
+from agent.kubelet import podresources
 from agent.node.sources import SourceName
 from tests.discover.buses import add_function, write_files
 from tests.faults.conftest import AgentHarness
@@ -34,8 +35,9 @@ class FaultyNode:
         self.root = folder / "machine"
         self.kubelet = folder / "kubelet"
         self.state = harness.node.state
-        self.pod_resources = folder / "pod-resources.sock"
-        self.flags = [f"--pod-resources-socket={self.pod_resources}"]
+        self.pod_resources = Path(podresources.socket_path(str(self.kubelet)))
+        self.pod_resources.parent.mkdir()
+        self.flags: list[str] = []
         self.kubelet_command = ["kubelet", "--config=/etc/kubelet.yaml"]
         self.refused: list[str] = []
         self.port = free_port()
@@ -174,11 +176,6 @@ def configz_file_missing(node: FaultyNode) -> None:
     node.flags.append(f"--kubelet-configz=file:{node.root}/configz")
 
 
-def configz_without_token(node: FaultyNode) -> None:
-    node.flags.append(f"--kubelet-configz=https://127.0.0.1:{free_port()}/configz")
-    node.flags.append("--kubelet-token-file=/nowhere/token")
-
-
 def configz_hangs(node: FaultyNode) -> None:
     listener = node.listeners.enter_context(socket.create_server(("127.0.0.1", 0)))
     node.flags.append(f"--kubelet-configz=http://127.0.0.1:{listener.getsockname()[1]}/configz")
@@ -282,7 +279,6 @@ BOTH: list[tuple[Fault, SourceName]] = [
 ]
 AT_START: list[tuple[Fault, SourceName]] = [
     (configz_file_missing, S.KUBELET_CONFIGZ),
-    (configz_without_token, S.KUBELET_CONFIGZ),
     (configz_hangs, S.KUBELET_CONFIGZ),
     (no_driver, S.DEVICES),
     (pci_unreadable, S.DEVICES),

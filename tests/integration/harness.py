@@ -39,7 +39,7 @@ from tests.fixtures.ports import free_port
 from tests.integration import podnetwork
 from tests.waiting import DEADLINE_SECONDS, eventually
 
-NO_FULL_PASS = "--full-pass-seconds=600"
+NO_FULL_PASS = "--period-seconds=600"
 """Flag of an agent that has to detect changes by events."""
 
 

@@ -31,7 +31,7 @@ class Account:
         """Starts the node's agent in the cluster."""
         port = self._api.url.rpartition(":")[2]
         node.start_agent(
-            f"--service-account-dir={self.folder}",
+            f"--kubeconfig={self.folder}",
             *flags,
             environ={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port},
             variables=variables,

@@ -81,7 +81,7 @@ def test_the_agent_manages_the_node_without_a_server(node: TestNode) -> None:
     folder.mkdir()
     (folder / "token").write_text("token")
     node.start_agent(
-        f"--service-account-dir={folder}",
+        f"--kubeconfig={folder}",
         environ={
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT": str(free_port()),

@@ -69,7 +69,6 @@ def test_devices_and_cpus_are_those_that_containers_have(kubelet: Kubelet, gpus:
         eventually("the kubelet assigned both", kubelet_has_both, START_SECONDS)
         gpus.start_agent(
             f"--kubelet-dir={kubelet.root}",
-            f"--pod-resources-socket={kubelet.socket}",
             f"--corrected-pod-resources-socket={socket}",
         )
 

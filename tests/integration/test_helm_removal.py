@@ -133,7 +133,7 @@ class Kubelets:
             file.write_text(json.loads(found)["data"]["pools.json"])
             words[-1] = str(file)
         return subprocess.run(
-            [sys.executable, "-m", "agent", *words, f"--service-account-dir={self._account(pod)}"],
+            [sys.executable, "-m", "agent", *words, f"--kubeconfig={self._account(pod)}"],
             capture_output=True,
             check=False,
             text=True,

@@ -90,7 +90,7 @@ def test_modules_that_an_agent_in_a_cluster_loads(node: TestNode, tmp_path: Path
         agent_account.install(api, "node-a", account)
         environment = agent_account.environment(api)
         node.start_agent(
-            f"--service-account-dir={account}",
+            f"--kubeconfig={account}",
             environ={**environment, "PYTHONPROFILEIMPORTTIME": "1"},
         )
         eventually(

@@ -18,7 +18,7 @@ def start_agent(node: TestNode) -> None:
     """CPU 0 is reserved."""
     config = node.folder / "reserving.yaml"
     config.write_text("{kind: KubeletConfiguration, reservedSystemCPUs: '0'}\n")
-    node.start_agent(f"--kubelet-config={config}", "--full-pass-seconds=1")
+    node.start_agent(f"--kubelet-config={config}", "--period-seconds=1")
     node.start_proxy()
 
 

@@ -214,7 +214,7 @@ def test_agents_are_replaced_until_a_doctor_finds_something(
     pool: Pool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = pool.agents()
-    pool.upgrade(settings={"full-pass-seconds": 30})
+    pool.upgrade(settings={"period-seconds": 30})
     assert pool.agents() == before, "the DaemonSet controller replaces no pod"
 
     assert pool.rollout("--max-nodes=1") == 0
@@ -257,7 +257,7 @@ def test_an_agent_that_does_not_become_ready_stops_the_rollout(
     pool: Pool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pool.kubelets.failing = {"n1"}
-    pool.upgrade(settings={"full-pass-seconds": 30})
+    pool.upgrade(settings={"period-seconds": 30})
     before = pool.agents()
     assert pool.rollout("--node-seconds=3") == 1
     error = capfd.readouterr().err
@@ -273,7 +273,7 @@ def test_an_agent_that_does_not_become_ready_stops_the_rollout(
 def test_a_node_whose_agent_does_not_end_stops_the_rollout(
     pool: Pool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pool.upgrade(settings={"full-pass-seconds": 30})
+    pool.upgrade(settings={"period-seconds": 30})
     before = pool.agents()
     pool.kubelets.hung = {"n3"}
     pool.delete(before["n3"])
@@ -304,7 +304,7 @@ def test_a_canary_is_rolled_out_first(pool: Pool, capfd: pytest.CaptureFixture[s
         "name": "gpu",
         "nodeSelector": {"nvidia.com/gpu.present": "true"},
         "updateStrategy": "OnDelete",
-        "canary": {"settings": {"full-pass-seconds": 40}},
+        "canary": {"settings": {"period-seconds": 40}},
     }
     others = {"updateStrategy": "OnDelete"}
     for node in ("n1", "n2"):
@@ -314,7 +314,7 @@ def test_a_canary_is_rolled_out_first(pool: Pool, capfd: pytest.CaptureFixture[s
     pool.install(cards, others)
     eventually("each node has an agent of its pool", lambda: pool.daemonsets() == 3)
     before = pool.agents()
-    pool.install({**cards, "canary": {"settings": {"full-pass-seconds": 30}}}, others)
+    pool.install({**cards, "canary": {"settings": {"period-seconds": 30}}}, others)
     assert pool.rollout(name="topolet-agent-gpu-canary") == 0
     after = pool.agents()
     (canary,) = (node for node in NODES if after[node] != before[node])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent.kubelet import configuration
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.settings.agent import AgentSettings
@@ -185,13 +186,19 @@ def test_configz_is_preferred(tmp_path: Path) -> None:
     assert url in reading.problems[SourceName.KUBELET_CONFIGZ][0]
 
 
-def test_a_missing_token_is_reported_for_configz(tmp_path: Path) -> None:
-    process(tmp_path, 70, "kubelet")
-    reading = read(
-        tmp_path, kubelet_configz="https://127.0.0.1:1/configz", kubelet_token_file="/nowhere/token"
+@pytest.mark.parametrize(
+    ("url", "sent"), [("https://127.0.0.1:1/configz", True), ("http://127.0.0.1:1/configz", False)]
+)
+def test_the_token_of_the_service_account_is_sent_to_configz_with_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, sent: bool
+) -> None:
+    put(tmp_path, "/account/token", "secret")
+    tokens: list[str] = []
+    monkeypatch.setattr(
+        configuration, "read_configz", lambda _url, token_file, *_: tokens.append(token_file)
     )
-    assert "/nowhere/token" in reading.problems[SourceName.KUBELET_CONFIGZ][0]
-    assert reading.whole is not None
+    read(tmp_path, kubelet_configz=url, kubeconfig=str(tmp_path / "account"))
+    assert tokens == [f"{tmp_path}/account/token" if sent else ""]
 
 
 def test_kubelet_within_k3s(tmp_path: Path) -> None:

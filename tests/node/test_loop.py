@@ -63,7 +63,7 @@ class LoopTest:
             self._socket,
             self._triggers,
             self.reconciler,  # type: ignore[arg-type]
-            Health(1.0),
+            Health(),
             AgentMetrics(),
             None,
             unused,

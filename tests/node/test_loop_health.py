@@ -20,7 +20,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_ready_after_the_first_successful_pass_until_one_fails_or_is_missing(clock: Clock) -> None:
-    health = Health(0.5)
+    health = Health()
     assert (health.ready().status, health.ready().body) == (503, b"no pass has ended yet\n")
     health.begin()
     health.end("")
@@ -35,7 +35,7 @@ def test_ready_after_the_first_successful_pass_until_one_fails_or_is_missing(clo
 
 
 def test_alive_while_passes_begin_even_if_they_fail(clock: Clock) -> None:
-    health = Health(0.5)
+    health = Health()
     for _ in range(100):
         clock.now += 10
         health.begin()
@@ -45,17 +45,8 @@ def test_alive_while_passes_begin_even_if_they_fail(clock: Clock) -> None:
     assert (health.alive().status, health.alive().body) == (503, b"no pass for 20 s\n")
 
 
-def test_a_long_period_has_a_longer_timeout(clock: Clock) -> None:
-    health = Health(60)
-    health.begin()
-    health.end("")
-    clock.now += 239
-    assert health.ready().status == 200
-    assert health.alive().status == 200
-
-
 def test_a_lasting_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    health = Health(0.5)
+    health = Health()
     for error in ("disk full", "disk full", "", "disk full", "other"):
         health.end(error)
     lines = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
@@ -63,7 +54,7 @@ def test_a_lasting_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_the_pause_before_a_full_pass_does_not_count_as_late(clock: Clock) -> None:
-    health = Health(0.5)
+    health = Health()
     health.begin()
     health.end("")
     health.rest(10)

@@ -241,8 +241,9 @@ def test_a_reserved_amount_takes_whole_cores_from_the_lowest(tmp_path: Path) -> 
     siblings = Path(world.root, "sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
     first_core = CpuSet.parse(siblings.read_text())
     guaranteed(world, "g")
-    settings = AgentSettings(cpu_policy="static", reserved_cpu_milli=1500)
-    agent = world.agent(node_local.configured(settings, TopologyView(world.root), None))
+    kubelet = of_object({"kubeReserved": {"cpu": "1500m"}}, "kubelet 7")
+    settings = AgentSettings(cpu_policy="static")
+    agent = world.agent(node_local.configured(settings, TopologyView(world.root), kubelet))
     # A container can own all other CPUs: the reserved ones stay shared.
     assert CpuSet.parse(announce(world, agent, "g", 6)) == CpuSet.parse("0-7") - first_core
     assert pool(world) == first_core
@@ -254,11 +255,10 @@ def test_a_reserved_amount_takes_whole_cores_from_the_lowest(tmp_path: Path) -> 
         ({}, {"reservedSystemCPUs": "2", "kubeReserved": {"cpu": "3"}}, "2"),
         ({}, {"kubeReserved": {"cpu": "600m"}, "systemReserved": {"cpu": "500m"}}, "0-1"),
         ({"reserved_cpus": "3"}, {"reservedSystemCPUs": "2"}, "3"),
-        ({"reserved_cpu_milli": 100}, {"reservedSystemCPUs": "2"}, "0"),
     ],
 )
 def test_the_kubelets_reservation_counts_unless_the_agent_has_its_own(
-    world: World, settings: dict[str, str | int], kubelet: dict[str, Any], shared: str
+    world: World, settings: dict[str, str], kubelet: dict[str, Any], shared: str
 ) -> None:
     of_agent = AgentSettings(cpu_policy="static", **settings)  # type: ignore[arg-type]
     machine = TopologyView(world.root)
@@ -494,22 +494,6 @@ def test_invalid_settings_name_the_option(
     settings = AgentSettings(
         cpu_policy="static", cpu_policy_options=options, reserved_cpus=reserved
     )
-    with pytest.raises(SettingsError) as raised:
-        node_local.configured(settings, TopologyView(world.root), None)
-    assert str(raised.value).startswith(reason)
-
-
-@pytest.mark.parametrize(
-    ("reserved", "milli", "reason"),
-    [
-        ("0", 500, "reserved-cpu-milli: reserved-cpus is set too"),
-        ("", 4001, "reserved-cpu-milli: 5 CPUs were requested and 4 are free"),
-    ],
-)
-def test_invalid_reservations_name_the_option(
-    world: World, reserved: str, milli: int, reason: str
-) -> None:
-    settings = AgentSettings(cpu_policy="static", reserved_cpus=reserved, reserved_cpu_milli=milli)
     with pytest.raises(SettingsError) as raised:
         node_local.configured(settings, TopologyView(world.root), None)
     assert str(raised.value).startswith(reason)

@@ -73,8 +73,9 @@ def test_a_folder_that_is_not_the_kubelets_is_named(root: Path) -> None:
 
 
 def test_settings_that_contradict_the_kubelets_configuration_are_named(root: Path) -> None:
-    wrong = found(root, kubelet_cpu_manager="none")[1]
-    assert wrong.startswith("kubelet-cpu-manager is none, but the kubelet's cpuManagerPolicy is st")
+    process(root, 7, "/usr/bin/kubelet", "--memory-manager-policy=Static")
+    wrong = found(root, bind_memory=True)[1]
+    assert wrong.startswith("bind-memory is on, and the kubelet's memoryManagerPolicy is Static")
 
 
 def test_cgroups_without_a_cpuset_controller_are_named(root: Path) -> None:

@@ -11,7 +11,7 @@ from agent.node.triggers import FIRST_PAUSE_SECONDS, Trigger, Triggers
 from tests.cri.event_stream import Runtime, serving
 from tests.waiting import eventually
 
-SETTINGS = AgentSettings(period_seconds=0.5)
+SETTINGS = AgentSettings(period_seconds=10)
 NOW = 1000.0
 
 
@@ -33,7 +33,7 @@ def streaming(tmp_path: Path) -> Iterator[Triggers]:
     with serving(tmp_path / "runtime.sock", runtime):
         socket = NotificationSocket(str(tmp_path / "doorbell.sock"))
         streaming = Triggers(socket, str(tmp_path), str(tmp_path), str(tmp_path / "runtime.sock"))
-        eventually("an event", lambda: streaming.cooldown(SETTINGS, 0.0) > FIRST_PAUSE_SECONDS)
+        eventually("an event", lambda: streaming.cooldown(0.0) > FIRST_PAUSE_SECONDS)
         yield streaming
         streaming.close()
         socket.close()
@@ -54,16 +54,16 @@ def test_cooldown_is_as_long_as_the_pass_within_bounds(
     request: pytest.FixtureRequest, runtime: str, pass_seconds: float, seconds: float
 ) -> None:
     triggers: Triggers = request.getfixturevalue(runtime)
-    assert triggers.cooldown(SETTINGS, pass_seconds) == seconds
+    assert triggers.cooldown(pass_seconds) == seconds
 
 
 def test_while_a_frontend_notifies_other_events_wait_longer(streaming: Triggers) -> None:
     streaming.pause(SETTINGS, True, {Trigger.NOTIFICATION}, NOW)
-    assert streaming.cooldown(SETTINGS, 0.001) == 0.25
+    assert streaming.cooldown(0.001) == 0.25
     streaming.pause(SETTINGS, True, {Trigger.TREE}, NOW + 4.9)
-    assert streaming.cooldown(SETTINGS, 0.001) == 0.25
+    assert streaming.cooldown(0.001) == 0.25
     streaming.pause(SETTINGS, True, {Trigger.TREE}, NOW + 5)
-    assert streaming.cooldown(SETTINGS, 0.001) == 0.1
+    assert streaming.cooldown(0.001) == 0.1
 
 
 def test_without_an_event_a_full_pass_is_due_after_its_period(triggers: Triggers) -> None:

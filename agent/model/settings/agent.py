@@ -17,7 +17,6 @@ from agent.model.settings.options import (
     LOG_LEVEL,
     NODE_ADDRESSES,
     RUNTIME_ENDPOINT,
-    SERVICE_ACCOUNT_DIR,
     STATE_DIR,
     HoldSeconds,
     HookDeadlines,
@@ -29,7 +28,6 @@ from agent.model.settings.options import (
     NodeAddresses,
     Options,
     RuntimeEndpoint,
-    ServiceAccountDir,
     StateDir,
 )
 from agent.model.snapshot import CpuPolicy
@@ -89,7 +87,6 @@ class UninstallSettings(InstallSettings, frozen=True):
 
     node_name: NodeName = ""
     kubeconfig: Kubeconfig = KUBECONFIG
-    service_account_dir: ServiceAccountDir = SERVICE_ACCOUNT_DIR
 
 
 class KubeletStateSettings(RestoreSettings, frozen=True):
@@ -111,19 +108,21 @@ class AgentSettings(KubeletStateSettings, frozen=True):
 
     node_name: NodeName = ""
     kubeconfig: Kubeconfig = KUBECONFIG
-    service_account_dir: ServiceAccountDir = SERVICE_ACCOUNT_DIR
     managed_by: Annotated[
         Literal["topolet", "Koordinator"],
         msgspec.Meta(
-            description="value of the label app.kubernetes.io/managed-by of NodeResourceTopology "
-            "and Device: Koordinator for programs that select the objects of koordlet by it"
+            description="Koordinator: for koord-scheduler and other readers of koordlet's objects, "
+            "NodeResourceTopology and Device have its value of the label "
+            "app.kubernetes.io/managed-by, and devices that pods hold through a kubelet's device "
+            "plugin, a ResourceClaim or by hand have amounts of 0 in the Device object and the Node"
         ),
     ] = "topolet"
     kubelet_configz: Annotated[
         str,
         msgspec.Meta(
             description="https://NODE:10250/configz, where the agent reads the kubelet's "
-            "configuration; empty: it reads the kubelet's command line and file"
+            "configuration with the token of its pod, which it sends only to a verified kubelet; "
+            "empty: it reads the kubelet's command line and file"
         ),
     ] = ""
     kubelet_config: Annotated[
@@ -133,13 +132,6 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "path of the kubelet's own --config, below root. The kubelet's flags override the file"
         ),
     ] = ""
-    kubelet_token_file: Annotated[
-        str,
-        msgspec.Meta(
-            description="bearer token for kubelet-configz, sent only to a verified kubelet; "
-            "empty: none"
-        ),
-    ] = ""
     kubelet_ca_file: Annotated[
         str,
         msgspec.Meta(
@@ -147,13 +139,6 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "certificate in kubelet-dir/pki"
         ),
     ] = ""
-    kubelet_cpu_manager: Annotated[
-        Literal["detect", "none", "static"],
-        msgspec.Meta(
-            description="the kubelet's cpuManagerPolicy: with none or static the agent does not "
-            "start if the kubelet has another policy; detect: any policy"
-        ),
-    ] = "detect"
     devices: Annotated[
         bool,
         msgspec.Meta(description="the agent discovers GPUs, RDMA devices and FPGAs"),
@@ -166,27 +151,12 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "catalogue: ignore, restart-app, reset, reboot or support; `*` for unknown XIDs"
         ),
     ] = ""
-    withhold_held_devices: Annotated[
-        bool,
-        msgspec.Meta(
-            description="devices that pods hold through a kubelet's device plugin, a ResourceClaim "
-            "or by hand have amounts of 0 in the Device object and the Node: for a scheduler that "
-            "does not read devices-checkpoints, such as Koordinator's"
-        ),
-    ] = False
-    pod_resources_socket: Annotated[
-        str,
-        msgspec.Meta(
-            description="the kubelet's PodResources socket, with the resources that its pods hold; "
-            "empty: not used"
-        ),
-    ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
     corrected_pod_resources_socket: Annotated[
         str,
         msgspec.Meta(
             description="socket on which the agent serves PodResources as the kubelet does, with "
             "the devices and CPUs that containers really have, for exporters (DCGM) and Multus; "
-            "empty: none. Needs grpcio and pod-resources-socket"
+            "empty: none. Needs grpcio"
         ),
     ] = ""
     cpu_policy: Annotated[
@@ -207,21 +177,11 @@ class AgentSettings(KubeletStateSettings, frozen=True):
     reserved_cpus: Annotated[
         str,
         msgspec.Meta(
-            description="for cpu-policy: CPUs that no container owns, as a Linux list; without it "
-            "and reserved-cpu-milli: the CPUs of the kubelet's reservedSystemCPUs, else those for "
-            "its kubeReserved and systemReserved. The agent does not start if there are none"
+            description="for cpu-policy: CPUs that no container owns, as a Linux list; empty: the "
+            "CPUs of the kubelet's reservedSystemCPUs, else those for its kubeReserved and "
+            "systemReserved. The agent does not start if there are none"
         ),
     ] = ""
-    reserved_cpu_milli: Annotated[
-        int,
-        msgspec.Meta(
-            ge=0,
-            le=1_000_000_000,
-            description="for cpu-policy, instead of reserved-cpus: an amount of CPU that no "
-            "container owns, like the sum of kube-reserved and system-reserved, in millicores; it "
-            "is rounded up to whole CPUs, taken core by core from the lowest core",
-        ),
-    ] = 0
     owners_on_reserved: Annotated[
         bool,
         msgspec.Meta(description="LSE and LSR pods may own CPUs that the kubelet reserves"),
@@ -315,14 +275,8 @@ class AgentSettings(KubeletStateSettings, frozen=True):
         float,
         msgspec.Meta(
             gt=0,
-            le=60,
-            description="time between two full passes while events are incomplete, seconds",
-        ),
-    ] = 0.5
-    full_pass_seconds: Annotated[
-        float,
-        msgspec.Meta(
-            gt=0, le=600, description="time between two full passes without an event, seconds"
+            le=600,
+            description="time between two full passes without an event, seconds",
         ),
     ] = 10.0
     exclude: Annotated[

@@ -34,14 +34,11 @@ LISTEN: Final = "unix:///run/topolet/cri.sock"
 Kubeconfig = Annotated[
     str,
     msgspec.Meta(
-        description="kubeconfig file for the API server; empty: the service account of the pod"
+        description="kubeconfig file for the API server, or a folder as that of a pod's service "
+        "account, with token and ca.crt; empty: the service account of this pod"
     ),
 ]
 KUBECONFIG: Final = ""
-ServiceAccountDir = Annotated[
-    str, msgspec.Meta(description="folder with the pod's token and the API server's ca.crt")
-]
-SERVICE_ACCOUNT_DIR: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 HoldSeconds = Annotated[
     float,
     msgspec.Meta(ge=0, le=60, description="longest time that a call waits for the agent, seconds"),
@@ -104,7 +101,6 @@ class CallerSettings(Options, frozen=True):
     """Commands that only ask the API server, with the rights of their caller."""
 
     kubeconfig: Kubeconfig = KUBECONFIG
-    service_account_dir: ServiceAccountDir = SERVICE_ACCOUNT_DIR
 
 
 def parse(

@@ -11,7 +11,6 @@ from agent.model.settings.options import (
     LOG_FORMAT,
     LOG_LEVEL,
     NODE_ADDRESSES,
-    SERVICE_ACCOUNT_DIR,
     TLS_CERTIFICATE_FILE,
     TLS_KEY_FILE,
     Kubeconfig,
@@ -19,7 +18,6 @@ from agent.model.settings.options import (
     LogLevel,
     NodeAddresses,
     Options,
-    ServiceAccountDir,
     TlsCertificateFile,
     TlsKeyFile,
 )
@@ -97,7 +95,6 @@ class SchedulerSettings(Options, frozen=True):
     """`topolet scheduler`."""
 
     kubeconfig: Kubeconfig = KUBECONFIG
-    service_account_dir: ServiceAccountDir = SERVICE_ACCOUNT_DIR
     tls_certificate_file: TlsCertificateFile = TLS_CERTIFICATE_FILE
     tls_key_file: TlsKeyFile = TLS_KEY_FILE
     extender_address: Annotated[
@@ -197,7 +194,6 @@ class ExplainSettings(Options, frozen=True):
     settings file can be used."""
 
     kubeconfig: Kubeconfig = KUBECONFIG
-    service_account_dir: ServiceAccountDir = SERVICE_ACCOUNT_DIR
     scheduler_namespace: Annotated[
         str, msgspec.Meta(min_length=1, description="explain: namespace of the scheduler's Service")
     ] = "topolet-system"
@@ -213,7 +209,6 @@ class WebhookSettings(Options, frozen=True):
     """`topolet webhook`."""
 
     kubeconfig: Kubeconfig = KUBECONFIG
-    service_account_dir: ServiceAccountDir = SERVICE_ACCOUNT_DIR
     webhook_https: Annotated[
         str,
         msgspec.Meta(description="webhook: ADDRESS:PORT of its pages and of /healthz, with TLS"),

@@ -24,6 +24,7 @@ import pytest
 
 from agent.cri.client import Cri
 from agent.discover import cpus
+from agent.kubelet import podresources
 from agent.kubelet.memory_manager_state import FILE_NAME as MEMORY_STATE
 from agent.kubelet.podresources import KubeletDownError, PodResourcesClient, RateLimitError
 from agent.model.cpu.cpuset import CpuSet
@@ -106,7 +107,7 @@ class Kubelet:
         self.root = folder / "root"
         self.shared = folder / "var-lib-kubelet"
         """The folder that replaces /var/lib/kubelet."""
-        self.socket = str(self.root / "pod-resources" / "kubelet.sock")
+        self.socket = podresources.socket_path(str(self.root))
         self.containerd = containerd
         self.topology: Topology = cpus.read(machine)
         self.reserved = CpuSet(sorted(self.topology.online)[:1])

@@ -41,7 +41,7 @@ def test_flags_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> No
             b"period-seconds = 'soon'",
             "period-seconds is not a number greater than 0 and of at most",
         ),
-        (b"period-seconds = 0", "period-seconds is not a number greater than 0 and of at most 60"),
+        (b"period-seconds = 0", "period-seconds is not a number greater than 0 and of at most 600"),
         (b"period-seconds = nan", "period-seconds is not a number"),
         (b"hold-seconds = -1", "hold-seconds is not a number of at least 0 and of at most 60"),
         (b"hold-seconds = 1e9", "hold-seconds is not a number of at least 0 and of at most 60"),

@@ -51,7 +51,7 @@ def test_cpus_are_near_devices_and_free_huge_pages(containerd: Containerd) -> No
     assert int(POOL.read_text()) == PAGES
     try:
         with fresh_node(containerd) as node:
-            flags = ("--cpu-policy=static", "--reserved-cpu-milli=1500")
+            flags = ("--cpu-policy=static", "--reserved-cpus=0-1")
             node.start_agent(*flags)
             node.start_proxy(HOLD)
             ids = {
