@@ -27,9 +27,9 @@ def serve_extender(api: int, port: int, pages: int) -> None:
     auth.access = lambda *_: FileAccess(f"http://127.0.0.1:{api}")
     process.run(
         SchedulerSettings(
-            extender_address=f"127.0.0.1:{port}",
-            tls_certificate_file="",
-            scheduler_http=f"127.0.0.1:{pages}",
+            https=f"127.0.0.1:{port}",
+            tls_dir="",
+            http=f"127.0.0.1:{pages}",
             lease_name="",
         )
     )

@@ -114,8 +114,8 @@ def scheduler_row(folder: Path, seconds: float) -> Row:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "agent", "scheduler", f"--kubeconfig={kubeconfig}"),
-                *("--tls-certificate-file=", f"--extender-address=127.0.0.1:{free_port()}"),
-                *(f"--scheduler-http=127.0.0.1:{http_port}", "--lease-namespace=x"),
+                *("--tls-dir=", f"--https=127.0.0.1:{free_port()}"),
+                *(f"--http=127.0.0.1:{http_port}", "--lease-namespace=x"),
                 "--lease-name=y",
             ],
             cwd=ROOT,

@@ -48,7 +48,7 @@ class Stage:
         self.http = f"127.0.0.1:{free_port()}"
         common = [f"--state-dir={self.state}", f"--runtime-endpoint=unix://{self.runtime_socket}"]
         self._restore = topolet("restore", *common)
-        proxy = [f"--listen=unix://{self.listen}", f"--proxy-http=127.0.0.1:{free_port()}"]
+        proxy = [f"--listen=unix://{self.listen}", f"--http=127.0.0.1:{free_port()}"]
         self.proxy = Child("proxy", topolet("proxy", *common, *proxy), folder)
         agent = ["--standalone", f"--http={self.http}"]
         self.agent = Child("agent", topolet("agent", *common, *agent), folder)

@@ -28,9 +28,9 @@ MARK = "<!-- The rest of this page is written by docs/reference.py. -->\n"
 PROCESSES = {
     "Agent (`--http`, port 9326)": metrics.DECLARED,
     "Koordinator's hook server (on the agent's page)": hook_server.DECLARED,
-    "Proxy (`--proxy-http`, port 9327)": proxy.DECLARED,
-    "NRI plugin (`--nri-http`, port 9328)": nri.DECLARED,
-    "Scheduler (`--scheduler-http`, port 9329)": schedulermetrics.DECLARED,
+    "Proxy (`--http`, port 9327)": proxy.DECLARED,
+    "NRI plugin (`--http`, port 9328)": nri.DECLARED,
+    "Scheduler (`--http`, port 9329)": schedulermetrics.DECLARED,
 }
 """The metrics that each process declares."""
 

@@ -16,8 +16,8 @@ from agent.http.server import HttpListenError
 from agent.kube.errors import StoreError
 from agent.kubelet.configuration import ConfigurationError
 from agent.model.settings import failure_policy
-from agent.model.settings.agent import AgentSettings
-from agent.model.settings.options import SettingsError, host_port, socket_path
+from agent.model.settings.agent import AGENT_PORT, AgentSettings
+from agent.model.settings.options import SettingsError, pages_address, socket_path
 from agent.node import daemon
 from agent.node.daemon import Frontend
 from agent.node.devices import configured_actions
@@ -79,8 +79,7 @@ def check(settings: AgentSettings) -> None:
     static_options(settings.cpu_policy_options)
     excluded(settings)
     socket_path(settings.runtime_endpoint)
-    if settings.http:
-        host_port(settings.http)
+    pages_address(settings.http, AGENT_PORT)
     configured_actions(settings)
     named_reserved(settings)
 

@@ -9,8 +9,8 @@ OWN_OPTIONS: Final = frozenset(
         *("node-name", "root", "cgroup-root", "kubelet-dir"),
         *("runtime-endpoint", "kubelet-configz", "http", "node-addresses"),
         *("state-dir", "kubeconfig"),
-        *("extender-address", "scheduler-http", "scheduler-name", "tls-certificate-file"),
-        *("tls-key-file", "client-ca-file", "client-names", "agent-namespace", "lease-namespace"),
+        *("https", "scheduler-name", "tls-dir"),
+        *("client-ca-file", "client-names", "agent-namespace", "lease-namespace"),
         *("lease-name", "lease-dir", "leader-pod", "evict"),
     }
 )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from agent.cli import options
 from agent.host.locks import LockedError
 from agent.model.settings import failure_policy
-from agent.model.settings.frontends import NriSettings
-from agent.model.settings.options import SettingsError, host_port, socket_path
+from agent.model.settings.frontends import NRI_PORT, NriSettings
+from agent.model.settings.options import SettingsError, pages_address, socket_path
 from agent.telemetry import logs
 
 if TYPE_CHECKING:
@@ -45,5 +45,4 @@ def check(settings: NriSettings) -> None:
     """Raises SettingsError."""
     failure_policy.failure_policies(settings)
     socket_path(settings.nri_socket)
-    if settings.nri_http:
-        host_port(settings.nri_http)
+    pages_address(settings.http, NRI_PORT)

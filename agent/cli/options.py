@@ -30,10 +30,7 @@ _GROUPS: Final = {
     "CPUs and memory": ("cpu_", "reserved_", "owners_", "be_on_", "bind_", "migrate_"),
     "devices": ("devices", "gpu_", "unasked_", "hami_"),
     "hooks": ("hold_", "hook_"),
-    "HTTP": (
-        *("http", "proxy_http", "nri_http", "scheduler_http", "extender_", "webhook_https"),
-        *("node_addresses", "tls_", "client_"),
-    ),
+    "HTTP": (*("http", "https", "node_addresses", "tls_", "client_"),),
     "expert": (*("root", "cgroup_root", "period_", "lease_", "leader_"),),
 }
 """The headings of the help, each with the first parts of the names of its options. All other
@@ -318,6 +315,6 @@ def fail(error: Exception, code: int = 1) -> int:
 def _metavar(name: str) -> str:
     if name.endswith("_seconds"):
         return "SECONDS"
-    if name == "http" or name.endswith("_http"):
+    if name in ("http", "https"):
         return "ADDRESS"
     return name.rpartition("_")[2].upper()

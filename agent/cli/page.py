@@ -30,9 +30,9 @@ from typing import Final
 
 from agent.cli import options, remote
 from agent.http.page import PATH
-from agent.model.settings.agent import TopologySettings
+from agent.model.settings.agent import AGENT_PORT, TopologySettings
 from agent.model.settings.options import SettingsError
-from agent.model.settings.scheduler import LEASE_NAME
+from agent.model.settings.scheduler import LEASE_NAME, SCHEDULER_PORT
 from agent.node import own_processes
 
 USAGE = "topolet page [OPTIONS] [NODE]"
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="PORT",
         help="with NODE or --scheduler: port of this machine, 0 for any free port (default: "
-        f"{remote.AGENT_PORT}, {remote.SCHEDULER_PORT})",
+        f"{AGENT_PORT}, {SCHEDULER_PORT})",
     )
     parser.add_argument(
         "--scheduler",
@@ -104,10 +104,10 @@ def _forwarded(arguments: argparse.Namespace) -> int:
     try:
         if arguments.scheduler:
             found = remote.find_leader(arguments, arguments.scheduler)
-            default_port = remote.SCHEDULER_PORT
+            default_port = SCHEDULER_PORT
             path = f"{PATH}#holder={urllib.parse.quote(found.holder)}"
         else:
-            found, default_port = remote.find_agent(arguments), remote.AGENT_PORT
+            found, default_port = remote.find_agent(arguments), AGENT_PORT
     except remote.RemoteError as error:
         return options.fail(error, 2)
     ports = f"{(default_port if port is None else port) or ''}:{found.http_port}"

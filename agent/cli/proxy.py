@@ -10,8 +10,8 @@ from agent.cli import options
 from agent.host.listener import ActivationError, Listener, ListenError, inherited
 from agent.host.locks import LockedError
 from agent.model.settings import failure_policy
-from agent.model.settings.frontends import ProxySettings
-from agent.model.settings.options import SettingsError, host_port, socket_path
+from agent.model.settings.frontends import PROXY_PORT, ProxySettings
+from agent.model.settings.options import SettingsError, pages_address, socket_path
 from agent.telemetry import logs
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ def check(settings: ProxySettings) -> None:
     listen, runtime = socket_path(settings.listen), socket_path(settings.runtime_endpoint)
     if os.path.realpath(listen) == os.path.realpath(runtime):
         raise SettingsError(f"listen and runtime-endpoint are the same socket, {runtime}")
-    if settings.proxy_http:
-        host_port(settings.proxy_http)
+    pages_address(settings.http, PROXY_PORT)
 
 
 def _listen(settings: ProxySettings) -> Listener:

@@ -20,17 +20,14 @@ import msgspec
 
 from agent.cli import options
 from agent.model import bounds
-from agent.model.settings.agent import AgentSettings
-from agent.model.settings.options import Options, host_port
-from agent.model.settings.scheduler import SchedulerSettings
+from agent.model.settings.agent import AGENT_PORT
+from agent.model.settings.options import Options
+from agent.model.settings.scheduler import SCHEDULER_PORT
 from agent.view.format import columns, printable_lines
 
 SELECTOR: Final = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
 _CONTAINER: Final = "agent"
 _SCHEDULER_CONTAINER: Final = "scheduler"
-AGENT_PORT: Final = host_port(AgentSettings().http)[1]
-SCHEDULER_PORT: Final = host_port(SchedulerSettings().scheduler_http)[1]
-"""The port of a process whose container names no port `http`."""
 _DNS_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _READY: Final = (
     'jsonpath={range .items[*]}{.metadata.name}{" "}'

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Mapping
@@ -18,6 +19,11 @@ log = logging.getLogger(__name__)
 
 class CertificateError(RuntimeError):
     """The certificate files can't be read at the start; the message names them."""
+
+
+def in_folder(folder: str) -> tuple[str, str]:
+    """The certificate and the key, as a Secret of type kubernetes.io/tls has them."""
+    return os.path.join(folder, "tls.crt"), os.path.join(folder, "tls.key")
 
 
 class CertificateFiles:

@@ -34,7 +34,7 @@ from agent.http.server import HttpServer, ServerLimits
 from agent.kubelet import podresources
 from agent.model import notifications, snapshot
 from agent.model.settings import options
-from agent.model.settings.agent import AgentSettings
+from agent.model.settings.agent import AGENT_PORT, AgentSettings
 from agent.node import device_visibility, node_local
 from agent.node.change_log import PodEvents
 from agent.node.cluster_view import ClusterCache, ClusterView, cluster_objects
@@ -128,7 +128,12 @@ def run(
     agent = _Agent(settings, serve, closing, standalone=standalone)
     agent.reconciler.exclude = exclude
     if settings.http:
-        served = HttpServer(settings.http, _routes(agent, frontend), HTTP_LIMITS, node)
+        served = HttpServer(
+            options.with_port(settings.http, AGENT_PORT),
+            _routes(agent, frontend),
+            HTTP_LIMITS,
+            node,
+        )
         served.start()
         closing.callback(served.close)
     triggers = agent.triggers(settings)

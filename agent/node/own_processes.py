@@ -14,9 +14,9 @@ from agent.host import processes
 from agent.host.locks import AGENT_LOCK, FRONTEND_LOCK
 from agent.host.processes import Process, ProcessGoneError, UnreadableError
 from agent.kubelet.configuration import flags
-from agent.model.settings.agent import AgentSettings
-from agent.model.settings.frontends import NriSettings, ProxySettings
-from agent.model.settings.options import Options
+from agent.model.settings.agent import AGENT_PORT, AgentSettings
+from agent.model.settings.frontends import NRI_PORT, PROXY_PORT, NriSettings, ProxySettings
+from agent.model.settings.options import HTTP, Options, SettingsError, pages_address
 
 COMMANDS: Final[Mapping[str, type[Options]]] = {
     "agent": AgentSettings,
@@ -32,19 +32,18 @@ _MAX_BYTES: Final = 8 << 20
 
 
 class _Port(NamedTuple):
-    """The option with ADDRESS:PORT, and the lock that the process holds in its state folder."""
+    """The port of `http` without one, and the lock that the process holds in its state folder."""
 
-    option: str
-    default: str
+    number: int
     lock: str
 
 
 _PORTS: Final = {
-    "agent": _Port("http", AgentSettings().http, AGENT_LOCK),
-    "nri": _Port("nri-http", NriSettings().nri_http, FRONTEND_LOCK),
-    "proxy": _Port("proxy-http", ProxySettings().proxy_http, FRONTEND_LOCK),
+    "agent": _Port(AGENT_PORT, AGENT_LOCK),
+    "nri": _Port(NRI_PORT, FRONTEND_LOCK),
+    "proxy": _Port(PROXY_PORT, FRONTEND_LOCK),
 }
-_HOSTS: Final = ("0.0.0.0", "[::]", "", "127.0.0.1", "localhost")
+_HOSTS: Final = ("0.0.0.0", "::", "127.0.0.1", "localhost")
 _SERIES: Final = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -144,12 +143,13 @@ def http_address(
 ) -> tuple[str, int] | None:
     """Where one of the processes `locked_by` serves HTTP as this command, by its command line; None
     if none serves on an address of this machine."""
-    of_command = _PORTS[command]
     for each in own:
         if each.command == command and each.pid in locked_by:
-            host, _, port = each.flags.get(of_command.option, of_command.default).rpartition(":")
-            local = host in _HOSTS and port.isdecimal() and len(port) < 6
-            return ("127.0.0.1", int(port)) if local else None
+            try:
+                served = pages_address(each.flags.get("http", HTTP), _PORTS[command].number)
+            except SettingsError:
+                return None
+            return ("127.0.0.1", served[1]) if served and served[0] in _HOSTS else None
     return None
 
 

@@ -23,7 +23,7 @@ from agent.host.loop import Loop
 from agent.http.peers import node_addresses
 from agent.model import notifications, snapshot
 from agent.model.settings import failure_policy, options
-from agent.model.settings.frontends import NriSettings
+from agent.model.settings.frontends import NRI_PORT, NriSettings
 from agent.nri import messages
 from agent.nri.conflicts import Conflicts, connected_processes
 from agent.nri.containers import Containers, Updater
@@ -83,7 +83,7 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
     socket. Raises LockedError while a relay or another plugin runs, SettingsError, OSError when the
     state folder can't be written."""
     path = options.socket_path(settings.nri_socket)
-    pages_at = options.host_port(settings.nri_http) if settings.nri_http else None
+    pages_at = options.pages_address(settings.http, NRI_PORT)
     node = node_addresses(settings.node_addresses)
     policies, deadlines = failure_policy.failure_policies(settings)
     lock = locks.lock_for_plugin(settings.state_dir, LOCK_SECONDS)

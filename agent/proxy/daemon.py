@@ -21,7 +21,7 @@ from agent.host.loop import Loop
 from agent.http.peers import node_addresses
 from agent.model import notifications, snapshot
 from agent.model.settings import failure_policy, options
-from agent.model.settings.frontends import ProxySettings
+from agent.model.settings.frontends import PROXY_PORT, ProxySettings
 from agent.proxy.gate import CpusetGate
 from agent.proxy.own_socket import CHECK_SECONDS, OwnSocket
 from agent.relay.server import RelayServer
@@ -91,7 +91,7 @@ def run(settings: ProxySettings, served: Listener | socket.socket) -> None:
     own = OwnSocket(listener.path if listener else listening.getsockname(), listener)
     lock = locks.lock_for_relay(settings.state_dir)
     runtime = options.socket_path(settings.runtime_endpoint)
-    pages_at = options.host_port(settings.proxy_http) if settings.proxy_http else None
+    pages_at = options.pages_address(settings.http, PROXY_PORT)
     node = node_addresses(settings.node_addresses)
     return_large_blocks()
     loop = Loop()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from agent.host.daemon import Ending, Faults, Periodic, freeze_garbage, use_one_malloc_arena
+from agent.http import certificates
 from agent.http.certificates import CertificateFiles
 from agent.http.limits import (
     HANDSHAKES_EACH_SECOND,
@@ -28,9 +29,14 @@ from agent.kube.events import Recorder
 from agent.kube.listwatch import ListWatch
 from agent.kube.transport import Transport, Transports
 from agent.model.cpu.policies import Strategy
-from agent.model.settings.options import SettingsError
+from agent.model.settings.options import SettingsError, with_port
 from agent.model.settings.plugin_args import SchedulerArgs
-from agent.model.settings.scheduler import SchedulerSettings, split_names
+from agent.model.settings.scheduler import (
+    EXTENDER_PORT,
+    SCHEDULER_PORT,
+    SchedulerSettings,
+    split_names,
+)
 from agent.scheduler.explain import endpoint
 from agent.scheduler.explain.explainer import Explainer
 from agent.scheduler.extender import extender
@@ -443,19 +449,20 @@ def servers(
     """Returns the server of the extender and, if configured, that of the pages. `user_routes`: the
     routes of explanations and of the page. Raises CertificateError and SettingsError."""
     certificate = None
-    if settings.tls_certificate_file:
-        certificate = CertificateFiles(
-            settings.tls_certificate_file, settings.tls_key_file, settings.client_ca_file
-        )
+    if settings.tls_dir:
+        files = certificates.in_folder(settings.tls_dir)
+        certificate = CertificateFiles(*files, settings.client_ca_file)
     elif settings.client_ca_file:
-        raise SettingsError("client-ca-file: requires tls-certificate-file")
+        raise SettingsError("client-ca-file: requires tls-dir")
     names = split_names(settings.client_names)
     if names and not settings.client_ca_file:
         raise SettingsError("client-names: requires client-ca-file")
     node = node_addresses(settings.node_addresses)
     limits = extender_limits(settings)
-    found = [HttpServer(settings.extender_address, routes, limits, node, certificate, names)]
-    if settings.scheduler_http:
+    address = with_port(settings.https, EXTENDER_PORT)
+    found = [HttpServer(address, routes, limits, node, certificate, names)]
+    if settings.http:
         pages = {**{path: routes[path] for path in _STATUS_PATHS}, **user_routes}
-        found.append(HttpServer(settings.scheduler_http, pages, PAGE_LIMITS, node))
+        address = with_port(settings.http, SCHEDULER_PORT)
+        found.append(HttpServer(address, pages, PAGE_LIMITS, node))
     return found

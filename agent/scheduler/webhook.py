@@ -23,6 +23,7 @@ from typing import Final, Literal
 import msgspec
 
 from agent.host.daemon import Ending
+from agent.http import certificates
 from agent.http.certificates import CertificateFiles
 from agent.http.limits import HANDSHAKES_EACH_SECOND, ConnectionLimits
 from agent.http.peers import node_addresses
@@ -39,8 +40,8 @@ from agent.model.devices.device_object import GPU
 from agent.model.objects import ObjectError
 from agent.model.pod import apiobjects
 from agent.model.pod.apiobjects import ApiPod
-from agent.model.settings.options import SettingsError
-from agent.model.settings.scheduler import WebhookSettings, split_names
+from agent.model.settings.options import SettingsError, with_port
+from agent.model.settings.scheduler import WEBHOOK_PORT, WebhookSettings, split_names
 
 log = logging.getLogger(__name__)
 
@@ -356,12 +357,8 @@ def run(settings: WebhookSettings) -> None:
     node = node_addresses(settings.node_addresses)
     access = auth.access(settings.kubeconfig)
     # The kubelet's probes and new pods come without a certificate.
-    certificate = CertificateFiles(
-        settings.tls_certificate_file,
-        settings.tls_key_file,
-        settings.client_ca_file,
-        client_optional=True,
-    )
+    files = certificates.in_folder(settings.tls_dir)
+    certificate = CertificateFiles(*files, settings.client_ca_file, client_optional=True)
     with ExitStack() as closing:
         look_up = None
         if settings.client_ca_file:
@@ -377,7 +374,8 @@ def run(settings: WebhookSettings) -> None:
             log.warning("without client-ca-file the webhook reads no pods (docs/webhook.md)")
         answers = routes(look_up, settings.webhook_failure_policy, settings.scheduler_name)
         names = split_names(settings.client_names)
-        served = HttpServer(settings.webhook_https, answers, LIMITS, node, certificate, names)
+        address = with_port(settings.https, WEBHOOK_PORT)
+        served = HttpServer(address, answers, LIMITS, node, certificate, names)
         ended = threading.Event()
         with Ending(ended.set):
             served.start()

@@ -9,9 +9,9 @@ from agent.__main__ import main
 
 def test_a_valid_file_of_all_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.toml"
-    path.write_text('state-dir = "/s"\nproxy-http = ""\nlease-seconds = 20\nnri-index = "10"\n')
+    path.write_text('state-dir = "/s"\nhttp = ""\nlease-seconds = 20\n')
     assert main(["config", "check", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: 4 options, all valid\n"
+    assert capsys.readouterr().out == f"{path}: 3 options, all valid\n"
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_a_valid_file_of_all_processes(tmp_path: Path, capsys: pytest.CaptureFix
         ("cpu-policy-options = 'foo'", "cpu-policy-options: 'foo' is not one of align-by-socket"),
         ("hook-failure-policy = 'bogus'", "hook-failure-policy: 'bogus' has no '='"),
         ("listen = 'cri.sock'", "endpoint 'cri.sock' is not unix:///absolute/path"),
-        ("nri-http = 'x'", "address 'x' is not HOST:PORT"),
+        ("http = 'a:b'", "address 'a:b' is not ADDRESS or ADDRESS:PORT"),
         ("a =", "Invalid value"),
     ],
 )
@@ -51,7 +51,7 @@ def test_each_error_of_a_file_is_reported(
         "http",
         "period-seconds",
     ]
-    path.write_text("cpu-policy-options = 'foo'\nlisten = 'cri.sock'\nnri-http = 'x'\n")
+    path.write_text("cpu-policy-options = 'foo'\nlisten = 'cri.sock'\nhttp = 'a:b'\n")
     assert main(["config", "check", str(path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 3
 

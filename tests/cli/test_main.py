@@ -63,7 +63,7 @@ def test_help_lists_every_command_and_each_has_its_own_help() -> None:
         (["proxy", "--listen=/run/x.sock", "--runtime-endpoint=/run/x.sock"], 2, "same socket"),
         (["agent", "--http="], 1, "not in a cluster (--kubeconfig names one, --standalone"),
         (["webhook", "--webhook-failure-policy=Perhaps"], 2, "webhook-failure-policy"),
-        (["webhook", "--webhook-https=nowhere", "--kubeconfig=/nowhere/x"], 1, "/nowhere/x"),
+        (["webhook", "--https=a:b", "--kubeconfig=/nowhere/x"], 1, "/nowhere/x"),
         (["scheduler", "--lease-seconds=1"], 2, "lease-seconds"),
         (["scheduler", "--kubeconfig=/nowhere/x"], 1, "/nowhere/x"),
         (["scheduler", "--scheduler-args-file=/nowhere/x"], 2, "scheduler-args-file /nowhere/x"),
@@ -95,9 +95,9 @@ def test_wrong_use_is_one_line(arguments: list[str], code: int, reason: str) -> 
 
 def test_invalid_address_leaves_no_socket_behind(tmp_path: Path) -> None:
     listen = tmp_path / "cri.sock"
-    done = topolet("proxy", f"--listen={listen}", "--proxy-http=nowhere")
+    done = topolet("proxy", f"--listen={listen}", "--http=a:b")
     assert done.returncode == 2
-    assert "address 'nowhere' is not HOST:PORT" in done.stderr
+    assert "address 'a:b' is not ADDRESS or ADDRESS:PORT" in done.stderr
     assert not listen.exists()
 
 

@@ -14,7 +14,7 @@ from agent.host import locks
     ("flag", "error"),
     [
         ("--nri-socket=run/nri.sock", "is not unix:///absolute/path"),
-        ("--nri-http=9328", "is not HOST:PORT"),
+        ("--http=9328", "is not ADDRESS or ADDRESS:PORT"),
         ("--hook-deadlines=Start=1", "hook-deadlines"),
     ],
 )

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from agent.__main__ import main
-from agent.cli import remote
 from agent.host.locks import AGENT_LOCK
 from agent.http.page import page_routes
 from agent.http.peers import NodeAddresses
@@ -217,4 +216,3 @@ def test_on_the_machine_of_the_agent(
         server.close()
     assert main(["page", f"--root={root}", state]) == 1
     assert "the agent does not answer" in capsys.readouterr().err
-    assert remote.AGENT_PORT == 9326

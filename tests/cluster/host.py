@@ -119,6 +119,6 @@ def _start(cluster: Cluster, host: Node, place: World) -> None:
     program = Path(__file__).with_name("dns.py")
     place.start("dns", sys.executable, program, world.ADDRESS, config)
     if host.has_proxy:
-        host.start_proxy("--proxy-http=0.0.0.0:9327")
+        host.start_proxy("--http=0.0.0.0:9327")
     host.start_kubelet(clusterDNS=[world.ADDRESS], maxPods=160)
     cluster.wait_node_ready(HOST)

@@ -140,7 +140,7 @@ def test_the_webhook_configuration_matches_the_service_and_the_port() -> None:
     given = options.plain(flags, webhook_command.SETTINGS)
     assert given is not None
     settings = options.load(given, webhook_command.SETTINGS)
-    assert settings.webhook_https == f"0.0.0.0:{ports[port['targetPort']]}"
+    assert settings.https == f"0.0.0.0:{ports[port['targetPort']]}"
     assert settings.scheduler_name == variables()["TOPOLET_SCHEDULER_NAME"]
     (mutating,) = of_kind("MutatingWebhookConfiguration")["topolet-gpu-scheduler"]["webhooks"]
     served = {**registered["clientConfig"]["service"], "path": webhook.POD_PATH}
@@ -148,8 +148,7 @@ def test_the_webhook_configuration_matches_the_service_and_the_port() -> None:
     assert registered["clientConfig"]["service"]["path"] == webhook.PATH
     assert webhook.LOOK_UP_LIMITS.whole_seconds < registered["timeoutSeconds"]
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
-    assert {os.path.dirname(settings.tls_certificate_file)} == {mounts["tls"]}
-    assert {os.path.dirname(settings.tls_key_file)} == {mounts["tls"]}
+    assert settings.tls_dir == mounts["tls"]
 
 
 def test_policy_and_webhook_match_the_same_bindings() -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from agent.cli import options
 from agent.cli import scheduler as scheduler_command
+from agent.http.certificates import in_folder
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC, RESOURCE_STATUS
 from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings
 from agent.node.cluster_view import EVENT_CONTROLLER
@@ -70,7 +71,7 @@ def test_the_explain_role_allows_only_the_pages_of_the_leader() -> None:
     service = of_kind("Service")[name]
     assert service["metadata"]["namespace"] == defaults.scheduler_namespace
     port = next(each for each in service["spec"]["ports"] if each["name"] == port_name)
-    assert settings().scheduler_http.endswith(f":{port['port']}")
+    assert settings().http.endswith(f":{port['port']}")
     role = of_kind("Role")["topolet-scheduler-explain"]
     assert role["metadata"]["namespace"] == defaults.scheduler_namespace
     assert role["rules"] == [
@@ -109,8 +110,8 @@ def test_kube_schedulers_extender_url_is_that_of_the_extender() -> None:
     (container,) = template["spec"]["containers"]
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     ours = settings()
-    assert ours.extender_address == f"0.0.0.0:{ports[port['targetPort']]}"
-    assert ours.scheduler_http == f"0.0.0.0:{ports['http']}"
+    assert ours.https == f"0.0.0.0:{ports[port['targetPort']]}"
+    assert ours.http == f"0.0.0.0:{ports['http']}"
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
     assert ours.client_names == url.hostname, "the certificate is for the Service's name"
     verbs = [configured[f"{verb}Verb"] for verb in ("filter", "prioritize", "preempt", "bind")]
@@ -194,7 +195,7 @@ def test_a_rollout_waits_for_a_ready_standby() -> None:
 def test_scheduler_and_kube_scheduler_mount_the_files_of_their_configuration() -> None:
     ours, tls = settings(), configuration()["extenders"][0]["tlsConfig"]
     named = {
-        "topolet-scheduler": [ours.tls_certificate_file, ours.tls_key_file, ours.client_ca_file],
+        "topolet-scheduler": [*in_folder(ours.tls_dir), ours.client_ca_file],
         "topolet-kube-scheduler": [tls["certFile"], tls["keyFile"], tls["caFile"]],
     }
     for name, paths in named.items():

@@ -112,9 +112,9 @@ def test_a_service_works_with_the_capabilities_and_system_calls_of_its_unit(
         "proxy": [
             f"--listen={tmp_path}/cri.sock",
             f"--runtime-endpoint=unix://{tmp_path}/runtime.sock",
-            f"--proxy-http=127.0.0.1:{port}",
+            f"--http=127.0.0.1:{port}",
         ],
-        "nri": [f"--nri-socket={tmp_path}/runtime.sock", f"--nri-http=127.0.0.1:{port}"],
+        "nri": [f"--nri-socket={tmp_path}/runtime.sock", f"--http=127.0.0.1:{port}"],
     }[command]
     trace = tmp_path / "trace"
     traced = ["strace", "-f", "-qq", "-o", str(trace)]

@@ -48,7 +48,7 @@ with socket.socket(socket.AF_UNIX) as listening:
     listening.bind(sys.argv[1] + "/cri.sock")
     listening.listen()
     at = sys.argv[1] + "/cri.sock"
-    settings = ProxySettings(state_dir=sys.argv[1], runtime_endpoint=at, proxy_http="")
+    settings = ProxySettings(state_dir=sys.argv[1], runtime_endpoint=at, http="")
     daemon.run(settings, listening)
     os.kill(os.getpid(), signal.SIGTERM)
 print("ended")

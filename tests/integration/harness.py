@@ -146,7 +146,7 @@ class TestNode:
             "proxy",
             f"--listen={self.cri_socket}",
             f"--runtime-endpoint=unix://{self.containerd.socket}",
-            "--proxy-http=",
+            "--http=",
             HOLD,
             *flags,
         )

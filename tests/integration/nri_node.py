@@ -48,7 +48,7 @@ class NriNode:
         self._plugin = self.node.start_process(
             "nri",
             f"--nri-socket={self.node.containerd.nri_socket}",
-            f"--nri-http=127.0.0.1:{self._port}",
+            f"--http=127.0.0.1:{self._port}",
             HOLD,
             *flags,
         )

@@ -43,9 +43,9 @@ class Scheduler(Command):
         """Returns when it listens: without TLS, unless the flags configure it. With other values of
         `constants`."""
         self.run(
-            f"--extender-address=127.0.0.1:{self.port}",
-            f"--scheduler-http=127.0.0.1:{self.pages_port}",
-            "--tls-certificate-file=",
+            f"--https=127.0.0.1:{self.port}",
+            f"--http=127.0.0.1:{self.pages_port}",
+            "--tls-dir=",
             "--lease-seconds=9",
             f"--kubeconfig={self._kubeconfig}",
             *flags,

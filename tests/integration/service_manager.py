@@ -43,7 +43,7 @@ class ServiceManager:
                     *(sys.executable, "-c", _BOOT, str(descriptor), "proxy"),
                     f"--runtime-endpoint=unix://{self._node.containerd.socket}",
                     f"--state-dir={self._node.state}",
-                    "--proxy-http=",
+                    "--http=",
                 ],
                 pass_fds=[descriptor],
                 env={**os.environ, "NOTIFY_SOCKET": self._notify, "WATCHDOG_USEC": "200000"},

@@ -47,7 +47,7 @@ def own_node() -> Iterator[TestNode]:
 
 def test_faults_of_a_node_fire_and_end(own_node: TestNode, tmp_path: Path) -> None:
     node, port = own_node, free_port()
-    node.start_proxy(f"--proxy-http=127.0.0.1:{port}", "--hold-seconds=0.2")
+    node.start_proxy(f"--http=127.0.0.1:{port}", "--hold-seconds=0.2")
     node.start_agent()
     ports = {"topolet-agent": node.http_port, "topolet-proxy": port}
     with prometheus(tmp_path, ports) as it:
@@ -94,7 +94,7 @@ def test_a_hook_that_fails_open_fires(node: TestNode, tmp_path: Path) -> None:
     """Also the first time, when the series of the counter does not exist yet."""
     port = free_port()
     policy = "--hook-failure-policy=CreateContainer/LSE=ignore"
-    node.start_proxy(f"--proxy-http=127.0.0.1:{port}", "--hold-seconds=0.2", policy)
+    node.start_proxy(f"--http=127.0.0.1:{port}", "--hold-seconds=0.2", policy)
     with prometheus(tmp_path, {"topolet-proxy": port}) as it:
         eventually("it is scraped", lambda: scraped(it, "topolet-proxy"))
         assert it.firing() == set()

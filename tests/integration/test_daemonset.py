@@ -110,7 +110,6 @@ class DaemonSetPod:
     ) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
         name = container["name"]
         self.ports[name] = free_port()
-        flag = {"agent": "--http", "nri": "--nri-http"}[name]
         words = arguments(container)
         mounts = [
             Mount(
@@ -125,7 +124,7 @@ class DaemonSetPod:
             [
                 *self._image.configuration["Entrypoint"],
                 *words,
-                f"{flag}=127.0.0.1:{self.ports[name]}",
+                f"--http=127.0.0.1:{self.ports[name]}",
             ],
             env={**environment(container), "TOPOLET_NODE_NAME": self.name, **self._environ},
             mounts=[*mounts, *self._mounts],

@@ -69,7 +69,7 @@ def test_the_webhook_runs_as_nobody(image: Image, tmp_path: Path) -> None:
     args = [each.replace("$(HOST_IP)", "127.0.0.1") for each in container["args"]]
     with image.running(
         log,
-        ["topolet", *args, f"--webhook-https=127.0.0.1:{port}"],
+        ["topolet", *args, f"--https=127.0.0.1:{port}"],
         user=user,
         env={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"},
         mounts=[

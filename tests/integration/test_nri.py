@@ -315,11 +315,11 @@ def test_only_one_kind_of_frontend_runs(nri: NriNode) -> None:
     node = nri.node
     nri.start_plugin()
     common = (f"--state-dir={node.state}",)
-    proxy = node.run_cli("proxy", *common, f"--listen={node.cri_socket}", "--proxy-http=")
+    proxy = node.run_cli("proxy", *common, f"--listen={node.cri_socket}", "--http=")
     assert proxy.returncode == 1
     assert "door.lock is held by topolet nri (process" in proxy.stderr
     assert "only one of proxy, NRI plugin and hook server" in proxy.stderr
-    second = node.run_cli("nri", *common, "--nri-http=")
+    second = node.run_cli("nri", *common, "--http=")
     assert second.returncode == 1
     assert "held by topolet nri" in second.stderr
 
@@ -336,7 +336,7 @@ def test_a_plugin_that_the_runtime_launches_ends_with_it(nri: NriNode) -> None:
     script.write_text(
         "#!/bin/sh\n"
         f"cd {Path(__file__).parents[2]}\n"
-        f"exec {sys.executable} -m agent nri --state-dir={node.state} --nri-http= 2>>{log}\n"
+        f"exec {sys.executable} -m agent nri --state-dir={node.state} --http= 2>>{log}\n"
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     try:

@@ -66,9 +66,8 @@ class Webhook(Command):
     def start(self, *flags: str) -> None:
         """Returns when it listens."""
         self.run(
-            f"--webhook-https=127.0.0.1:{self.port}",
-            f"--tls-certificate-file={self.folder / 'tls.crt'}",
-            f"--tls-key-file={self.folder / 'tls.key'}",
+            f"--https=127.0.0.1:{self.port}",
+            f"--tls-dir={self.folder}",
             f"--client-ca-file={self.callers.folder / 'ca.crt'}",
             f"--client-names={CALLER}",
             f"--kubeconfig={self._kubeconfig}",

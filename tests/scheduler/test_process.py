@@ -142,17 +142,17 @@ def test_the_allocator_rules_follow_from_the_scheduler_args() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tls_certificate_file": "", "client_ca_file": "/ca"}, "client-ca-file"),
-        ({"tls_certificate_file": "", "client_names": "a"}, "client-names"),
-        ({"tls_certificate_file": "", "extender_address": "nowhere"}, "'nowhere'"),
-        ({"tls_certificate_file": "", "scheduler_http": "nowhere"}, "'nowhere'"),
-        ({"tls_certificate_file": "", "node_addresses": "x"}, "node-addresses: 'x'"),
+        ({"tls_dir": "", "client_ca_file": "/ca"}, "client-ca-file"),
+        ({"tls_dir": "", "client_names": "a"}, "client-names"),
+        ({"tls_dir": "", "https": "80"}, "'80:9444'"),
+        ({"tls_dir": "", "http": "a:b"}, "'a:b'"),
+        ({"tls_dir": "", "node_addresses": "x"}, "node-addresses: 'x'"),
     ],
 )
 def test_inconsistent_settings_are_rejected(changes: dict[str, str], message: str) -> None:
     """A setting that requires client certificates must not lead to a port that accepts all
     clients."""
-    settings = msgspec.structs.replace(SchedulerSettings(scheduler_http=""), **changes)
+    settings = msgspec.structs.replace(SchedulerSettings(http=""), **changes)
     pages = dict.fromkeys(("/healthz", "/readyz", "/metrics"))
     with pytest.raises(SettingsError, match=message):
         process.servers(settings, pages, {})  # type: ignore[arg-type]
@@ -243,9 +243,9 @@ def test_the_process_exits_when_one_of_its_threads_fails(
         config.write_text(json.dumps(kubeconfig(api.url)))
         settings = SchedulerSettings(
             kubeconfig=str(config),
-            extender_address="127.0.0.1:0",
-            scheduler_http="",
-            tls_certificate_file="",
+            https="127.0.0.1:0",
+            http="",
+            tls_dir="",
         )
         with pytest.raises(FaultError, match="thread expiry has failed: ZeroDivisionError"):
             process.run(settings)

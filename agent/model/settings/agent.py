@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -11,6 +11,7 @@ from agent.model.settings.options import (
     HOLD_SECONDS,
     HOOK_DEADLINES,
     HOOK_FAILURE_POLICY,
+    HTTP,
     KUBECONFIG,
     LISTEN,
     LOG_FORMAT,
@@ -21,6 +22,7 @@ from agent.model.settings.options import (
     HoldSeconds,
     HookDeadlines,
     HookFailurePolicy,
+    Http,
     Kubeconfig,
     Listen,
     LogFormatOption,
@@ -101,6 +103,9 @@ class DoctorSettings(KubeletStateSettings, frozen=True):
     """`topolet doctor`."""
 
     listen: Listen = LISTEN
+
+
+AGENT_PORT: Final = 9326
 
 
 class AgentSettings(KubeletStateSettings, frozen=True):
@@ -240,10 +245,7 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "GPUs of pods that request it; empty: not available"
         ),
     ] = ""
-    http: Annotated[
-        str,
-        msgspec.Meta(description="agent: ADDRESS:PORT of /metrics, /healthz, /readyz; empty: none"),
-    ] = "127.0.0.1:9326"
+    http: Http = HTTP
     node_addresses: NodeAddresses = NODE_ADDRESSES
     hook_server_socket: Annotated[
         str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -10,6 +10,7 @@ from agent.model.settings.options import (
     HOLD_SECONDS,
     HOOK_DEADLINES,
     HOOK_FAILURE_POLICY,
+    HTTP,
     LISTEN,
     LOG_FORMAT,
     LOG_LEVEL,
@@ -19,6 +20,7 @@ from agent.model.settings.options import (
     HoldSeconds,
     HookDeadlines,
     HookFailurePolicy,
+    Http,
     Listen,
     LogFormatOption,
     LogLevel,
@@ -28,6 +30,9 @@ from agent.model.settings.options import (
     StateDir,
 )
 
+PROXY_PORT: Final = 9327
+NRI_PORT: Final = 9328
+
 
 class ProxySettings(Options, frozen=True):
     """`topolet proxy`."""
@@ -35,10 +40,7 @@ class ProxySettings(Options, frozen=True):
     state_dir: StateDir = STATE_DIR
     runtime_endpoint: RuntimeEndpoint = RUNTIME_ENDPOINT
     listen: Listen = LISTEN
-    proxy_http: Annotated[
-        str,
-        msgspec.Meta(description="proxy: ADDRESS:PORT of /metrics, /healthz, /readyz; empty: none"),
-    ] = "127.0.0.1:9327"
+    http: Http = HTTP
     node_addresses: NodeAddresses = NODE_ADDRESSES
     hold_seconds: HoldSeconds = HOLD_SECONDS
     hook_deadlines: HookDeadlines = HOOK_DEADLINES
@@ -54,12 +56,7 @@ class NriSettings(Options, frozen=True):
     nri_socket: Annotated[
         str, msgspec.Meta(description="the container runtime's socket for NRI plugins")
     ] = "/var/run/nri/nri.sock"
-    nri_http: Annotated[
-        str,
-        msgspec.Meta(
-            description="NRI plugin: ADDRESS:PORT of /metrics, /healthz, /readyz; empty: none"
-        ),
-    ] = "127.0.0.1:9328"
+    http: Http = HTTP
     node_addresses: NodeAddresses = NODE_ADDRESSES
     hold_seconds: HoldSeconds = HOLD_SECONDS
     hook_deadlines: HookDeadlines = HOOK_DEADLINES

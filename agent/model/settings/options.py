@@ -64,16 +64,24 @@ HookFailurePolicy = Annotated[
 HOOK_FAILURE_POLICY: Final = (
     "*=ignore,CreateContainer/LSE=fail,CreateContainer/LSR=fail,CreateContainer/devices=fail"
 )
-TlsCertificateFile = Annotated[
+Http = Annotated[
     str,
     msgspec.Meta(
-        description="the server certificate; read again when it changes; scheduler: empty for "
-        "plain HTTP"
+        description="ADDRESS or ADDRESS:PORT of /metrics, /healthz and /readyz in plain HTTP; of "
+        "the agent also of its page, of the scheduler also of its page and of explanations. "
+        "Without PORT: 9326 the agent, 9327 the proxy, 9328 the NRI plugin, 9329 the scheduler. "
+        "empty: none"
     ),
 ]
-TLS_CERTIFICATE_FILE: Final = "/etc/topolet/tls/tls.crt"
-TlsKeyFile = Annotated[str, msgspec.Meta(description="the key of tls-certificate-file")]
-TLS_KEY_FILE: Final = "/etc/topolet/tls/tls.key"
+HTTP: Final = "127.0.0.1"
+TlsDir = Annotated[
+    str,
+    msgspec.Meta(
+        description="folder with the server's certificate tls.crt and its key tls.key, which are "
+        "read again when they change; scheduler: empty for plain HTTP"
+    ),
+]
+TLS_DIR: Final = "/etc/topolet/tls"
 NodeAddresses = Annotated[
     str,
     msgspec.Meta(
@@ -188,9 +196,20 @@ def socket_path(endpoint: str) -> str:
     return path
 
 
+def with_port(address: str, port: int) -> str:
+    """`ADDRESS` with this port; `ADDRESS:PORT` unchanged."""
+    return address if ":" in address.rpartition("]")[2] else f"{address}:{port}"
+
+
+def pages_address(address: str, port: int) -> tuple[str, int] | None:
+    """The address and port of `http`, where a process serves its pages; None for none. Raises
+    SettingsError."""
+    return host_port(with_port(address, port)) if address else None
+
+
 def host_port(address: str) -> tuple[str, int]:
     """`HOST:PORT` as a pair; an empty host means all addresses. Raises SettingsError."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise SettingsError(f"address {address!r} is not HOST:PORT")
+    if not colon or host.isdecimal() or not port.isdecimal() or int(port) > 65535:
+        raise SettingsError(f"address {address!r} is not ADDRESS or ADDRESS:PORT")
     return host.strip("[]") or "0.0.0.0", int(port)

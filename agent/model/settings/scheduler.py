@@ -7,21 +7,33 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from agent.model.settings.options import (
+    HTTP,
     KUBECONFIG,
     LOG_FORMAT,
     LOG_LEVEL,
     NODE_ADDRESSES,
-    TLS_CERTIFICATE_FILE,
-    TLS_KEY_FILE,
+    TLS_DIR,
+    Http,
     Kubeconfig,
     LogFormatOption,
     LogLevel,
     NodeAddresses,
     Options,
-    TlsCertificateFile,
-    TlsKeyFile,
+    TlsDir,
 )
 
+SCHEDULER_PORT: Final = 9329
+EXTENDER_PORT: Final = 9444
+WEBHOOK_PORT: Final = 9443
+Https = Annotated[
+    str,
+    msgspec.Meta(
+        description="ADDRESS or ADDRESS:PORT of what kube-scheduler (port 9444) or the API server "
+        "(port 9443 of the webhook) calls, with TLS, and of /healthz; of the scheduler also of "
+        "/readyz and /metrics"
+    ),
+]
+HTTPS: Final = "0.0.0.0"
 SchedulerName = Annotated[
     str,
     msgspec.Meta(
@@ -95,24 +107,11 @@ class SchedulerSettings(Options, frozen=True):
     """`topolet scheduler`."""
 
     kubeconfig: Kubeconfig = KUBECONFIG
-    tls_certificate_file: TlsCertificateFile = TLS_CERTIFICATE_FILE
-    tls_key_file: TlsKeyFile = TLS_KEY_FILE
-    extender_address: Annotated[
-        str,
-        msgspec.Meta(
-            description="scheduler: ADDRESS:PORT of the verbs that kube-scheduler calls, and of "
-            "/readyz, /healthz and /metrics"
-        ),
-    ] = "0.0.0.0:9444"
+    tls_dir: TlsDir = TLS_DIR
+    https: Https = HTTPS
     client_ca_file: ClientCaFile = ""
     client_names: ClientNames = ""
-    scheduler_http: Annotated[
-        str,
-        msgspec.Meta(
-            description="scheduler: ADDRESS:PORT of /readyz, /healthz and /metrics in plain HTTP, "
-            "for clients without a certificate; empty: none"
-        ),
-    ] = "127.0.0.1:9329"
+    http: Http = HTTP
     node_addresses: NodeAddresses = NODE_ADDRESSES
     scheduler_name: SchedulerName = SCHEDULER_NAME
     scheduler_args_file: SchedulerArgsFile = ""
@@ -209,13 +208,9 @@ class WebhookSettings(Options, frozen=True):
     """`topolet webhook`."""
 
     kubeconfig: Kubeconfig = KUBECONFIG
-    webhook_https: Annotated[
-        str,
-        msgspec.Meta(description="webhook: ADDRESS:PORT of its pages and of /healthz, with TLS"),
-    ] = "0.0.0.0:9443"
+    https: Https = HTTPS
     node_addresses: NodeAddresses = NODE_ADDRESSES
-    tls_certificate_file: TlsCertificateFile = TLS_CERTIFICATE_FILE
-    tls_key_file: TlsKeyFile = TLS_KEY_FILE
+    tls_dir: TlsDir = TLS_DIR
     client_ca_file: ClientCaFile = ""
     client_names: ClientNames = ""
     webhook_failure_policy: Annotated[

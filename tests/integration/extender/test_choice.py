@@ -15,7 +15,7 @@ from tests.integration.kubescheduler.schedulers import Topolet, install, shipped
 from tests.integration.kubescheduler.workload import ONE_NODE, Workload, workload_for
 
 BURST_SECONDS = 300.0
-PLAIN_HTTP = ("--tls-certificate-file=", "--client-ca-file=")
+PLAIN_HTTP = ("--tls-dir=", "--client-ca-file=")
 PODS = 1000
 
 

@@ -100,7 +100,7 @@ def test_a_real_kube_scheduler_allocates_as_the_simulation(
     settings.write_text(json.dumps({"kind": "NodeNUMAResourceArgs", "placement": "Residual"}))
     install(apiserver)
     objects.namespace(apiserver, NAMESPACE)
-    flags = ("--tls-certificate-file=", "--client-ca-file=", "--agent-selector=")
+    flags = ("--tls-dir=", "--client-ca-file=", "--agent-selector=")
     topolet = Topolet(apiserver, tmp_path, *flags, f"--scheduler-args-file={settings}")
     found = shipped_configuration(apiserver, topolet.port)
     (extender,) = found["extenders"]

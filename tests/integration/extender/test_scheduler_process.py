@@ -448,8 +448,7 @@ def test_the_documented_certificate_is_valid_for_server_and_client(
     env = {**os.environ, "name": "localhost"}
     subprocess.run(command, shell=True, cwd=tmp_path, env=env, check=True, capture_output=True)
     flags = [
-        f"--tls-certificate-file={tmp_path / 'tls.crt'}",
-        f"--tls-key-file={tmp_path / 'tls.key'}",
+        f"--tls-dir={tmp_path}",
         f"--client-ca-file={tmp_path / 'tls.crt'}",
         "--client-names=localhost",
     ]

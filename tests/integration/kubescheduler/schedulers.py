@@ -50,10 +50,9 @@ class Topolet:
             "agent",
             "scheduler",
             f"--kubeconfig={kubeconfig}",
-            f"--extender-address=127.0.0.1:{self.port}",
-            f"--scheduler-http=127.0.0.1:{self._http_port}",
-            f"--tls-certificate-file={pki}/extender.crt",
-            f"--tls-key-file={pki}/extender.key",
+            f"--https=127.0.0.1:{self.port}",
+            f"--http=127.0.0.1:{self._http_port}",
+            f"--tls-dir={pki}",
             f"--client-ca-file={pki}/ca.crt",
             f"--lease-namespace={SYSTEM}",
             "--lease-seconds=9",
@@ -127,11 +126,11 @@ def schedulers(api: ApiServer, folder: Path, *flags: str) -> Iterator[Topolet]:
 
 def install(api: ApiServer) -> None:
     """Applies CRDs, service accounts and roles, and creates certificates, once per server."""
-    if (api.folder / "extender.crt").exists():
+    if (api.folder / "tls.crt").exists():
         return
     nodes.install(api)
     for each in manifests(_OVERLAY):
         if each["kind"] in _RBAC_KINDS:
             api.apply(each)
-    api.authority.server("extender")
+    api.authority.server("tls")
     api.authority.client("extender-client")

@@ -8,7 +8,14 @@ import pytest
 from agent.cli import options
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.frontends import NriSettings, ProxySettings
-from agent.model.settings.options import Options, SettingsError, host_port, parse, socket_path
+from agent.model.settings.options import (
+    Options,
+    SettingsError,
+    host_port,
+    pages_address,
+    parse,
+    socket_path,
+)
 from agent.model.settings.options import options as fields
 from agent.model.settings.scheduler import SchedulerSettings, WebhookSettings
 
@@ -83,15 +90,15 @@ def test_error_in_a_flag_names_the_option(arguments: list[str], reason: str) -> 
 
 def test_one_file_has_the_options_of_all_processes(tmp_path: Path) -> None:
     file = tmp_path / "topolet.toml"
-    file.write_text('proxy-http = ""\nlease-seconds = 20\nstate-dir = "/s"\n')
-    assert load(f"--config={file}") == AgentSettings(state_dir="/s")
+    file.write_text('http = "192.0.2.1"\nlease-seconds = 20\nstate-dir = "/s"\n')
+    assert load(f"--config={file}") == AgentSettings(state_dir="/s", http="192.0.2.1")
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         ("lease-seconds = 1", "lease-seconds is not a whole number of at least 3"),
-        ("proxy-http = 1", "proxy-http is not a text"),
+        ("nri-socket = 1", "nri-socket is not a text"),
         ("lease-second = 20", "lease-second: this option does not exist; did you mean lease-"),
     ],
 )
@@ -195,9 +202,27 @@ def test_address(address: str, pair: tuple[str, int]) -> None:
     assert host_port(address) == pair
 
 
-@pytest.mark.parametrize("address", ["", "80", "a", "a:", "a:b", "a:65536", "a:-1", "a:1.5"])
+@pytest.mark.parametrize(
+    ("address", "pair"),
+    [
+        ("", None),
+        ("127.0.0.1", ("127.0.0.1", 9)),
+        ("[::1]", ("::1", 9)),
+        ("[::1]:0", ("::1", 0)),
+        (":80", ("0.0.0.0", 80)),
+    ],
+)
+def test_an_address_without_a_port_has_that_of_its_process(
+    address: str, pair: tuple[str, int] | None
+) -> None:
+    assert pages_address(address, 9) == pair
+
+
+@pytest.mark.parametrize(
+    "address", ["", "80", "a", "80:80", "a:", "a:b", "a:65536", "a:-1", "a:1.5"]
+)
 def test_invalid_address(address: str) -> None:
-    with pytest.raises(SettingsError, match=f"address '{address}' is not HOST:PORT"):
+    with pytest.raises(SettingsError, match=f"address '{address}' is not ADDRESS or ADDRESS:PORT"):
         host_port(address)
 
 

@@ -242,9 +242,7 @@ def test_a_body_that_is_too_long_is_rejected(client: Transport) -> None:
 
 def test_the_path_is_served_only_on_the_port_for_pages(scene: Scene) -> None:
     route = endpoint.route(Explainer(scene.cluster, SCHEDULER), lambda: None, "")
-    settings = SchedulerSettings(
-        extender_address="127.0.0.1:0", scheduler_http="127.0.0.1:0", tls_certificate_file=""
-    )
+    settings = SchedulerSettings(https="127.0.0.1:0", http="127.0.0.1:0", tls_dir="")
     routes = dict.fromkeys(("/healthz", "/readyz", "/metrics"), route)
     extender_port, pages_port = process.servers(settings, routes, {endpoint.PATH: route})
     statuses = []
