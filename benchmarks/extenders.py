@@ -6,6 +6,7 @@ replies to each request with the last body of /answer."""
 from __future__ import annotations
 
 import sys
+import tempfile
 import threading
 from typing import Final
 
@@ -25,14 +26,16 @@ VERBS: Final = ("filter", "prioritize", "bind")
 def serve_extender(api: int, port: int, pages: int) -> None:
     """Runs until SIGTERM, as in production except for the access to the API server."""
     auth.access = lambda *_: FileAccess(f"http://127.0.0.1:{api}")
-    process.run(
-        SchedulerSettings(
-            https=f"127.0.0.1:{port}",
-            tls_dir="",
-            http=f"127.0.0.1:{pages}",
-            lease_name="",
+    with tempfile.TemporaryDirectory() as folder:
+        process.run(
+            SchedulerSettings(
+                https=f"127.0.0.1:{port}",
+                tls_dir="",
+                http=f"127.0.0.1:{pages}",
+                lease_seconds=0,
+                state_dir=folder,
+            )
         )
-    )
 
 
 def serve_bare_exchanges(port: int) -> None:

@@ -115,8 +115,7 @@ def scheduler_row(folder: Path, seconds: float) -> Row:
             [
                 *(sys.executable, "-m", "agent", "scheduler", f"--kubeconfig={kubeconfig}"),
                 *("--tls-dir=", f"--https=127.0.0.1:{free_port()}"),
-                *(f"--http=127.0.0.1:{http_port}", "--lease-namespace=x"),
-                "--lease-name=y",
+                *(f"--http=127.0.0.1:{http_port}", f"--state-dir={folder}"),
             ],
             cwd=ROOT,
             stderr=subprocess.DEVNULL,

@@ -10,8 +10,8 @@ OWN_OPTIONS: Final = frozenset(
         *("runtime-endpoint", "kubelet-configz", "http", "node-addresses"),
         *("state-dir", "kubeconfig"),
         *("https", "scheduler-name", "tls-dir"),
-        *("client-ca-file", "client-names", "agent-namespace", "lease-namespace"),
-        *("lease-name", "lease-dir", "leader-pod", "evict"),
+        *("client-ca-file", "client-names", "release-namespace"),
+        "evict",
     }
 )
 """The templates set these options, or they have no effect in a pod."""

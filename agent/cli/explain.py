@@ -150,8 +150,7 @@ def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequenc
             return ()
         return endpoint.request_explanations(
             transport,
-            settings.scheduler_namespace,
-            settings.lease_name,
+            settings.release_namespace,
             pods,
             arguments.what_if_drained,
         )

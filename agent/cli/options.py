@@ -31,7 +31,7 @@ _GROUPS: Final = {
     "devices": ("devices", "gpu_", "unasked_", "hami_"),
     "hooks": ("hold_", "hook_"),
     "HTTP": (*("http", "https", "node_addresses", "tls_", "client_"),),
-    "expert": (*("root", "cgroup_root", "period_", "lease_", "leader_"),),
+    "expert": ("root", "cgroup_root", "period_", "lease_"),
 }
 """The headings of the help, each with the first parts of the names of its options. All other
 options are basic."""

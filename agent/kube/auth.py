@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
 import os
 import ssl
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
+
+import msgspec
 
 from agent import WHEEL
 from agent.host.files import Stamp, stamp
@@ -155,6 +158,33 @@ def service_account(kubeconfig: str) -> str:
     """The folder of the service account, "" if `kubeconfig` is a file."""
     folder = kubeconfig or SERVICE_ACCOUNT
     return folder if not kubeconfig or os.path.isdir(folder) else ""
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _PodClaims(msgspec.Struct, frozen=True):
+    namespace: str
+    pod: _Named
+
+
+class _TokenClaims(msgspec.Struct, frozen=True):
+    of_pod: _PodClaims = msgspec.field(name="kubernetes.io")
+
+
+def own_pod(kubeconfig: str) -> tuple[str, str] | None:
+    """Namespace and name of the pod for which a kubelet has requested the token of the service
+    account (Kubernetes: pkg/serviceaccount/claims.go); None for other credentials."""
+    folder = service_account(kubeconfig)
+    try:
+        with open(os.path.join(folder, "token"), encoding="ascii") as file:
+            payload = file.read().split(".")[1]
+        decoded = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
+        claims = msgspec.json.decode(decoded, type=_TokenClaims).of_pod
+    except (OSError, ValueError, IndexError):
+        return None
+    return claims.namespace, claims.pod.name
 
 
 def access(kubeconfig: str) -> Access:

@@ -1,13 +1,13 @@
 """RebindResource (fine-grained CPU orchestration proposal): a request to place the pods of one node
-again, with its result. Topolet adds the fields `dryRun` and `maxPods` to the spec, and the plan to
-the status."""
+again, with its result. Topolet adds the fields `dryRun`, `maxPods`, `excludedNamespaces` and
+`hours` to the spec, and the plan to the status."""
 
 from __future__ import annotations
 
 import datetime
 import enum
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -82,6 +82,29 @@ class RebindStatus(msgspec.Struct, frozen=True, rename="camel"):
         return self.taken and self.phase is RebindPhase.PENDING and self.plan is not None
 
 
+class RebindHours(msgspec.Struct, frozen=True):
+    """The time of the day (UTC) in which a rebind may begin. With equal ends that is always; with
+    `begin` after `end` it includes midnight."""
+
+    begin: int = 0
+    """In minutes since midnight, as `end`."""
+    end: int = 0
+
+    @classmethod
+    def parsed(cls, text: str) -> RebindHours:
+        """`HH:MM-HH:MM`; "": always."""
+        if not text:
+            return cls()
+        begin, end = (int(each[:2]) * 60 + int(each[3:]) for each in text.split("-"))
+        return cls(begin, end)
+
+    def contain(self, at_seconds: float) -> bool:
+        minute = int(at_seconds // 60) % (24 * 60)
+        if self.begin <= self.end:
+            return self.begin == self.end or self.begin <= minute < self.end
+        return minute >= self.begin or minute < self.end
+
+
 class RebindRequest(msgspec.Struct, frozen=True):
     """A RebindResource."""
 
@@ -95,6 +118,8 @@ class RebindRequest(msgspec.Struct, frozen=True):
     dry_run: bool = False
     max_pods: int | None = None
     """None for no limit."""
+    excluded_namespaces: frozenset[str] = frozenset()
+    hours: RebindHours = RebindHours()
     status: RebindStatus = RebindStatus()
 
 
@@ -111,6 +136,8 @@ def decode(text: bytes) -> RebindRequest:
         min(spec.deadline_in_seconds or DEADLINE_SECONDS, MAX_DEADLINE_SECONDS),
         spec.dry_run,
         spec.max_pods,
+        frozenset(spec.excluded_namespaces),
+        RebindHours.parsed(spec.hours),
         raw.status or RebindStatus(),
     )
 
@@ -160,6 +187,7 @@ def unix_seconds(text: str) -> float | None:
 
 
 _ACTION: Final = "RebindCPU"
+_HOURS: Final = r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$"
 _FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -173,6 +201,8 @@ class _Spec(msgspec.Struct, frozen=True, rename="camel"):
     deadline_in_seconds: int | None = None
     dry_run: bool = False
     max_pods: int | None = None
+    excluded_namespaces: tuple[str, ...] = ()
+    hours: Annotated[str, msgspec.Meta(pattern=_HOURS)] = ""
 
 
 class _Object(msgspec.Struct, frozen=True):

@@ -29,7 +29,6 @@ from agent.model.pod.apiobjects import ApiPod
 from agent.model.rebind_resource import StatusMeasures
 from agent.scheduler.node_table import DECIMALS, PodDemand, fragmentation_of
 from agent.scheduler.rebind.planning import (
-    RebindRules,
     fixed_pods,
     requests_of,
     status_measures,
@@ -87,7 +86,7 @@ def _demand(
 
 
 def _gain(allocator: NodeAllocator, pods: Sequence[ApiPod]) -> RebindGain | None:
-    node = placed_node(allocator, requests_of(pods), fixed_pods(pods, RebindRules()))
+    node = placed_node(allocator, requests_of(pods), fixed_pods(pods, frozenset()))
     found = node if isinstance(node, NoPlan) else plan(node)
     if isinstance(found, NoPlan):
         return None

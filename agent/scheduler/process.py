@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,8 @@ from agent.model.settings.options import SettingsError, with_port
 from agent.model.settings.plugin_args import SchedulerArgs
 from agent.model.settings.scheduler import (
     EXTENDER_PORT,
+    LEASE_NAME,
+    LEASE_SECONDS,
     SCHEDULER_PORT,
     SchedulerSettings,
     split_names,
@@ -43,20 +46,19 @@ from agent.scheduler.extender import extender
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache, StateNumbering
 from agent.scheduler.extender.handlers import ExtenderHandlers, QueueingExtender
 from agent.scheduler.leader import election
+from agent.scheduler.leader.candidate import Candidate, FormerBindings
 from agent.scheduler.leader.election import AlwaysLeader, Leader, bind_limits, lease_times
 from agent.scheduler.leader.gate import LeaderGate
-from agent.scheduler.leader.label import LeaderLabel, pod_of
-from agent.scheduler.leader.lease_dir import Candidate, FormerBindings
+from agent.scheduler.leader.label import LeaderLabel
 from agent.scheduler.preemption import disruption_budgets
 from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
 from agent.scheduler.preemption.evictor import Evictor
 from agent.scheduler.preemption.preemption import Preemption
 from agent.scheduler.preemption.victim_selection import NodeSnapshots
-from agent.scheduler.rebind.controller import RebindHours, RebindRequests, Rebinds
+from agent.scheduler.rebind.controller import RebindRequests, Rebinds
 from agent.scheduler.rules import (
     agent_selector,
     allocator_rules,
-    rebind_rules,
     scheduler_args,
 )
 from agent.scheduler.state.binder import Binder, ReservationExpiry
@@ -124,6 +126,7 @@ PAGE_LIMITS: Final = ServerLimits(
     threads=3,
 )
 
+MIN_LEASE_SECONDS: Final = 3
 _STATUS_PATHS: Final = ("/healthz", "/readyz", "/metrics")
 
 
@@ -131,6 +134,8 @@ def run(settings: SchedulerSettings) -> None:
     """Runs until SIGTERM, or until a thread fails: the other threads would answer from a stale
     state. Raises AccessError, CertificateError, FaultError, HttpListenError and SettingsError."""
     use_one_malloc_arena()
+    if 0 < settings.lease_seconds < MIN_LEASE_SECONDS:
+        raise SettingsError(f"lease-seconds is not 0 or at least {MIN_LEASE_SECONDS}")
     args = scheduler_args(settings.scheduler_args_file)
     access = auth.access(settings.kubeconfig)
     ended = threading.Event()
@@ -207,8 +212,8 @@ class _Leading:
     """Whether this process leads, and its Bindings, which only a leader sends."""
 
     def __init__(self, settings: SchedulerSettings, transports: Transports, state: _State) -> None:
-        times = lease_times(settings.lease_seconds)
-        candidate = Candidate(settings.lease_dir)
+        times = lease_times(settings.lease_seconds or LEASE_SECONDS)
+        candidate = Candidate(os.path.join(settings.state_dir, "scheduler"))
         self.identity = candidate.identity
         self.bindings = BindingApi(
             transports.new(bind_limits(times), LIMITS.threads),
@@ -218,11 +223,11 @@ class _Leading:
         electing = transports.new(election.limits(times))
         self.in_flight = extender.RequestsInFlight()
         self.leader: Leader | None = None
-        if settings.lease_name:
+        if settings.lease_seconds:
             self.leader = Leader(
                 electing,
-                settings.lease_namespace,
-                settings.lease_name,
+                settings.release_namespace,
+                LEASE_NAME,
                 self.identity,
                 times=times,
                 acquired=lambda: self.gate.begin(),
@@ -230,8 +235,8 @@ class _Leading:
             )
         leadership = self.leader or AlwaysLeader()
         self.label: LeaderLabel | None = None
-        if settings.leader_pod:
-            pod = pod_of(settings.leader_pod)
+        pod = auth.own_pod(settings.kubeconfig)
+        if pod is not None:
             self.label = LeaderLabel(electing, pod, lambda: leadership.leading)
 
         def settled() -> None:
@@ -296,8 +301,6 @@ class _Scheduler:
             state.cluster,
             state.rebind_requests,
             lambda: leading.bind_unavailable() is None,
-            rebind_rules(settings),
-            RebindHours.parsed(settings.rebind_hours),
         )
         self._recorder = Recorder(
             transports.new(), CONTROLLER, election.host_of(leading.identity), "Scheduling"
@@ -306,7 +309,7 @@ class _Scheduler:
         if state.seen is not None and args.placement is not None:
             updates = PlacementUpdates(
                 transports.new(),
-                settings.lease_namespace,
+                settings.release_namespace,
                 state.cluster,
                 state.seen,
                 state.rules,

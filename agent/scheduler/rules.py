@@ -10,8 +10,7 @@ from agent.model.objects import ObjectError
 from agent.model.settings import plugin_args
 from agent.model.settings.options import SettingsError
 from agent.model.settings.plugin_args import Rules, SchedulerArgs
-from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings, split_names
-from agent.scheduler.rebind.planning import RebindRules
+from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings
 from agent.scheduler.state.records import AgentSelector
 
 
@@ -55,11 +54,6 @@ def agent_labels(text: str) -> dict[str, str]:
     return labels
 
 
-def rebind_rules(settings: SchedulerSettings) -> RebindRules:
-    excluded = split_names(settings.rebind_excluded_namespaces)
-    return RebindRules(excluded, settings.rebind_max_pods or None)
-
-
 def agent_selector(settings: SchedulerSettings | ExplainSettings) -> AgentSelector:
     """Raises SettingsError."""
-    return AgentSelector(agent_labels(settings.agent_selector), settings.agent_namespace)
+    return AgentSelector(agent_labels(settings.agent_selector), settings.release_namespace)

@@ -52,7 +52,7 @@ class Trail:
     is logged once, and the number of lost records is recorded later.
 
     `process`: its name, without dots.
-    `most_bytes`: the room for its files; with 0 no record is written."""
+    `most_bytes`: the room for its files."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ def test_a_valid_file_of_all_processes(tmp_path: Path, capsys: pytest.CaptureFix
     ("content", "problem"),
     [
         ("lease-second = 20", "lease-second: this option does not exist; did you mean lease-"),
-        ("lease-seconds = 1", "lease-seconds is not a whole number of at least 3"),
+        ("lease-seconds = -1", "lease-seconds is not a whole number of at least 0"),
         ("cpu-policy-options = 'foo'", "cpu-policy-options: 'foo' is not one of align-by-socket"),
         ("hook-failure-policy = 'bogus'", "hook-failure-policy: 'bogus' has no '='"),
         ("listen = 'cri.sock'", "endpoint 'cri.sock' is not unix:///absolute/path"),
@@ -43,7 +43,7 @@ def test_each_error_of_a_file_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.toml"
-    path.write_text("lease-second = 20\nlease-seconds = 1\nhttp = 3\nperiod-seconds = 'x'\n")
+    path.write_text("lease-second = 20\nlease-seconds = -1\nhttp = 3\nperiod-seconds = 'x'\n")
     assert main(["config", "check", str(path)]) == 2
     assert [line.split(": ")[2].split(" ")[0] for line in capsys.readouterr().err.splitlines()] == [
         "lease-second",

@@ -194,7 +194,6 @@ def test_helm_finds_no_fault_in_the_chart(values: Object, tmp_path: Path) -> Non
             "/pools/0/canary/settings/gpu-cdi-kind",
         ),
         ({"scheduler": {"settings": {"lease-seconds": 2.5}}}, "/scheduler/settings/lease-seconds"),
-        ({"scheduler": {"settings": {"rebind-hours": "22-6"}}}, "/scheduler/settings/rebind-hours"),
         ({"agent": {"resources": {"limits": {"memory": "1 GB"}}}}, "/agent/resources/limits/mem"),
         ({"agent": {"tolerations": [{"operator": "exists"}]}}, "/agent/tolerations/0/operator"),
         ({"networkPolicy": {"schedulerCallers": ["192.0.2.1"]}}, "/networkPolicy/schedulerCallers"),

@@ -14,7 +14,7 @@ from agent.cli import options
 from agent.cli import scheduler as scheduler_command
 from agent.http.certificates import in_folder
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC, RESOURCE_STATUS
-from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings
+from agent.model.settings.scheduler import LEASE_NAME, ExplainSettings, SchedulerSettings
 from agent.node.cluster_view import EVENT_CONTROLLER
 from agent.scheduler.explain import endpoint
 from agent.scheduler.extender import extender
@@ -69,11 +69,11 @@ def test_the_explain_role_allows_only_the_pages_of_the_leader() -> None:
     defaults = ExplainSettings()
     name, _, port_name = endpoint.SERVICE.partition(":")
     service = of_kind("Service")[name]
-    assert service["metadata"]["namespace"] == defaults.scheduler_namespace
+    assert service["metadata"]["namespace"] == defaults.release_namespace
     port = next(each for each in service["spec"]["ports"] if each["name"] == port_name)
     assert settings().http.endswith(f":{port['port']}")
     role = of_kind("Role")["topolet-scheduler-explain"]
-    assert role["metadata"]["namespace"] == defaults.scheduler_namespace
+    assert role["metadata"]["namespace"] == defaults.release_namespace
     assert role["rules"] == [
         {
             "apiGroups": [""],
@@ -84,11 +84,10 @@ def test_the_explain_role_allows_only_the_pages_of_the_leader() -> None:
         {
             "apiGroups": ["coordination.k8s.io"],
             "resources": ["leases"],
-            "resourceNames": [settings().lease_name],
+            "resourceNames": [LEASE_NAME],
             "verbs": ["get"],
         },
     ]
-    assert settings().lease_name == defaults.lease_name
     bindings = of_kind("RoleBinding").values()
     assert all(each["roleRef"]["name"] != "topolet-scheduler-explain" for each in bindings)
 
@@ -119,18 +118,13 @@ def test_kube_schedulers_extender_url_is_that_of_the_extender() -> None:
 
 
 def test_role_and_policy_allow_the_leader_to_label_its_pod() -> None:
-    (container,) = pod_of("topolet-scheduler")["containers"]
-    namespace, name = label.pod_of(settings().leader_pod)
-    assert namespace == of_kind("Service")["topolet-scheduler"]["metadata"]["namespace"]
-    variable = next(each for each in container["env"] if each["name"] == "POD_NAME")
-    assert name == f"$({variable['name']})"
-    assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert pod_of("topolet-scheduler")["automountServiceAccountToken"], "its token names the pod"
     assert "patch" in rules("topolet-scheduler")["", "pods"]
     policy = of_kind("ValidatingAdmissionPolicy")["topolet-scheduler-pods"]["spec"]
     assert policy["matchConditions"][0]["expression"].endswith(f"'{SCHEDULER}'")
     assert f"'{label.LABEL}' && variables.own" in policy["validations"][0]["expression"]
     own = next(each for each in policy["variables"] if each["name"] == "own")
-    assert own["expression"].startswith(f"request.namespace == '{namespace}'")
+    assert own["expression"].startswith(f"request.namespace == '{settings().release_namespace}'")
 
 
 def test_policies_restrict_all_that_the_scheduler_writes() -> None:
@@ -182,7 +176,7 @@ def test_the_lease_identity_is_in_an_empty_dir_of_the_pod() -> None:
     pod = pod_of("topolet-scheduler")
     (container,) = pod["containers"]
     (mount,) = (each for each in container["volumeMounts"] if not each.get("readOnly"))
-    assert mount["mountPath"] == settings().lease_dir
+    assert mount["mountPath"] == settings().state_dir
     (volume,) = (each for each in pod["volumes"] if each["name"] == mount["name"])
     assert volume.keys() == {"name", "emptyDir"}
 
@@ -239,7 +233,7 @@ def test_the_extenders_score_outweighs_all_plugins() -> None:
 def test_the_two_leases_are_different() -> None:
     ours, election = settings(), configuration()["leaderElection"]
     leases = {
-        "topolet-scheduler-lease": (ours.lease_namespace, ours.lease_name),
+        "topolet-scheduler-lease": (ours.release_namespace, LEASE_NAME),
         "topolet-kube-scheduler-lease": (election["resourceNamespace"], election["resourceName"]),
     }
     assert len(set(leases.values())) == 2

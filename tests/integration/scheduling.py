@@ -38,6 +38,7 @@ class Scheduler(Command):
         super().__init__("scheduler", folder / f"{name}.log", "extender listens")
         self.port, self.pages_port = free_port(), free_port()
         self._kubeconfig = kubeconfig
+        self._state_dir = folder / f"{name}.state"
 
     def start(self, *flags: str, constants: dict[str, float] | None = None) -> None:
         """Returns when it listens: without TLS, unless the flags configure it. With other values of
@@ -48,6 +49,7 @@ class Scheduler(Command):
             "--tls-dir=",
             "--lease-seconds=9",
             f"--kubeconfig={self._kubeconfig}",
+            f"--state-dir={self._state_dir}",
             *flags,
             constants=constants,
         )

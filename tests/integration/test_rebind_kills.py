@@ -135,7 +135,7 @@ class Killer:
 
     def start(self) -> None:
         """Starts the scheduler without a lease, so that it is the leader at once."""
-        self.scheduler.start(NO_AGENT_PODS, "--lease-name=")
+        self.scheduler.start(NO_AGENT_PODS, "--lease-seconds=0")
 
     def start_to_be_killed(self, number: int, moment: Moment) -> None:
         """Starts the scheduler and waits until it is killed at this write."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import sys
 from pathlib import Path
@@ -134,3 +136,17 @@ def test_kubeconfig_with_a_token(tmp_path: Path) -> None:
     assert (access.server, access.server_name) == ("https://x:1", "y")
     assert access.headers() == {"Authorization": "Bearer t"}
     assert access.tls() is access.tls() is not None
+
+
+def test_the_pod_of_a_token_is_that_for_which_the_kubelet_requested_it(tmp_path: Path) -> None:
+    claims = {"kubernetes.io": {"namespace": "ns", "pod": {"name": "p-1", "uid": "u"}}}
+    payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    (tmp_path / "token").write_text(f"e30.{payload}.c2ln")
+    assert auth.own_pod(str(tmp_path)) == ("ns", "p-1")
+
+
+@pytest.mark.parametrize("token", ["", "token", "a.!.c", "e30.e30.c2ln", "e30.bnVsbA.c2ln"])
+def test_other_tokens_name_no_pod(tmp_path: Path, token: str) -> None:
+    (tmp_path / "token").write_text(token)
+    assert auth.own_pod(str(tmp_path)) is None
+    assert auth.own_pod(str(tmp_path / "token")) is None, "a file is a kubeconfig"

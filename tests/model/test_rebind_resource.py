@@ -9,6 +9,7 @@ import pytest
 
 from agent.model.objects import ObjectError
 from agent.model.rebind_resource import (
+    RebindHours,
     RebindPhase,
     RebindStatus,
     StatusMeasures,
@@ -43,9 +44,30 @@ def test_the_deadline_of_the_proposal_and_no_limit() -> None:
 
 
 def test_fields_beyond_the_proposal() -> None:
-    spec = {"nodeName": "n", "deadlineInSeconds": 5, "dryRun": True, "maxPods": 3}
+    spec = {
+        "nodeName": "n",
+        "deadlineInSeconds": 5,
+        "dryRun": True,
+        "maxPods": 3,
+        "excludedNamespaces": ["db"],
+        "hours": "01:00-02:30",
+    }
     read = decode(body(spec=spec))
     assert (read.deadline_seconds, read.dry_run, read.max_pods) == (5, True, 3)
+    assert (read.excluded_namespaces, read.hours) == ({"db"}, RebindHours(60, 150))
+
+
+@pytest.mark.parametrize(
+    ("text", "hour", "within"),
+    [
+        ("", 12, True),
+        ("22:00-06:00", 23, True),
+        ("22:00-06:00", 6, False),
+        ("08:30-17:00", 8, False),
+    ],
+)
+def test_hours_contain_a_time(text: str, hour: int, within: bool) -> None:
+    assert RebindHours.parsed(text).contain(hour * 3600.0) is within
 
 
 def test_a_deadline_beyond_a_day_counts_as_a_day() -> None:
@@ -79,7 +101,15 @@ def test_the_default_status_of_the_definition_has_not_ended() -> None:
     assert not decode(body(status=default)).status.ended
 
 
-@pytest.mark.parametrize("invalid", [{"spec": {}}, {"spec": {"nodeName": 1}}, {"metadata": {}}])
+@pytest.mark.parametrize(
+    "invalid",
+    [
+        {"spec": {}},
+        {"spec": {"nodeName": 1}},
+        {"spec": {"nodeName": "n", "hours": "22-6"}},
+        {"metadata": {}},
+    ],
+)
 def test_an_invalid_object_is_an_error(invalid: dict[str, Any]) -> None:
     with pytest.raises(ObjectError):
         decode(body(**invalid))

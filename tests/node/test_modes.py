@@ -24,7 +24,7 @@ from agent.node.cluster_view import ClusterCache, ClusterState
 from agent.node.node_local import CpuNotices
 from agent.node.notifications import NotificationSocket
 from agent.node.publisher import Publisher
-from agent.scheduler.leader.lease_dir import IdentityFile, SentBindings
+from agent.scheduler.leader.candidate import IdentityFile, SentBindings
 from agent.scheduler.state.pod_info import PodName
 from tests.node.decisions import publish
 

@@ -72,7 +72,7 @@ from agent.rpc.grpc import MessageError, RpcError
 from agent.rpc.headers import HeaderError
 from agent.rpc.held_calls import HeldCalls
 from agent.scheduler.explain import saved
-from agent.scheduler.leader import lease_dir
+from agent.scheduler.leader import candidate
 from agent.scheduler.state.records import AgentSelector
 from tests.parsers import mutations
 from tests.parsers.target import Target
@@ -849,7 +849,7 @@ def _own_files(folder: Path) -> Iterator[Target]:
         (
             "sent Binding",
             _sent_bindings,
-            ("scheduler.leader.lease_dir:_read",),
+            ("scheduler.leader.candidate:_read",),
             binding,
             (ValueError, OSError),
         ),
@@ -863,7 +863,7 @@ def _own_files(folder: Path) -> Iterator[Target]:
         (
             "identity of a scheduler",
             _identity,
-            ("scheduler.leader.lease_dir:IdentityFile._former",),
+            ("scheduler.leader.candidate:IdentityFile._former",),
             {"identity": "a", "boot_id": "b", "device": 1, "inode": 2},
             (),
         ),
@@ -994,7 +994,7 @@ def _sent_bindings(path: str) -> object:
     folder = f"{path}.d"
     os.makedirs(folder, exist_ok=True)
     os.replace(path, f"{folder}/u.json")
-    return lease_dir.SentBindings(folder, valid=True, give_up=pytest.fail).former
+    return candidate.SentBindings(folder, valid=True, give_up=pytest.fail).former
 
 
 def _registrations(path: str) -> object:
@@ -1013,7 +1013,7 @@ def _identity(path: str) -> object:
     folder = f"{path}.d"
     os.makedirs(folder, exist_ok=True)
     os.replace(path, f"{folder}/identity")
-    kept = lease_dir.IdentityFile(folder, "new")
+    kept = candidate.IdentityFile(folder, "new")
     kept.close()
     return kept.identity
 

@@ -112,12 +112,8 @@ def test_the_agents_of_the_manifests_are_selected() -> None:
 
 
 def test_pods_of_another_namespace_are_not_agents() -> None:
-    anywhere, ours = (
-        rules.agent_selector(SchedulerSettings(agent_selector="a=b", agent_namespace=each))
-        for each in ("", "ns")
-    )
-    assert [each.include("elsewhere", {"a": "b"}) for each in (anywhere, ours)] == [True, False]
-    assert ours.include("ns", {"a": "b"})
+    ours = rules.agent_selector(SchedulerSettings(agent_selector="a=b", release_namespace="ns"))
+    assert [ours.include(each, {"a": "b"}) for each in ("ns", "elsewhere")] == [True, False]
 
 
 def test_the_allocator_rules_follow_from_the_scheduler_args() -> None:
@@ -243,6 +239,7 @@ def test_the_process_exits_when_one_of_its_threads_fails(
         config.write_text(json.dumps(kubeconfig(api.url)))
         settings = SchedulerSettings(
             kubeconfig=str(config),
+            state_dir=str(tmp_path),
             https="127.0.0.1:0",
             http="",
             tls_dir="",

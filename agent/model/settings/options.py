@@ -21,7 +21,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="k
 StateDir = Annotated[
     str,
     msgspec.Meta(
-        description="folder that agent and frontends share: snapshot, notifications, journal"
+        description="folder that agent and frontends share: snapshot, notifications, journal. "
+        "scheduler: a local folder of its own, which should outlive the process: a leader that was "
+        "killed then has its Lease again as soon as it is restarted"
     ),
 ]
 STATE_DIR: Final = "/run/topolet"

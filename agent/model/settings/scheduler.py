@@ -12,6 +12,7 @@ from agent.model.settings.options import (
     LOG_FORMAT,
     LOG_LEVEL,
     NODE_ADDRESSES,
+    STATE_DIR,
     TLS_DIR,
     Http,
     Kubeconfig,
@@ -19,6 +20,7 @@ from agent.model.settings.options import (
     LogLevel,
     NodeAddresses,
     Options,
+    StateDir,
     TlsDir,
 )
 
@@ -73,14 +75,18 @@ GpuShares = Annotated[
     ),
 ]
 GPU_SHARES: Final[Literal["MostAllocated"]] = "MostAllocated"
-LeaseName = Annotated[
+LEASE_NAME: Final = "topolet-scheduler"
+"""The Lease of the leader, in the release's namespace."""
+LEASE_SECONDS: Final = 15
+ReleaseNamespace = Annotated[
     str,
     msgspec.Meta(
-        description="scheduler: name of the leader's Lease; only its holder decides; empty: "
-        "there is only one scheduler"
+        min_length=1,
+        description="namespace of the agents' pods, of the scheduler's Service and of the leader's "
+        "Lease; pods of other namespaces do not count as agents",
     ),
 ]
-LEASE_NAME: Final = "topolet-scheduler"
+RELEASE_NAMESPACE: Final = "topolet-system"
 AgentLabels = Annotated[
     str,
     msgspec.Meta(
@@ -89,13 +95,6 @@ AgentLabels = Annotated[
     ),
 ]
 AGENT_LABELS: Final = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
-AgentNamespace = Annotated[
-    str,
-    msgspec.Meta(
-        description="scheduler: the namespace of the agents' pods, so that pods of other "
-        "namespaces do not count as agents; empty: any namespace"
-    ),
-]
 
 
 def split_names(text: str) -> frozenset[str]:
@@ -106,6 +105,7 @@ def split_names(text: str) -> frozenset[str]:
 class SchedulerSettings(Options, frozen=True):
     """`topolet scheduler`."""
 
+    state_dir: StateDir = STATE_DIR
     kubeconfig: Kubeconfig = KUBECONFIG
     tls_dir: TlsDir = TLS_DIR
     https: Https = HTTPS
@@ -117,7 +117,7 @@ class SchedulerSettings(Options, frozen=True):
     scheduler_args_file: SchedulerArgsFile = ""
     gpu_shares: GpuShares = GPU_SHARES
     agent_selector: AgentLabels = AGENT_LABELS
-    agent_namespace: AgentNamespace = ""
+    release_namespace: ReleaseNamespace = RELEASE_NAMESPACE
     best_node_only: Annotated[
         bool,
         msgspec.Meta(
@@ -132,58 +132,16 @@ class SchedulerSettings(Options, frozen=True):
             "rejects, where kube-scheduler does not preempt because the sum of free CPU is enough"
         ),
     ] = False
-    rebind_max_pods: Annotated[
-        int,
-        msgspec.Meta(
-            ge=0,
-            description="scheduler: most pods that one RebindResource moves; 0: any number",
-        ),
-    ] = 0
-    rebind_hours: Annotated[
-        str,
-        msgspec.Meta(
-            pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$",
-            examples=["22:00-06:00"],
-            description="scheduler: HH:MM-HH:MM in UTC, the time of the day in which a "
-            "RebindResource may begin to move pods; it may include midnight; empty: always",
-        ),
-    ] = ""
-    rebind_excluded_namespaces: Annotated[
-        str,
-        msgspec.Meta(
-            description="scheduler: namespaces whose pods no RebindResource moves, separated by "
-            "commas"
-        ),
-    ] = ""
-    lease_namespace: Annotated[
-        str, msgspec.Meta(min_length=1, description="scheduler: namespace of the leader's Lease")
-    ] = "topolet-system"
-    lease_name: LeaseName = LEASE_NAME
     lease_seconds: Annotated[
         int,
         msgspec.Meta(
-            ge=3,
+            ge=0,
             le=600,
             description="scheduler: time after the leader's last renewal of its Lease until "
-            "another process may lead, seconds",
+            "another process may lead, seconds, at least 3; 0: there is only one scheduler, and "
+            "no Lease",
         ),
-    ] = 15
-    lease_dir: Annotated[
-        str,
-        msgspec.Meta(
-            description="scheduler: local folder, of one scheduler only, that outlives the "
-            "process: a leader that was killed has its Lease again as soon as it is restarted; "
-            "empty: it waits until the Lease expires"
-        ),
-    ] = ""
-    leader_pod: Annotated[
-        str,
-        msgspec.Meta(
-            description="scheduler: NAMESPACE/NAME of this process's pod: the pod has the label "
-            "topolet.io/scheduler-leader=true while the process leads, and a standby is Ready; "
-            "empty: no label, and only the leader is Ready"
-        ),
-    ] = ""
+    ] = LEASE_SECONDS
     log_level: LogLevel = LOG_LEVEL
     log_format: LogFormatOption = LOG_FORMAT
 
@@ -193,15 +151,11 @@ class ExplainSettings(Options, frozen=True):
     settings file can be used."""
 
     kubeconfig: Kubeconfig = KUBECONFIG
-    scheduler_namespace: Annotated[
-        str, msgspec.Meta(min_length=1, description="explain: namespace of the scheduler's Service")
-    ] = "topolet-system"
-    lease_name: LeaseName = LEASE_NAME
     scheduler_name: SchedulerName = SCHEDULER_NAME
     scheduler_args_file: SchedulerArgsFile = ""
     gpu_shares: GpuShares = GPU_SHARES
     agent_selector: AgentLabels = AGENT_LABELS
-    agent_namespace: AgentNamespace = ""
+    release_namespace: ReleaseNamespace = RELEASE_NAMESPACE
 
 
 class WebhookSettings(Options, frozen=True):

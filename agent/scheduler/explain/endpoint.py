@@ -38,6 +38,7 @@ from agent.model.explanation import SCHEMA_VERSION, Explanation, NameOf, NodeVer
 from agent.model.objects import ObjectError, ObjectIdentity
 from agent.model.pod import apiobjects
 from agent.model.pod.apiobjects import ApiPod, PodObject
+from agent.model.settings.scheduler import LEASE_NAME
 from agent.scheduler.leader import election
 from agent.scheduler.preemption import disruption_budgets
 
@@ -167,16 +168,15 @@ def refusal(
 def request_explanations(
     transport: Transport,
     namespace: str,
-    lease: str,
     pods: Sequence[dict[str, Any]],
     drained: Sequence[str],
 ) -> tuple[Explanation, ...]:
     """Requests the scheduler's explanations of these pods through the API server, and adds the
     names of the pods and budgets that the caller may list. `namespace`: of the scheduler's Service
-    and of the leader's Lease. `lease`: the name of the Lease. Raises KubeError, also a
-    NotFoundError that says how to name another namespace."""
+    and of the leader's Lease. Raises KubeError, also a NotFoundError that says how to name another
+    namespace."""
     proxy = f"/api/v1/namespaces/{segment(namespace)}/services/{SERVICE}/proxy{PATH}"
-    holder = _lease_holder(transport, namespace, lease)
+    holder = _lease_holder(transport, namespace)
     body = {"pods": list(pods), "drained": list(drained), "leaseHolder": holder}
     try:
         text = transport.create(proxy, body)
@@ -186,7 +186,7 @@ def request_explanations(
             raise  # of the scheduler's own port
         raise NotFoundError(
             f"Service {namespace}/{name} does not exist: either the scheduler is not installed, or "
-            "--scheduler-namespace names another namespace"
+            "--release-namespace names another namespace"
         ) from None
     try:
         answer = decode_answer(text)
@@ -196,12 +196,10 @@ def request_explanations(
     return named(answer, dict(_titles(transport, answer, tuple(namespaces))))
 
 
-def _lease_holder(transport: Transport, namespace: str, name: str) -> str:
+def _lease_holder(transport: Transport, namespace: str) -> str:
     """The holder of the Lease; empty if the Lease does not exist, as without leader election."""
-    if not name:
-        return ""
     try:
-        return election.read_holder(transport, namespace, name)
+        return election.read_holder(transport, namespace, LEASE_NAME)
     except NotFoundError:
         return ""
 

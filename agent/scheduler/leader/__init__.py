@@ -2,5 +2,5 @@
 
 `election` acquires and renews a Lease. `gate` lets the leader answer requests once it knows all
 pods that were bound before its term. `label` labels the leader's pod, so that a Service selects
-it. `lease_dir` keeps the identity of a process and its Bindings without an answer in files, so that
+it. `candidate` keeps the identity of a process and its Bindings without an answer in files, so that
 the next process on the node can continue the term of a killed one."""

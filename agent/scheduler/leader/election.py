@@ -134,7 +134,7 @@ class Leader:
         unhealthy: Callable[[], str | None] = lambda: None,
     ) -> None:
         """`identity` must be unique, also across restarts, except that a process may reuse the
-        identity of a dead one (`lease_dir`). `acquired` is called at each acquisition, on the
+        identity of a dead one (`candidate`). `acquired` is called at each acquisition, on the
         thread that made the attempt, and must not block. `unhealthy`: why this process must not
         lead; while it has a reason, the Lease is neither renewed nor acquired."""
         self.identity = identity

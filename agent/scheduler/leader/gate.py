@@ -11,9 +11,9 @@ from typing import Final
 from agent.host.daemon import seconds_to_boundary
 from agent.host.log_once import Problem
 from agent.kube.errors import StoreError
+from agent.scheduler.leader.candidate import FormerBindings
 from agent.scheduler.leader.election import Leadership
 from agent.scheduler.leader.label import LeaderLabel
-from agent.scheduler.leader.lease_dir import FormerBindings
 from agent.scheduler.state.watches import Watches
 
 log = logging.getLogger(__name__)

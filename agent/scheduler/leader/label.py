@@ -17,7 +17,6 @@ from agent.host.log_once import Problem
 from agent.kube.errors import StoreError
 from agent.kube.kinds import pod_path
 from agent.kube.transport import Transport
-from agent.model.settings.options import SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +82,3 @@ class LeaderLabel:
         self._periodic.stop()
         if self._written:
             self.step()
-
-
-def pod_of(text: str) -> tuple[str, str]:
-    """Splits NAMESPACE/NAME. Raises SettingsError."""
-    namespace, slash, name = text.partition("/")
-    if not (namespace and slash and name) or "/" in name:
-        raise SettingsError(f"leader-pod: {text[:80]!r} is not NAMESPACE/NAME")
-    return namespace, name

@@ -39,7 +39,7 @@ from agent.model.rebind_resource import (
     time_text,
     unix_seconds,
 )
-from agent.scheduler.rebind.planning import RebindRules, first_status, pod_now, status_of
+from agent.scheduler.rebind.planning import first_status, pod_now, status_of
 from agent.scheduler.rebind.progress import PodNow, Rewrite, next_step
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.telemetry.schedulermetrics import RebindValues
@@ -50,28 +50,6 @@ MAX_WRITES: Final = 50
 """The most writes of one step."""
 MAX_REASON: Final = 1024
 _ENDS: Final = (RebindPhase.SUCCEED, RebindPhase.FAILED, RebindPhase.UNKNOWN)
-
-
-class RebindHours(msgspec.Struct, frozen=True):
-    """The hours of the day (UTC) in which rebinds may begin, in minutes since midnight. Equal ends
-    mean always; a begin after the end means over midnight."""
-
-    begin: int = 0
-    end: int = 0
-
-    @classmethod
-    def parsed(cls, text: str) -> RebindHours:
-        """`HH:MM-HH:MM`; "": always."""
-        if not text:
-            return cls()
-        begin, end = (int(each[:2]) * 60 + int(each[3:]) for each in text.split("-"))
-        return cls(begin, end)
-
-    def contain(self, unix_seconds_: float) -> bool:
-        minute = int(unix_seconds_ // 60) % (24 * 60)
-        if self.begin <= self.end:
-            return self.begin == self.end or self.begin <= minute < self.end
-        return minute >= self.begin or minute < self.end
 
 
 class RebindRequests:
@@ -147,8 +125,6 @@ class Rebinds:
         cluster: SchedulerCache,
         requests: RebindRequests,
         leading: Callable[[], bool],
-        rules: RebindRules,
-        hours: RebindHours,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -156,8 +132,6 @@ class Rebinds:
         self._cluster = cluster
         self._requests = requests
         self._leading = leading
-        self._rules = rules
-        self._hours = hours
         self._clock = clock
         self._versions: dict[str, str] = {}
         self._ended: dict[str, int] = dict.fromkeys(_ENDS, 0)
@@ -220,8 +194,8 @@ class Rebinds:
         if reason := self._obstacle(request.node):
             self._write(request, RebindStatus(RebindPhase.FAILED, reason))
             return
-        if not request.dry_run and not self._hours.contain(self._clock()):
-            self._wait(request, "waits for the hours of rebind-hours")
+        if not request.dry_run and not request.hours.contain(self._clock()):
+            self._wait(request, "waits for the hours of its spec")
             return
         if request.dry_run:
             self._write(request, self._first_status(request))
@@ -258,7 +232,7 @@ class Rebinds:
                 return RebindStatus(RebindPhase.FAILED, f"node {request.node} does not exist")
             properties = node.allocator.properties
             held = [each for each in node.allocator.holdings.values() if each.reservation]
-        return first_status(request, properties, pods, held, self._rules, self._clock())
+        return first_status(request, properties, pods, held, self._clock())
 
     def _wait(self, request: RebindRequest, reason: str) -> None:
         if request.status.reason != reason or not request.status.taken:

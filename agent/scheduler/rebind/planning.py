@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import msgspec
 
@@ -30,15 +30,6 @@ from agent.model.rebind_resource import (
 from agent.scheduler.rebind.progress import PodNow
 
 
-class RebindRules(msgspec.Struct, frozen=True):
-    """Which pods a rebind may move."""
-
-    excluded: frozenset[str] = frozenset()
-    """Namespaces whose pods are never moved."""
-    max_pods: int | None = None
-    """How many pods one rebind may move, None for all."""
-
-
 def pod_now(pod: ApiPod) -> PodNow:
     """The pod with its allocation."""
     held = holding_of(pod).allocation
@@ -50,7 +41,6 @@ def first_status(
     properties: NodeProperties,
     pods: Sequence[ApiPod],
     reservations: Iterable[AssignedPod],
-    rules: RebindRules,
     now: float,
 ) -> RebindStatus:
     """The status with the plan, or with the reason why there is none.
@@ -59,11 +49,10 @@ def first_status(
     `reservations`: the amounts that Reservations hold on the node.
     `now`: seconds since 1970."""
     allocator = NodeAllocator(properties, [*map(holding_of, pods), *reservations])
-    node = placed_node(allocator, requests_of(pods), fixed_pods(pods, rules))
+    node = placed_node(allocator, requests_of(pods), fixed_pods(pods, request.excluded_namespaces))
     if isinstance(node, NoPlan):
         return RebindStatus(RebindPhase.FAILED, _text(node))
-    limits = [limit for limit in (request.max_pods, rules.max_pods) if limit is not None]
-    planned = plan(node, min(limits, default=None))
+    planned = plan(node, request.max_pods)
     if isinstance(planned, NoPlan):
         return RebindStatus(RebindPhase.SUCCEED, _text(planned))
     moves = _moves(properties.cpus, allocator, planned.moves)
@@ -86,20 +75,20 @@ def requests_of(pods: Iterable[ApiPod]) -> dict[str, ResourceRequest]:
     return found
 
 
-def fixed_pods(pods: Iterable[ApiPod], rules: RebindRules) -> dict[str, str]:
+def fixed_pods(pods: Iterable[ApiPod], excluded_namespaces: Set[str]) -> dict[str, str]:
     """Why pods are not moved, by uid."""
-    return {pod.uid: why for pod in pods if (why := _why_fixed(pod, rules))}
+    return {pod.uid: why for pod in pods if (why := _why_fixed(pod, excluded_namespaces))}
 
 
-def _why_fixed(pod: ApiPod, rules: RebindRules) -> str:
+def _why_fixed(pod: ApiPod, excluded_namespaces: Set[str]) -> str:
     if pod.mirror:
         return "it is a static pod"
     if pod.deleted:
         return "it is being deleted"
     if pod.annotations.get(REBIND) == REBIND_NEVER:
         return f"its annotation {REBIND} is {REBIND_NEVER}"
-    if pod.namespace in rules.excluded:
-        return f"namespace {pod.namespace} is in rebind-excluded-namespaces"
+    if pod.namespace in excluded_namespaces:
+        return f"namespace {pod.namespace} is in excludedNamespaces"
     return ""
 
 

@@ -39,7 +39,7 @@ class PodError(RuntimeError):
 
 
 class BindingRecord(Protocol):
-    """Records which Bindings have no answer yet (`leader.lease_dir`)."""
+    """Records which Bindings have no answer yet (`leader.candidate`)."""
 
     def began(self, pod: PodName, node: str, annotations: Mapping[str, str]) -> None: ...
 

@@ -136,7 +136,7 @@ class Environment:
         return f"--kubeconfig={path}"
 
     def explain(self, *words: str) -> int:
-        return main(["explain", "-n", self.name, f"--scheduler-namespace={self.name}", *words])
+        return main(["explain", "-n", self.name, f"--release-namespace={self.name}", *words])
 
 
 def _role() -> dict[str, Any]:
@@ -195,20 +195,22 @@ def test_a_caller_who_may_not_read_the_pod_gets_no_explanation(
 
 
 def test_a_caller_without_the_role_does_not_reach_the_scheduler(
-    env: Environment, capsys: pytest.CaptureFixture[str]
+    env: Environment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert env.explain("p", env.caller("without-proxy", pods=True, proxy=False)) == 2
     assert "get leases" in capsys.readouterr().err
-    assert env.explain("p", "--lease-name=", env.caller("other", pods=True, proxy=False)) == 2
+    monkeypatch.setattr(endpoint, "_lease_holder", lambda *_: "")
+    assert env.explain("p", env.caller("other", pods=True, proxy=False)) == 2
     assert "create services/proxy" in capsys.readouterr().err
 
 
 def test_a_caller_who_does_not_read_the_lease_gets_no_explanation(
-    env: Environment, capsys: pytest.CaptureFixture[str]
+    env: Environment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a pod that calls the port of the scheduler directly."""
     allowed = env.caller("allowed", pods=True, proxy=True)
-    assert env.explain("p", "--lease-name=", allowed) == 2
+    monkeypatch.setattr(endpoint, "_lease_holder", lambda *_: "")
+    assert env.explain("p", allowed) == 2
     assert "holder of the leader's Lease" in capsys.readouterr().err
 
 

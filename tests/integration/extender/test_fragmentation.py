@@ -45,8 +45,8 @@ def test_simulate_reports_the_fragmentation_of_a_cluster(
     pod["spec"].pop("priority")
     pod["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps({"cpuset": "0,2"})
     _create(apiserver, pod, "fragmented")
-    config = f"--kubeconfig={kubeconfig(apiserver)}"
-    assert main(["simulate", "--from-cluster", config, "-o", "json"]) == 0
+    config, namespace = f"--kubeconfig={kubeconfig(apiserver)}", "--release-namespace=fragmented"
+    assert main(["simulate", "--from-cluster", config, namespace, "-o", "json"]) == 0
     found = {each["node"]: each for each in json.loads(capsys.readouterr().out)["nodes"]}
     assert found["fragmented-small"]["cpus_on_broken_cores"] == 2
     assert found["fragmented-small"]["rebind"]["pods"] == 1

@@ -49,7 +49,7 @@ def scheduler(api: ApiServer, tmp_path: Path) -> Iterator[Scheduler]:
     config = tmp_path / "kubeconfig"
     config.write_text(json.dumps(api.kubeconfig(api.token(NAME, "scheduler"))))
     with Scheduler(tmp_path, config) as it:
-        it.start("--lease-name=", "--agent-selector=")
+        it.start("--lease-seconds=0", "--agent-selector=")
         it.until_ready()
         yield it
 

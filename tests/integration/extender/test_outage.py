@@ -32,6 +32,7 @@ from tests.waiting import eventually
 Object = dict[str, Any]
 
 STALE_SECONDS = 15
+SYSTEM = "topolet-system"
 RECOVERY_SECONDS = 20.0
 """Ten seconds are documented. A busy machine needs more."""
 RESOURCES = (
@@ -61,8 +62,9 @@ class Environment:
         self._pods = f"/api/v1/namespaces/{name}/pods"
         namespace = {"name": name}
         server.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": namespace})
-        account = {"name": "default", "namespace": name}
-        server.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+        for each in (name, SYSTEM):
+            account = {"name": "default", "namespace": each}
+            server.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
         machine = Machine(SMALL)
         node = machine.node(name)
         del node["metadata"]["uid"]
@@ -70,8 +72,9 @@ class Environment:
         server.create(TOPOLOGIES, machine.topology(name))
         body = fleet.agent(name)
         labels = body["metadata"]["labels"]
-        server.pod(name, "agent", name, labels=labels)
-        server.admin.merge(f"{self._pods}/agent/status", {"status": body["status"]})
+        server.pod(SYSTEM, f"agent-{name}", name, labels=labels)
+        status = f"/api/v1/namespaces/{SYSTEM}/pods/agent-{name}/status"
+        server.admin.merge(status, {"status": body["status"]})
 
     def pod(self, number: int) -> Object:
         """A pod that requests exclusive CPUs and is not bound."""
@@ -163,9 +166,9 @@ def ages(scheduler: Scheduler) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("flags", "seconds"),
     [
-        pytest.param(["--lease-name="], 5, id="short, alone"),
+        pytest.param(["--lease-seconds=0"], 5, id="short, alone"),
         pytest.param([], 20, id="past the lease", marks=pytest.mark.long),
-        pytest.param(["--lease-name="], 90, id="long, alone", marks=pytest.mark.long),
+        pytest.param(["--lease-seconds=0"], 90, id="long, alone", marks=pytest.mark.long),
         pytest.param([], 120, id="two minutes", marks=pytest.mark.long),
     ],
 )
@@ -209,7 +212,7 @@ def test_idle_watches_are_current_and_watches_of_a_hanging_server_are_stale(
     env: Environment, tmp_path: Path
 ) -> None:
     with Scheduler(tmp_path, env.config) as scheduler:
-        scheduler.start("--lease-name=", constants={SCHEDULER_STALE: STALE_SECONDS})
+        scheduler.start("--lease-seconds=0", constants={SCHEDULER_STALE: STALE_SECONDS})
         scheduler.until_ready()
         assert ages(scheduler).keys() == set(RESOURCES)
         idle_until = time.monotonic() + 1.3 * STALE_SECONDS

@@ -27,20 +27,21 @@ from tests.deploy.manifests import ROOT, SCHEDULER, objects
 from tests.fixtures import fleet
 from tests.fixtures.fleet import SMALL, Kind, Machine
 from tests.integration import deployed
+from tests.integration.apiserver import agent_account
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.scheduling import Scheduler, binding_args, extender_args
 from tests.waiting import eventually
 
 Object = dict[str, Any]
 
-NAMESPACE = "scheduled"
+NAMESPACE, SYSTEM = "scheduled", "topolet-system"
 NODES = ("extended-1", "extended-2")
 CPUS = 32
 """CPUs of each node."""
 
 
 class Cluster:
-    """Two nodes of 32 CPUs with their agents, in their own namespace."""
+    """Two nodes of 32 CPUs with their agents, and a namespace for pods."""
 
     def __init__(self, api: Api, config: Path) -> None:
         self.api = api
@@ -80,8 +81,9 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> C
     )
     namespace = {"name": NAMESPACE}
     api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": namespace})
-    account = {"name": "default", "namespace": NAMESPACE}
-    api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+    for each in (NAMESPACE, SYSTEM):
+        account = {"name": "default", "namespace": each}
+        api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
     machine = Machine(SMALL)
     for name in NODES:
         node = machine.node(name)
@@ -100,7 +102,7 @@ def add_agent(api: Api, node: str) -> None:
     body = fleet.agent(node)
     metadata = {"name": f"agent-{node}", "labels": body["metadata"]["labels"]}
     spec = {"nodeName": node, "containers": [{"name": "agent", "image": "i"}]}
-    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    pods = f"/api/v1/namespaces/{SYSTEM}/pods"
     made = {"metadata": metadata, "spec": {**spec, "automountServiceAccountToken": False}}
     api.request("POST", pods, made)
     path = f"{pods}/agent-{node}/status"
@@ -235,14 +237,14 @@ def test_a_killed_leader_leads_again_as_soon_as_it_is_ready(
 ) -> None:
     """Its Lease would expire after a minute. The standby does not lead, and reports the same
     leader."""
-    flags = ("--lease-seconds=60", f"--lease-dir={tmp_path / 'lease'}")
+    flag = "--lease-seconds=60"
     with (
         Scheduler(tmp_path, cluster.config) as scheduler,
         Scheduler(tmp_path, cluster.config, "standby") as standby,
     ):
-        scheduler.start(*flags)
+        scheduler.start(flag)
         scheduler.until_ready()
-        standby.start(flags[0])
+        standby.start(flag)
         eventually("the leader is known", lambda: "the leader is" in standby.ready()[1])
         leader = standby.ready()[1]
         for number in range(3):
@@ -251,7 +253,7 @@ def test_a_killed_leader_leads_again_as_soon_as_it_is_ready(
             cluster.delete(pod)
             scheduler.end(signal.SIGKILL)
             began = time.monotonic()
-            scheduler.start(*flags)
+            scheduler.start(flag)
             scheduler.until_ready()
             print(f"leads {time.monotonic() - began:.1f} s after the start")
             assert standby.ready() == (503, leader)
@@ -261,13 +263,26 @@ def test_a_killed_leader_leads_again_as_soon_as_it_is_ready(
 
 
 def test_a_standby_is_ready_and_the_leaders_pod_has_the_label(
-    cluster: Cluster, tmp_path: Path
+    apiserver: ApiServer, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pods = [cluster.pod(owner(4), f"j-{number}") for number in range(2)]
-    flags = [f"--leader-pod={NAMESPACE}/{pod['metadata']['name']}" for pod in pods]
+    """The pod is that of the token."""
+    for name, value in agent_account.environment(apiserver).items():
+        monkeypatch.setenv(name, value)
+    names = ["scheduler-a", "scheduler-b"]
+    flags = []
+    for name in names:
+        apiserver.pod(SYSTEM, name, NODES[0], "topolet-scheduler")
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "ca.crt").write_bytes((apiserver.folder / "ca.crt").read_bytes())
+        (folder / "token").write_text(apiserver.token(SYSTEM, "topolet-scheduler", pod=name))
+        flags.append(f"--kubeconfig={folder}")
+    waiting = cluster.pod(owner(4), "j")
 
     def leaders() -> list[bool]:
-        return [LABEL in cluster.read(pod)["metadata"].get("labels", {}) for pod in pods]
+        paths = [f"/api/v1/namespaces/{SYSTEM}/pods/{name}" for name in names]
+        pods = [cluster.api.request("GET", path) for path in paths]
+        return [LABEL in pod["metadata"].get("labels", {}) for pod in pods]
 
     with (
         Scheduler(tmp_path, cluster.config) as first,
@@ -279,7 +294,7 @@ def test_a_standby_is_ready_and_the_leaders_pod_has_the_label(
         second.start(flags[1])
         second.until_ready()
         assert leaders() == [True, False]
-        status, text = second.reply("filter", extender_args(pods[0], NODES))
+        status, text = second.reply("filter", extender_args(waiting, NODES))
         assert (status, "the leader is" in text) == (503, True)
         first.end(signal.SIGKILL)
         eventually("the second one leads", lambda: leaders() == [True, True])
@@ -290,8 +305,10 @@ def test_a_standby_is_ready_and_the_leaders_pod_has_the_label(
         eventually("the first one leads again", lambda: leaders() == [True, False])
         assert first.end() == 0
         assert leaders() == [False, False]
-    for pod in pods:
-        cluster.delete(pod)
+    cluster.delete(waiting)
+    for name in names:
+        path = f"/api/v1/namespaces/{SYSTEM}/pods/{name}?gracePeriodSeconds=0"
+        cluster.api.request("DELETE", path)
 
 
 def test_concurrent_binds_share_no_cpu(cluster: Cluster, scheduler: Scheduler) -> None:

@@ -54,7 +54,8 @@ class Topolet:
             f"--http=127.0.0.1:{self._http_port}",
             f"--tls-dir={pki}",
             f"--client-ca-file={pki}/ca.crt",
-            f"--lease-namespace={SYSTEM}",
+            f"--release-namespace={SYSTEM}",
+            f"--state-dir={folder}",
             "--lease-seconds=9",
             *flags,
         ]

@@ -97,7 +97,7 @@ def test_one_file_has_the_options_of_all_processes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("lease-seconds = 1", "lease-seconds is not a whole number of at least 3"),
+        ("lease-seconds = -1", "lease-seconds is not a whole number of at least 0"),
         ("nri-socket = 1", "nri-socket is not a text"),
         ("lease-second = 20", "lease-second: this option does not exist; did you mean lease-"),
     ],

@@ -274,5 +274,5 @@ def test_a_missing_service_is_named_as_a_missing_scheduler(
     )
     transport = Transport(FileAccess(server.url))
     with pytest.raises(NotFoundError, match=shown):
-        endpoint.request_explanations(transport, "ns", "", [], [])
+        endpoint.request_explanations(transport, "ns", [], [])
     transport.close()

@@ -9,8 +9,6 @@ import pytest
 
 from agent.kube.auth import FileAccess
 from agent.kube.transport import MERGE, Transport
-from agent.model.settings.options import SettingsError
-from agent.scheduler.leader import label
 from agent.scheduler.leader.label import AGAIN_SECONDS, LABEL, LeaderLabel
 from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.waiting import eventually
@@ -127,10 +125,3 @@ def test_the_thread_writes_the_label_and_removes_it_at_its_end(pod: Pod, env: En
     env.leading = False
     env.label.stop()
     assert LABEL not in pod.labels
-
-
-@pytest.mark.parametrize("text", ["", "a", "/a", "a/", "a/b/c"])
-def test_the_pod_is_given_by_namespace_and_name(text: str) -> None:
-    assert label.pod_of("a/b-1") == ("a", "b-1")
-    with pytest.raises(SettingsError, match=r"leader-pod: .* is not NAMESPACE/NAME"):
-        label.pod_of(text)

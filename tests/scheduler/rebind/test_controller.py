@@ -10,8 +10,6 @@ import pytest
 
 from agent.allocate.node_allocator.answer import Granted
 from agent.kube.objects import Change, ChangeKind, ObjectKey
-from agent.scheduler.rebind.controller import RebindHours
-from agent.scheduler.rebind.planning import RebindRules
 from agent.scheduler.state.cluster import SchedulerCache
 from tests.kube.fake_api_server import Server
 from tests.scheduler import objects
@@ -215,26 +213,25 @@ def test_a_rebind_that_moves_no_pod_succeeds(world: World) -> None:
     assert ineligible(world.cluster) == ""
 
 
-FIXED: dict[str, tuple[dict[str, Any], RebindRules, str]] = {
+FIXED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "annotation": (
         {"annotations": {"topolet.io/rebind": "never"}},
-        RebindRules(),
+        {},
         "its annotation topolet.io/rebind is never",
     ),
     "namespace": (
         {"namespace": "db"},
-        RebindRules(frozenset({"db"})),
-        "namespace db is in rebind-excluded-namespaces",
+        {"excludedNamespaces": ["db"]},
+        "namespace db is in excludedNamespaces",
     ),
 }
 
 
 @pytest.mark.parametrize("case", FIXED)
 def test_an_excluded_pod_is_not_moved(world: World, case: str) -> None:
-    more, rules, reason = FIXED[case]
-    world.rules = rules
+    more, spec, reason = FIXED[case]
     world.owner("a", "0,2", **more)
-    world.rebind()
+    world.rebind(**spec)
     world.start()
     status = world.finish()
     title = f"{more.get('namespace', 'ns')}/a"
@@ -242,43 +239,25 @@ def test_an_excluded_pod_is_not_moved(world: World, case: str) -> None:
     assert world.cpus() == {"a": "0,2"}
 
 
-@pytest.mark.parametrize(("max_of_request", "max_of_rules"), [(1, None), (None, 1), (5, 1)])
-def test_no_more_pods_are_moved_than_permitted(
-    world: World, max_of_request: int | None, max_of_rules: int | None
-) -> None:
-    world.rules = RebindRules(max_pods=max_of_rules)
+def test_no_more_pods_are_moved_than_permitted(world: World) -> None:
     world.owner("a", "0,2")
     world.owner("b", "4,6")
-    world.rebind(**({"maxPods": max_of_request} if max_of_request else {}))
+    world.rebind(maxPods=1)
     world.start()
     assert world.finish()["reason"] == "pods moved: 1"
 
 
 def test_a_rebind_waits_for_its_hours(world: World) -> None:
-    world.hours = RebindHours.parsed("22:00-06:00")
     fragmented(world)
-    world.rebind()
+    world.rebind(hours="22:00-06:00")
     world.start()
     for _ in range(3):
         world.step()
     status = world.status_of()
-    assert (status["phase"], status["reason"]) == ("Pending", "waits for the hours of rebind-hours")
+    assert (status["phase"], status["reason"]) == ("Pending", "waits for the hours of its spec")
     assert world.writes == 1, "the same status is written once"
     world.now += 10.5 * 3600
     assert world.finish()["phase"] == "Succeed"
-
-
-@pytest.mark.parametrize(
-    ("text", "hour", "within"),
-    [
-        ("", 12, True),
-        ("22:00-06:00", 23, True),
-        ("22:00-06:00", 6, False),
-        ("08:30-17:00", 8, False),
-    ],
-)
-def test_rebind_hours_contain_a_time(text: str, hour: int, within: bool) -> None:
-    assert RebindHours.parsed(text).contain(hour * 3600.0) is within
 
 
 def test_a_node_has_one_rebind_at_a_time(world: World) -> None:

@@ -13,8 +13,7 @@ from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.kube.transport import ResponseLimits, Transport
 from agent.model import rebind_resource
 from agent.model.pod.annotations import RESOURCE_STATUS
-from agent.scheduler.rebind.controller import RebindHours, RebindRequests, Rebinds
-from agent.scheduler.rebind.planning import RebindRules
+from agent.scheduler.rebind.controller import RebindRequests, Rebinds
 from agent.scheduler.state.cluster import SchedulerCache
 from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.scheduler import objects
@@ -46,8 +45,6 @@ class World:
         self.cluster.pods_changed([objects.pod_change(objects.agent("n1"))])
         limits = ResponseLimits(connect_seconds=2, read_seconds=5, whole_seconds=5)
         self.transport = Transport(FileAccess(server.url), limits=limits)
-        self.rules = RebindRules()
-        self.hours = RebindHours()
         self.start()
         server.answer = self._answer
 
@@ -60,8 +57,6 @@ class World:
             self.cluster,
             self.requests,
             lambda: self.leading,
-            self.rules,
-            self.hours,
             clock=lambda: self.now,
         )
 

@@ -1,5 +1,5 @@
-"""The folder of `--lease-dir`: files with the identity of a candidate, and with its Bindings that
-have no answer yet. A process that starts after another one was killed continues that one's term.
+"""The scheduler's folder: files with the identity of a candidate, and with its Bindings that have
+no answer yet. A process that starts after another one was killed continues that one's term.
 
 The next process reuses the identity in the file, and so acquires the Lease at once. This is safe
 because the former process is dead: it had locked the file, and the kernel releases the lock only
@@ -63,7 +63,7 @@ one. Raises OSError."""
 
 
 class Candidate:
-    """The identity of this process in the Lease, and its files in `lease-dir`. Without a usable
+    """The identity of this process in the Lease, and its files in `folder`. Without a usable
     folder the identity is new, and `sent` is None: no Bindings are recorded. The folder stays
     locked until the process has ended."""
 
@@ -72,13 +72,11 @@ class Candidate:
         self.identity = new
         self.sent: SentBindings | None = None
         self._file: IdentityFile | None = None
-        if not folder:
-            return
         try:
             self._file = IdentityFile(folder, new)
             self.sent = self._sent(os.path.join(folder, _BINDINGS_FOLDER), self._file)
         except (OSError, LockedError) as error:
-            log.warning("lease-dir %s is not used: %s", folder, error)
+            log.warning("state-dir: %s is not used: %s", folder, error)
             return
         self.identity = self._file.identity
 

@@ -12,7 +12,7 @@ import pytest
 
 from agent.host import files
 from agent.host.locks import LockedError
-from agent.scheduler.leader.lease_dir import IdentityFile
+from agent.scheduler.leader.candidate import IdentityFile
 
 
 def open_identity(folder: Path, new: str) -> IdentityFile:
@@ -53,7 +53,7 @@ def test_no_other_process_has_the_identity_of_a_running_one(tmp_path: Path) -> N
 
 def test_the_lock_ends_when_the_process_is_killed(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from agent.scheduler.leader.lease_dir import IdentityFile; "
+        "import sys, time; from agent.scheduler.leader.candidate import IdentityFile; "
         "file = IdentityFile(sys.argv[1], 'first'); file.keep(); print('kept', flush=True); "
         "time.sleep(600)"
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
-from agent.scheduler.leader.lease_dir import RETRY_SECONDS, FormerBindings, SentBindings
+from agent.scheduler.leader.candidate import RETRY_SECONDS, FormerBindings, SentBindings
 from agent.scheduler.state.cluster import EXPIRY_SECONDS
 from agent.scheduler.state.pod_info import PodName
 from agent.scheduler.state.pods_api import BindingApi, BindOutcome

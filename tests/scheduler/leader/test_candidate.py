@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.scheduler.leader.lease_dir import Candidate
-
-
-def test_without_a_folder_every_process_has_a_new_identity() -> None:
-    first, second = Candidate(""), Candidate("")
-    assert first.sent is None
-    assert first.identity != second.identity
+from agent.scheduler.leader.candidate import Candidate
 
 
 def test_the_next_process_of_a_leader_has_the_same_identity(tmp_path: Path) -> None:
@@ -24,7 +18,7 @@ def test_the_next_process_of_a_leader_has_the_same_identity(tmp_path: Path) -> N
 
 _CANDIDATE = """
 import sys
-from agent.scheduler.leader.lease_dir import Candidate
+from agent.scheduler.leader.candidate import Candidate
 candidate = Candidate(sys.argv[1])
 assert candidate.sent is not None
 candidate.keep()
