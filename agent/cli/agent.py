@@ -92,9 +92,9 @@ def _frontend(settings: AgentSettings) -> Frontend | None:
     if not settings.hook_server_socket:
         return None
     _needs_grpcio("hook-server-socket")
-    from agent.koordinator.server import HookServer
+    from agent.koordinator import server
 
-    return HookServer(settings)
+    return server.HookServer(settings, server.REGISTRATION_DIR)
 
 
 def _serve(settings: AgentSettings) -> Serve | None:

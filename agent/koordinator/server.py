@@ -30,7 +30,7 @@ from agent.model import bounds, notifications, snapshot
 from agent.model.bounds import JsonError
 from agent.model.settings import failure_policy, options
 from agent.model.settings.agent import AgentSettings
-from agent.model.settings.options import SettingsError
+from agent.model.settings.failure_policy import CREATE, FailurePolicies
 from agent.model.verdict import Refuse
 from agent.rpc.grpc import RpcError
 from agent.rpc.server import GrpcServer, Method, ServicerContext
@@ -48,6 +48,10 @@ HOOKS: Final = (
     "PostStopContainer",
     "PostStopPodSandbox",
 )
+REGISTERED: Final = tuple(hook for hook in HOOKS if hook != "PostStartContainer")
+"""The hooks that koord-runtime-proxy calls. Nothing is to be done after a start."""
+REGISTRATION_DIR: Final = "/etc/runtime/hookserver.d"
+"""Where koord-runtime-proxy finds hook servers."""
 FILE: Final = "topolet.json"
 _THREADS: Final = 128
 """Each held call occupies one; other calls must not wait for it."""
@@ -72,16 +76,18 @@ class HookServer:
     """The hook server in the agent's process: socket, registration and admission. `notice_seconds`:
     how long koord-runtime-proxy may take to read a changed file."""
 
-    def __init__(self, settings: AgentSettings, notice_seconds: float = 0.3) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        registration_dir: str,
+        notice_seconds: float = 0.3,
+    ) -> None:
         """Raises SettingsError, LockedError while another frontend of Topolet runs, OSError."""
         path = options.socket_path(settings.hook_server_socket)
-        self._registration = Registration(
-            settings.hook_server_registration_dir,
-            path,
-            settings.hook_server_failure_policy,
-            parse_hooks(settings.hook_server_hooks),
-        )
         policies, deadlines = failure_policy.failure_policies(settings)
+        self._registration = Registration(
+            registration_dir, path, _proxy_policy(policies), REGISTERED
+        )
         if settings.cpu_policy == "dynamic":
             log.warning("containers get no CPU file: Koordinator's hooks can't add a mount")
         self._lock = locks.lock_for_hook_server(settings.state_dir, LOCK_SECONDS)
@@ -154,15 +160,10 @@ def _method(service: HookService, hook: str) -> Method:
     return answer
 
 
-def parse_hooks(text: str) -> tuple[str, ...]:
-    """The hooks in a text with their names, separated by commas. Raises SettingsError."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
-        if name not in HOOKS:
-            raise SettingsError(f"hook-server-hooks: no hook {name!r}, only {', '.join(HOOKS)}")
-    if not names:
-        raise SettingsError("hook-server-hooks: at least one hook is required")
-    return names
+def _proxy_policy(policies: FailurePolicies) -> str:
+    """What koord-runtime-proxy does if the agent returns an error or no answer: without the agent
+    every pod is unknown."""
+    return "Fail" if policies.fails(CREATE, None) else "Ignore"
 
 
 class _Config(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):

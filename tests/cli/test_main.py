@@ -69,7 +69,6 @@ def test_help_lists_every_command_and_each_has_its_own_help() -> None:
         (["scheduler", "--scheduler-args-file=/nowhere/x"], 2, "scheduler-args-file /nowhere/x"),
         (["agent", "--standalone", "--period-seconds=0"], 2, "period-seconds"),
         (["agent", "--hook-failure-policy=bogus"], 2, "hook-failure-policy: 'bogus' has no '='"),
-        (["agent", "--hook-deadlines=RunPodSandbox=x"], 2, "hook-deadlines: "),
         (["agent", "--cpu-policy-options=foo=bar"], 2, "is not one of align-by-socket, "),
         (
             ["agent", "--cpu-policy=foo"],

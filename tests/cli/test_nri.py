@@ -15,7 +15,7 @@ from agent.host import locks
     [
         ("--nri-socket=run/nri.sock", "is not unix:///absolute/path"),
         ("--http=9328", "is not ADDRESS or ADDRESS:PORT"),
-        ("--hook-deadlines=Start=1", "hook-deadlines"),
+        ("--hook-failure-policy=Start=fail", "hook-failure-policy"),
     ],
 )
 def test_a_wrong_option_is_named(flag: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:

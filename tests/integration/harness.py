@@ -15,7 +15,7 @@ import tempfile
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -100,8 +100,8 @@ class TestNode:
         self.http_port = 0
         self.agent_launcher: tuple[str, ...] = ()
         """Arguments before the command of an agent."""
-        self.agent_constants: dict[str, float] = {}
-        """Other values of constants in an agent (`tests.fixtures.constants`)."""
+        self.constants: dict[str, Mapping[str, float | str]] = {}
+        """By command: other values of constants (`tests.fixtures.constants`)."""
         self._agent: subprocess.Popen[bytes] | None = None
         self._proxy: subprocess.Popen[bytes] | None = None
 
@@ -268,7 +268,7 @@ class TestNode:
                     *(self.agent_launcher if command == "agent" else ()),
                     sys.executable,
                     "-m",
-                    *constants.module(self.agent_constants if command == "agent" else {}),
+                    *constants.module(self.constants.get(command, {})),
                     command,
                     f"--state-dir={self.state}",
                     *flags,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent.cri.client import Cri
+from agent.model.settings.options import HOOK_FAILURE_POLICY
 from tests.fixtures.containerd import Containerd
 from tests.integration.harness import HOLD, TestNode, fresh_node
 from tests.waiting import DEADLINE_SECONDS, eventually
@@ -20,6 +21,13 @@ mkdir -p /etc/runtime/hookserver.d
 mount --bind "$0" /etc/runtime/hookserver.d
 exec "$@"
 """
+
+
+FAIL = f"{HOOK_FAILURE_POLICY},CreateContainer=fail," + ",".join(
+    f"CreateContainer/{each}=ignore" for each in ("LS", "BE", "SYSTEM")
+)
+"""Containers of pods that are not known fail, so koord-runtime-proxy does not go on without the
+agent."""
 
 
 class KoordinatorNode:
@@ -35,10 +43,11 @@ class KoordinatorNode:
         self._proxy: subprocess.Popen[bytes] | None = None
 
     def start_agent(self, *flags: str, variables: dict[str, str] | None = None) -> None:
+        directory = "agent.koordinator.server.REGISTRATION_DIR"
+        self.node.constants["agent"] = {directory: str(self.registrations)}
         self.node.start_agent(
             f"--hook-server-socket={self.node.folder / 'hooks.sock'}",
-            f"--hook-server-registration-dir={self.registrations}",
-            "--hook-server-failure-policy=Fail",
+            f"--hook-failure-policy={FAIL}",
             HOLD,
             *flags,
             variables=variables,

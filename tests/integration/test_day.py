@@ -80,7 +80,7 @@ class Day:
         self.rotate()
 
     def start(self) -> None:
-        self.node.agent_constants = constants.recheck(2)
+        self.node.constants["agent"] = constants.recheck(2)
         self._account.start_agent(self.node, f"--root={self._root}")
 
     def rotate(self) -> None:

@@ -19,6 +19,7 @@ from agent.model.notifications import SOCKET
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
 from tests.fixtures.cgroups import make_cgroup
+from tests.fixtures.constants import SANDBOX_HOLD
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import PodSpec, remove_pod, run_pod, run_sandbox
 from tests.integration.harness import (
@@ -92,7 +93,8 @@ def pod_cpus(spec: PodSpec) -> str:
 def test_sandbox_begins_without_the_cpus_of_owners(node: TestNode, runc: RecordingRunc) -> None:
     """A busy machine may need more than the 50 ms for which a sandbox waits by default."""
     node.kill_proxy()
-    node.start_proxy("--hook-deadlines=RunPodSandbox=30")
+    node.constants["proxy"] = {SANDBOX_HOLD: 30.0}
+    node.start_proxy("--hold-seconds=30")
     for number in range(3):
         spec = node.spec(f"ls-{number}", "LS")
         make_cgroup(spec.cgroup_parent())

@@ -29,13 +29,12 @@ class ServerHarness(SimulatedAgent):
         self.settings = AgentSettings(
             state_dir=str(folder),
             hook_server_socket=str(folder / "hooks" / "hooks.sock"),
-            hook_server_registration_dir=str(folder / "hookserver.d"),
             **settings,  # type: ignore[arg-type]
         )
         self.socket = self.settings.hook_server_socket
         self.registration = folder / "hookserver.d" / "topolet.json"
         super().__init__(folder / "snapshot.json", folder / "doorbell.sock")
-        self.frontend = HookServer(self.settings, notice_seconds=0.0)
+        self.frontend = HookServer(self.settings, str(folder / "hookserver.d"), notice_seconds=0.0)
         self.frontend.start()
         self._closed = False
         self.channel = grpc.insecure_channel(f"unix://{self.socket}")

@@ -251,11 +251,17 @@ def test_the_registration_exists_while_the_server_runs(tmp_path: Path) -> None:
     assert json.loads(harness.registration.read_bytes()) == {
         "remote-endpoint": harness.socket,
         "failure-policy": "Ignore",
-        "runtime-hooks": harness.settings.hook_server_hooks.split(","),
+        "runtime-hooks": list(server.REGISTERED),
     }
     assert stat.S_IMODE(os.stat(harness.socket).st_mode) == 0o600
     harness.close()
     assert not harness.registration.exists()
+
+
+def test_the_proxy_fails_calls_without_the_agent_if_unknown_pods_fail(tmp_path: Path) -> None:
+    harness = ServerHarness(tmp_path, hook_failure_policy="CreateContainer=fail")
+    assert json.loads(harness.registration.read_bytes())["failure-policy"] == "Fail"
+    harness.close()
 
 
 def test_only_one_frontend_runs_at_a_time(
@@ -263,7 +269,7 @@ def test_only_one_frontend_runs_at_a_time(
 ) -> None:
     monkeypatch.setattr("agent.koordinator.server.LOCK_SECONDS", 0.0)
     with pytest.raises(LockedError, match="held by topolet agent's hook server"):
-        HookServer(harness.settings)
+        HookServer(harness.settings, str(harness.registration.parent))
 
 
 def test_the_socket_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:

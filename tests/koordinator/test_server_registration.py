@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.koordinator import server
 from agent.koordinator.server import Registration
-from agent.model.settings.agent import AgentSettings
-from agent.model.settings.options import SettingsError
 
 SOCKET = "/run/topolet/hooks.sock"
 
@@ -89,15 +86,3 @@ def test_other_servers_with_the_same_hooks_are_named(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text('{"runtime-hooks": ["PostStopContainer"]}')
     (tmp_path / "torn.json").write_text('{"runtime-hooks": [')
     assert it.others() == ["koordlet.json"]
-
-
-def test_hooks_are_names_separated_by_commas() -> None:
-    assert server.parse_hooks(" PreRunPodSandbox, PostStopContainer,") == (
-        "PreRunPodSandbox",
-        "PostStopContainer",
-    )
-    assert set(server.parse_hooks(AgentSettings().hook_server_hooks)) < set(server.HOOKS)
-    with pytest.raises(SettingsError, match="hook-server-hooks: no hook 'PreRemoveRunPodSandbox'"):
-        server.parse_hooks("PreRemoveRunPodSandbox")
-    with pytest.raises(SettingsError, match="hook-server-hooks: at least one hook is required"):
-        server.parse_hooks("")

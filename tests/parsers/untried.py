@@ -91,7 +91,6 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "cli.simulate:_load",
         "node.gpu_actions:xids",
         "node.gpu_actions:parse",
-        "model.settings.failure_policy:parse_deadlines",
         "model.rebind_resource:RebindHours.parsed",
         "model.settings.options:_problem",
         "model.settings.options:host_port",

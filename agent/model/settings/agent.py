@@ -9,7 +9,6 @@ import msgspec
 from agent.model.devices.visibility import Unasked
 from agent.model.settings.options import (
     HOLD_SECONDS,
-    HOOK_DEADLINES,
     HOOK_FAILURE_POLICY,
     HTTP,
     KUBECONFIG,
@@ -20,7 +19,6 @@ from agent.model.settings.options import (
     RUNTIME_ENDPOINT,
     STATE_DIR,
     HoldSeconds,
-    HookDeadlines,
     HookFailurePolicy,
     Http,
     Kubeconfig,
@@ -254,25 +252,6 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "koord-runtime-proxy; empty: none. Needs grpcio"
         ),
     ] = ""
-    hook_server_registration_dir: Annotated[
-        str,
-        msgspec.Meta(description="the folder where koord-runtime-proxy finds hook servers"),
-    ] = "/etc/runtime/hookserver.d"
-    hook_server_failure_policy: Annotated[
-        Literal["Fail", "Ignore"],
-        msgspec.Meta(
-            description="what koord-runtime-proxy does when the agent returns an error or no "
-            "answer. Ignore: calls that hook-failure-policy fails continue unchanged; Fail: after "
-            "a crash of the agent only pods with the label skip-hookserver start, such as its own"
-        ),
-    ] = "Ignore"
-    hook_server_hooks: Annotated[
-        str,
-        msgspec.Meta(description="the hooks that koord-runtime-proxy calls, separated by commas"),
-    ] = (
-        "PreRunPodSandbox,PreCreateContainer,PreStartContainer,PreUpdateContainerResources,"
-        "PostStopContainer,PostStopPodSandbox"
-    )
     period_seconds: Annotated[
         float,
         msgspec.Meta(
@@ -290,7 +269,6 @@ class AgentSettings(KubeletStateSettings, frozen=True):
         ),
     ] = ""
     hold_seconds: HoldSeconds = HOLD_SECONDS
-    hook_deadlines: HookDeadlines = HOOK_DEADLINES
     hook_failure_policy: HookFailurePolicy = HOOK_FAILURE_POLICY
     log_level: LogLevel = LOG_LEVEL
     log_format: LogFormatOption = LOG_FORMAT

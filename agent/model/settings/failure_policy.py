@@ -1,8 +1,8 @@
 """Policies for hooks that fail, and how long a hook may wait.
 
-Both are text, with the same syntax in a flag and in a TOML file: `HOOK/CLASS=ignore|fail`, and
-`HOOK=SECONDS`, separated by commas. A hook is a method of the CRI, a class is a QoS class, or
-`devices` for a container that can't have its devices.
+The policies are text, with the same syntax in a flag and in a TOML file: `HOOK/CLASS=ignore|fail`,
+separated by commas. A hook is a method of the CRI, a class is a QoS class, or `devices` for a
+container that can't have its devices.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ DEVICES: Final = "devices"
 _ANY: Final = "*"
 _CLASSES: Final = (*QoS, DEVICES)
 _FAILS: Final = {"ignore": False, "fail": True}
-_MAX_SECONDS: Final = 60.0
 SANDBOX_SECONDS: Final = 0.05
-"""The longest time for which a sandbox is held, unless an option names its hook: the pause
-container in it needs hardly any CPU time."""
+"""The longest time for which a sandbox is held: the pause container in it needs hardly any CPU
+time."""
 
 
 class HookSettings(Protocol):
@@ -34,9 +33,6 @@ class HookSettings(Protocol):
 
     @property
     def hold_seconds(self) -> float: ...
-
-    @property
-    def hook_deadlines(self) -> str: ...
 
     @property
     def hook_failure_policy(self) -> str: ...
@@ -67,25 +63,20 @@ class FailurePolicies(msgspec.Struct, frozen=True):
 class Deadlines(msgspec.Struct, frozen=True):
     """How long a call may be held."""
 
-    default_seconds: float
-    """For hooks without an entry; the creation of a sandbox is held SANDBOX_SECONDS at most."""
-    by_hook: Mapping[str, float] = {}
+    hold_seconds: float
 
     def of(self, hook: str) -> float:
         """The seconds for calls of the hook."""
-        default = self.default_seconds
-        return self.by_hook.get(hook, min(default, SANDBOX_SECONDS) if hook == RUN else default)
+        return min(self.hold_seconds, SANDBOX_SECONDS) if hook == RUN else self.hold_seconds
 
 
 def failure_policies(settings: HookSettings) -> tuple[FailurePolicies, Deadlines]:
     """The policies and deadlines of the settings. Raises SettingsError that names the option."""
-    option = "hook-failure-policy"
     try:
         policies = parse_policies(settings.hook_failure_policy)
-        option = "hook-deadlines"
-        return policies, parse_deadlines(settings.hook_deadlines, settings.hold_seconds)
     except FailurePolicyError as error:
-        raise SettingsError(f"{option}: {error}") from None
+        raise SettingsError(f"hook-failure-policy: {error}") from None
+    return policies, Deadlines(settings.hold_seconds)
 
 
 def parse_policies(text: str) -> FailurePolicies:
@@ -104,26 +95,6 @@ def parse_policies(text: str) -> FailurePolicies:
             raise FailurePolicyError(f"{rule!r}: neither ignore nor fail")
         rules[hook, class_ or _ANY] = _FAILS[value]
     return FailurePolicies(rules)
-
-
-def parse_deadlines(text: str, default_seconds: float) -> Deadlines:
-    """The deadlines in a text.
-
-    `default_seconds`: for hooks that the text does not name.
-
-    Raises FailurePolicyError."""
-    by_hook = {}
-    for hook, value, rule in _pairs(text):
-        if hook not in HOOKS:
-            raise FailurePolicyError(f"{rule!r}: hook {hook!r} is not one of {', '.join(HOOKS)}")
-        try:
-            seconds = float(value)
-        except ValueError:
-            raise FailurePolicyError(f"{rule!r}: {value!r} is not a number of seconds") from None
-        if not 0 <= seconds <= _MAX_SECONDS:
-            raise FailurePolicyError(f"{rule!r}: not between 0 and {_MAX_SECONDS:g} seconds")
-        by_hook[hook] = seconds
-    return Deadlines(default_seconds, by_hook)
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str, str]]:

@@ -8,7 +8,6 @@ import msgspec
 
 from agent.model.settings.options import (
     HOLD_SECONDS,
-    HOOK_DEADLINES,
     HOOK_FAILURE_POLICY,
     HTTP,
     LISTEN,
@@ -18,7 +17,6 @@ from agent.model.settings.options import (
     RUNTIME_ENDPOINT,
     STATE_DIR,
     HoldSeconds,
-    HookDeadlines,
     HookFailurePolicy,
     Http,
     Listen,
@@ -43,7 +41,6 @@ class ProxySettings(Options, frozen=True):
     http: Http = HTTP
     node_addresses: NodeAddresses = NODE_ADDRESSES
     hold_seconds: HoldSeconds = HOLD_SECONDS
-    hook_deadlines: HookDeadlines = HOOK_DEADLINES
     hook_failure_policy: HookFailurePolicy = HOOK_FAILURE_POLICY
     log_level: LogLevel = LOG_LEVEL
     log_format: LogFormatOption = LOG_FORMAT
@@ -59,7 +56,6 @@ class NriSettings(Options, frozen=True):
     http: Http = HTTP
     node_addresses: NodeAddresses = NODE_ADDRESSES
     hold_seconds: HoldSeconds = HOLD_SECONDS
-    hook_deadlines: HookDeadlines = HOOK_DEADLINES
     hook_failure_policy: HookFailurePolicy = HOOK_FAILURE_POLICY
     log_level: LogLevel = LOG_LEVEL
     log_format: LogFormatOption = LOG_FORMAT

@@ -43,17 +43,14 @@ Kubeconfig = Annotated[
 KUBECONFIG: Final = ""
 HoldSeconds = Annotated[
     float,
-    msgspec.Meta(ge=0, le=60, description="longest time that a call waits for the agent, seconds"),
-]
-HOLD_SECONDS: Final = 0.5
-HookDeadlines = Annotated[
-    str,
     msgspec.Meta(
-        description="HOOK=SECONDS, separated by commas, for hooks that wait longer or shorter "
-        "than hold-seconds; without an entry RunPodSandbox waits for at most 0.05"
+        ge=0,
+        le=60,
+        description="longest time that a call waits for the agent, seconds; RunPodSandbox "
+        "waits for at most 0.05",
     ),
 ]
-HOOK_DEADLINES: Final = ""
+HOLD_SECONDS: Final = 0.5
 HookFailurePolicy = Annotated[
     str,
     msgspec.Meta(

@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 
 from agent.model.pod.qos import QoS
-from agent.model.settings.failure_policy import FailurePolicyError, parse_deadlines, parse_policies
+from agent.model.settings.failure_policy import (
+    CREATE,
+    RUN,
+    SANDBOX_SECONDS,
+    Deadlines,
+    FailurePolicyError,
+    parse_policies,
+)
 from agent.model.settings.frontends import ProxySettings
 
 
@@ -52,16 +59,6 @@ def test_an_invalid_rule_is_quoted(rules: str, part: str) -> None:
     assert repr(rules) in str(error.value)
 
 
-def test_a_hook_has_its_own_deadline_or_the_default() -> None:
-    deadlines = parse_deadlines("CreateContainer=2, UpdateContainerResources=0", 0.5)
-    assert deadlines.of("CreateContainer") == 2
-    assert deadlines.of("UpdateContainerResources") == 0
-    assert deadlines.of("UpdatePodSandboxResources") == 0.5
-
-
-@pytest.mark.parametrize(
-    "text", ["CreateContainer=x", "CreateContainer=nan", "CreateContainer=-1", "X=1", "*=1", "1"]
-)
-def test_an_invalid_deadline(text: str) -> None:
-    with pytest.raises(FailurePolicyError):
-        parse_deadlines(text, 0.5)
+def test_a_sandbox_is_held_for_a_short_time() -> None:
+    assert [Deadlines(0.5).of(hook) for hook in (CREATE, RUN)] == [0.5, SANDBOX_SECONDS]
+    assert Deadlines(0.01).of(RUN) == 0.01

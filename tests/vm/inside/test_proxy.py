@@ -13,6 +13,7 @@ import yaml
 from agent.proto import cri_pb2 as pb
 from tests.fixtures import image
 from tests.fixtures.cgroups import make_cgroup
+from tests.fixtures.constants import SANDBOX_HOLD
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import (
     PodSpec,
@@ -27,7 +28,7 @@ from tests.integration.harness import TestNode, fresh_node
 from tests.vm.inside.pods import BE_POOLS, LS_POOLS, RUNS_ON, specs
 from tests.waiting import eventually
 
-HOLD = ("--hold-seconds=30", "--hook-deadlines=RunPodSandbox=30")
+HOLD = "--hold-seconds=30"
 """The agent responds slowly on an emulated machine."""
 
 EFFECTIVE = "cpuset.cpus.effective"
@@ -66,7 +67,8 @@ def settled(containerd: Containerd) -> Iterator[SettledNode]:
     """The owners are created when LS runs and has logged its CPUs, the others after the owners."""
     with fresh_node(containerd) as node:
         node.start_agent()
-        node.start_proxy(*HOLD)
+        node.constants["proxy"] = {SANDBOX_HOLD: 30.0}
+        node.start_proxy(HOLD)
         it = SettledNode(node)
         for name, spec in specs(node).items():
             _, it.ids[name] = it.create(spec)
@@ -178,7 +180,8 @@ def test_kill_of_agent_and_proxy_changes_nothing(settled: SettledNode) -> None:
     node.kill_agent()
     node.kill_proxy()
     assert settled.cpus() == RUNS_ON
-    node.start_proxy(*HOLD)
+    node.constants["proxy"] = {SANDBOX_HOLD: 30.0}
+    node.start_proxy(HOLD)
     node.start_agent()
     assert settled.cpus() == RUNS_ON
     assert node.metric("topolet_cgroup_writes_total") == 0
