@@ -29,7 +29,6 @@ from agent.kube import auth
 from agent.kube.events import Recorder
 from agent.kube.listwatch import ListWatch
 from agent.kube.transport import Transport, Transports
-from agent.model.cpu.policies import Strategy
 from agent.model.settings.options import SettingsError, with_port
 from agent.model.settings.plugin_args import SchedulerArgs
 from agent.model.settings.scheduler import (
@@ -163,7 +162,7 @@ class _State:
     def __init__(
         self, settings: SchedulerSettings, args: SchedulerArgs, transports: Transports
     ) -> None:
-        self.rules = allocator_rules(args, Strategy(settings.gpu_shares))
+        self.rules = allocator_rules(args)
         agents = agent_selector(settings)
         self.cluster = SchedulerCache(rules=self.rules, agents=bool(agents.labels))
         self.pod_infos = PodInfoCache(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube import documents
 from agent.kube.documents import DocumentError
-from agent.model.cpu.policies import Strategy
 from agent.model.objects import ObjectError
 from agent.model.settings import plugin_args
 from agent.model.settings.options import SettingsError
@@ -25,11 +24,11 @@ def scheduler_args(path: str) -> SchedulerArgs:
         raise SettingsError(f"scheduler-args-file {path}: {error}") from error
 
 
-def allocator_rules(args: SchedulerArgs, shares: Strategy) -> AllocatorRules:
-    """The allocation rules of all nodes. `shares` is the strategy for parts of GPUs."""
+def allocator_rules(args: SchedulerArgs) -> AllocatorRules:
+    """The allocation rules of all nodes."""
     return AllocatorRules(
         strategy=args.devices,
-        shares=shares,
+        shares=args.gpu_shares,
         unshared=args.unshared_gpus,
         scoring=args,
         zones=args.zones,
@@ -40,7 +39,7 @@ def allocator_rules(args: SchedulerArgs, shares: Strategy) -> AllocatorRules:
 def rules_of(settings: ExplainSettings) -> AllocatorRules:
     """The allocation rules of all nodes from the settings of a command. Raises SettingsError."""
     args = scheduler_args(settings.scheduler_args_file)
-    return allocator_rules(args, Strategy(settings.gpu_shares))
+    return allocator_rules(args)
 
 
 def agent_labels(text: str) -> dict[str, str]:

@@ -121,11 +121,12 @@ def test_the_allocator_rules_follow_from_the_scheduler_args() -> None:
         "kind": "NodeNUMAResourceArgs",
         "gpuObjective": "besteffort",
         "deviceStrategy": "MostAllocated",
+        "gpuShareStrategy": "LeastAllocated",
         "gpuShareUnsupportedModels": [{"vendor": "nvidia", "model": "T4"}],
         "zoneScoringStrategy": {"type": "MostAllocated", "resources": [{"name": "cpu"}]},
     }
     args = plugin_args.decode(file)
-    assert rules.allocator_rules(args, Strategy.LEAST_ALLOCATED) == AllocatorRules(
+    assert rules.allocator_rules(args) == AllocatorRules(
         strategy=Strategy.MOST_ALLOCATED,
         shares=Strategy.LEAST_ALLOCATED,
         unshared={"nvidia": frozenset({"T4"})},

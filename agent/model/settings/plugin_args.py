@@ -85,6 +85,9 @@ class SchedulerArgs(msgspec.Struct, frozen=True):
     node after the other; None: they do so under MostAllocated."""
     devices: Strategy = Strategy.LEAST_ALLOCATED
     """Chooses between whole devices of a node."""
+    gpu_shares: Strategy = Strategy.MOST_ALLOCATED
+    """Chooses the card that gives a part of a GPU: under MostAllocated that is the one with the
+    smallest free part, so that other cards stay whole."""
     unshared_gpus: dict[str, frozenset[str]] = {}
     """By vendor, the GPU models that are never divided, both as in the labels of nodes."""
     strict_full_pcpus_only: bool = False
@@ -144,6 +147,7 @@ class _Common(_Fields, frozen=True):
     prefer_l3: bool | None = msgspec.field(default=None, name="preferL3")
     distribute_across_numa: bool | None = msgspec.field(default=None, name="distributeAcrossNUMA")
     device_strategy: Literal["LeastAllocated", "MostAllocated"] = "LeastAllocated"
+    gpu_share_strategy: Literal["LeastAllocated", "MostAllocated"] = "MostAllocated"
     unshared_gpus: tuple[_GpuModel, ...] = msgspec.field(
         default=(), name="gpuShareUnsupportedModels"
     )
@@ -205,6 +209,7 @@ def _common(kind: Rules, raw: _Common) -> dict[str, Any]:
         "prefer_l3": kind is Rules.PROPOSAL if raw.prefer_l3 is None else raw.prefer_l3,
         "distribute_across_numa": raw.distribute_across_numa,
         "devices": Strategy(raw.device_strategy),
+        "gpu_shares": Strategy(raw.gpu_share_strategy),
         "unshared_gpus": unshared,
         "placement": raw.placement,
         "strict_full_pcpus_only": kind is Rules.PROPOSAL if raw.strict is None else raw.strict,

@@ -67,14 +67,6 @@ SchedulerArgsFile = Annotated[
         "that configures the scores of nodes; empty: the defaults of CPUOrchestrationPluginArgs"
     ),
 ]
-GpuShares = Annotated[
-    Literal["MostAllocated", "LeastAllocated"],
-    msgspec.Meta(
-        description="scheduler: which card gives a part of a GPU. MostAllocated: the card with "
-        "the smallest free part, so that other cards stay whole; LeastAllocated: the largest",
-    ),
-]
-GPU_SHARES: Final[Literal["MostAllocated"]] = "MostAllocated"
 LEASE_NAME: Final = "topolet-scheduler"
 """The Lease of the leader, in the release's namespace."""
 LEASE_SECONDS: Final = 15
@@ -115,7 +107,6 @@ class SchedulerSettings(Options, frozen=True):
     node_addresses: NodeAddresses = NODE_ADDRESSES
     scheduler_name: SchedulerName = SCHEDULER_NAME
     scheduler_args_file: SchedulerArgsFile = ""
-    gpu_shares: GpuShares = GPU_SHARES
     agent_selector: AgentLabels = AGENT_LABELS
     release_namespace: ReleaseNamespace = RELEASE_NAMESPACE
     best_node_only: Annotated[
@@ -153,7 +144,6 @@ class ExplainSettings(Options, frozen=True):
     kubeconfig: Kubeconfig = KUBECONFIG
     scheduler_name: SchedulerName = SCHEDULER_NAME
     scheduler_args_file: SchedulerArgsFile = ""
-    gpu_shares: GpuShares = GPU_SHARES
     agent_selector: AgentLabels = AGENT_LABELS
     release_namespace: ReleaseNamespace = RELEASE_NAMESPACE
 

@@ -62,6 +62,7 @@ def test_the_order_of_cpus_and_devices(kind: dict[str, str]) -> None:
     args = decode(kind)
     assert (args.prefer_l3, args.distribute_across_numa) == (kind is PROPOSAL, None)
     assert (args.devices, args.unshared_gpus) == (Strategy.LEAST_ALLOCATED, {})
+    assert args.gpu_shares is Strategy.MOST_ALLOCATED
     models = [
         {"vendor": "nvidia", "model": "T4"},
         {"vendor": "huawei", "model": "910B"},
@@ -73,11 +74,13 @@ def test_the_order_of_cpus_and_devices(kind: dict[str, str]) -> None:
             "preferL3": True,
             "distributeAcrossNUMA": False,
             "deviceStrategy": "MostAllocated",
+            "gpuShareStrategy": "LeastAllocated",
             "gpuShareUnsupportedModels": models,
         }
     )
     assert (args.prefer_l3, args.distribute_across_numa) == (True, False)
     assert args.devices is Strategy.MOST_ALLOCATED
+    assert args.gpu_shares is Strategy.LEAST_ALLOCATED
     assert args.unshared_gpus == {
         "nvidia": frozenset({"T4", "P4"}),
         "huawei": frozenset({"910B"}),

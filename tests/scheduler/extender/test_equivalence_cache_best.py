@@ -76,7 +76,7 @@ steps = st.tuples(
 
 def filled(args: SchedulerArgs, history: list[tuple[int, str, int]]) -> SchedulerCache:
     """Each step reserves for a new pod, or releases the pod that has the name."""
-    rules = allocator_rules(args, Strategy.LEAST_ALLOCATED)
+    rules = allocator_rules(args)
     cluster = SchedulerCache(rules=rules)
     for name, model in MODELS.items():
         clusters.add_node(cluster, name, model)
@@ -121,7 +121,7 @@ def test_the_best_node_is_the_best_of_all_results(
 def test_nodes_that_cannot_be_the_best_are_not_checked() -> None:
     """The fullest node is the best. Ten nodes are empty and in one state; others are less full."""
     args = plugin_args.defaults(Rules.PROPOSAL)
-    rules = allocator_rules(args, Strategy.LEAST_ALLOCATED)
+    rules = allocator_rules(args)
     cluster = SchedulerCache(rules=rules)
     for number in range(40):
         clusters.add_node(cluster, f"n{number:02d}", SMALL)
