@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from agent.cri.client import Cri
 from agent.model import snapshot as snapshots
+from agent.model.settings.options import proxy_socket
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
 from demo.children import Child, topolet
@@ -44,12 +45,12 @@ class Stage:
         self.snapshot = self.state / snapshots.FILE
         self.private = None if runtime else Containerd(folder / "containerd")
         self.runtime_socket = self.private.socket if self.private else _path(runtime or "")
-        self.listen = str(folder / "cri.sock")
+        self.listen = proxy_socket(str(self.state))
         self.http = f"127.0.0.1:{free_port()}"
         common = [f"--state-dir={self.state}", f"--runtime-endpoint=unix://{self.runtime_socket}"]
         self._restore = topolet("restore", *common)
-        proxy = [f"--listen=unix://{self.listen}", f"--http=127.0.0.1:{free_port()}"]
-        self.proxy = Child("proxy", topolet("proxy", *common, *proxy), folder)
+        pages = f"--http=127.0.0.1:{free_port()}"
+        self.proxy = Child("proxy", topolet("proxy", *common, pages), folder)
         agent = ["--standalone", f"--http={self.http}"]
         self.agent = Child("agent", topolet("agent", *common, *agent), folder)
         self.runtime_version = ""

@@ -34,7 +34,7 @@ from agent.host.files import reason
 from agent.kube.auth import SERVICE_ACCOUNT
 from agent.kubelet import state_folder
 from agent.model import snapshot as snapshots
-from agent.model.settings.agent import DoctorSettings
+from agent.model.settings.agent import KubeletStateSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import SnapshotError
 from agent.node import doctor, own_processes
@@ -68,7 +68,7 @@ _SECRETS: Final = (
 
 
 def archive_of(
-    settings: DoctorSettings, examined: Examination, text: str, config: str, namespace: str
+    settings: KubeletStateSettings, examined: Examination, text: str, config: str, namespace: str
 ) -> bytes:
     """The archive (tar.gz). Its file `unread.json` says what could not be read, and why.
 

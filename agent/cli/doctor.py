@@ -23,7 +23,7 @@ import msgspec
 
 from agent.cli import options, remote
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.settings.agent import DoctorSettings
+from agent.model.settings.agent import KubeletStateSettings
 from agent.model.settings.options import SettingsError
 from agent.node import doctor
 from agent.node.doctor import Examination
@@ -33,7 +33,7 @@ from agent.view import format
 from agent.view.format import count
 
 USAGE = "topolet doctor [OPTIONS] [NODE | --all]"
-SETTINGS = DoctorSettings
+SETTINGS = KubeletStateSettings
 
 _HEAD = ("CONTAINER", "QOS", "ANNOTATION", "KUBELET", "AGENT", "CGROUP", "PROCESSES", "")
 

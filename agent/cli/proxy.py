@@ -11,7 +11,7 @@ from agent.host.listener import ActivationError, Listener, ListenError, inherite
 from agent.host.locks import LockedError
 from agent.model.settings import failure_policy
 from agent.model.settings.frontends import PROXY_PORT, ProxySettings
-from agent.model.settings.options import SettingsError, pages_address, socket_path
+from agent.model.settings.options import SettingsError, pages_address, proxy_socket, socket_path
 from agent.telemetry import logs
 
 if TYPE_CHECKING:
@@ -55,16 +55,15 @@ def run(arguments: argparse.Namespace) -> int:
 def check(settings: ProxySettings) -> None:
     """Raises SettingsError."""
     failure_policy.failure_policies(settings)
-    listen, runtime = socket_path(settings.listen), socket_path(settings.runtime_endpoint)
-    if os.path.realpath(listen) == os.path.realpath(runtime):
-        raise SettingsError(f"listen and runtime-endpoint are the same socket, {runtime}")
+    runtime = socket_path(settings.runtime_endpoint)
+    if os.path.realpath(proxy_socket(settings.state_dir)) == os.path.realpath(runtime):
+        raise SettingsError(f"runtime-endpoint is the proxy's own socket, {runtime}")
     pages_address(settings.http, PROXY_PORT)
 
 
 def _listen(settings: ProxySettings) -> Listener:
-    listen = socket_path(settings.listen)
-    folder = os.path.dirname(listen)
+    folder = settings.state_dir
     if not os.path.isdir(folder):
         os.makedirs(folder, mode=0o755, exist_ok=True)
         log.info("%s did not exist: the proxy created it for its socket", folder)
-    return Listener(listen)
+    return Listener(proxy_socket(folder))

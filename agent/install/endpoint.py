@@ -25,11 +25,11 @@ from agent.install.unitfiles import Unit
 from agent.kube import documents
 from agent.kube.documents import DocumentError
 from agent.kubelet.configuration import flags
-from agent.model.settings.options import RUNTIME_ENDPOINT, STATE_DIR
+from agent.model.settings.options import RUNTIME_ENDPOINT, STATE_DIR, proxy_socket
 from agent.node.kubelet_process import K3S_ENDPOINT
 
 FIELD: Final = "containerRuntimeEndpoint"
-PROXY_ENDPOINT: Final = f"unix://{STATE_DIR}/cri.sock"
+PROXY_ENDPOINT: Final = f"unix://{proxy_socket(STATE_DIR)}"
 DROP_IN: Final = "99-topolet.conf"
 K3S_DROP_IN: Final = "99-topolet.yaml"
 _K3S_ARG: Final = "kubelet-arg"

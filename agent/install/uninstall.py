@@ -28,7 +28,7 @@ from agent.model import notifications, snapshot
 from agent.model.devices import device_object
 from agent.model.nrt import node_status, resource_topology
 from agent.model.settings.agent import UninstallSettings
-from agent.model.settings.options import RUNTIME_ENDPOINT, SettingsError
+from agent.model.settings.options import PROXY_SOCKET, RUNTIME_ENDPOINT, SettingsError, proxy_socket
 from agent.node import originals
 from agent.rpc.grpc import RpcError
 from agent.telemetry.audit import Trail
@@ -41,8 +41,7 @@ _OWN_STATE: Final = (
     notifications.SOCKET,
 )
 """Files of Topolet's processes in the state folder."""
-_SOCKET: Final = "cri.sock"
-_FRONTEND_STATE: Final = (_SOCKET, FRONTEND_LOCK)
+_FRONTEND_STATE: Final = (PROXY_SOCKET, FRONTEND_LOCK)
 """Further files there, which a proxy that is not removed needs."""
 _OWN_FOLDERS: Final = {
     "audit": "*.jsonl",
@@ -183,7 +182,7 @@ class NodeRemoval:
         folder = self._settings.state_dir
         if not os.path.isdir(folder):
             return
-        proxy_stays = self._installation is None and os.path.exists(os.path.join(folder, _SOCKET))
+        proxy_stays = self._installation is None and os.path.exists(proxy_socket(folder))
         for name in (*_OWN_STATE, *(() if proxy_stays else _FRONTEND_STATE)):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(folder, name))

@@ -35,7 +35,7 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.notifications import SOCKET, SnapshotRequest
 from agent.model.pod.pods import ContainerState
 from agent.model.settings import options
-from agent.model.settings.agent import AgentSettings, DoctorSettings, KubeletStateSettings
+from agent.model.settings.agent import AgentSettings, KubeletStateSettings
 from agent.model.snapshot import Owner, Snapshot, SnapshotError
 from agent.node import (
     drift,
@@ -105,7 +105,7 @@ def body(examined: Examination) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, **built}
 
 
-def examine(settings: DoctorSettings) -> Examination:
+def examine(settings: KubeletStateSettings) -> Examination:
     """Raises SettingsError."""
     wrong: dict[NodeCode, str] = {}
     remedies: dict[NodeCode, str] = {}
@@ -126,7 +126,7 @@ def examine(settings: DoctorSettings) -> Examination:
             remedies[NodeCode.SNAPSHOT] = node_findings.AS_ROOT
     except SnapshotError as error:
         wrong[NodeCode.SNAPSHOT] = f"the agent's decisions can't be read: {error}"
-    proxy, refused = _proxy(options.socket_path(settings.listen))
+    proxy, refused = _proxy(options.proxy_socket(settings.state_dir))
     if refused:
         wrong[NodeCode.PROXY] = refused
     if limited := "; ".join(node_findings.not_permitted(_paths(settings))):
@@ -143,7 +143,7 @@ def examine(settings: DoctorSettings) -> Examination:
             wrong.pop(NodeCode.AGENT_HUNG, None)  # it says itself why it decides nothing
         wrong |= node_findings.of_agent(page)
     if not (proxy or refused) and own_processes.runs("proxy", proc, settings.state_dir):
-        text = f"a proxy runs, and {options.socket_path(settings.listen)} does not exist"
+        text = f"a proxy runs, and {options.proxy_socket(settings.state_dir)} does not exist"
         wrong[NodeCode.PROXY_SOCKET] = text
     elif relay := own_processes.page_of("proxy", proc, settings.state_dir):
         wrong |= node_findings.of_proxy(relay)
@@ -238,7 +238,7 @@ def _facts_of(kubelet: KubeletStatus) -> dict[str, str]:
     }
 
 
-def _paths(settings: DoctorSettings) -> Iterator[tuple[str, int]]:
+def _paths(settings: KubeletStateSettings) -> Iterator[tuple[str, int]]:
     """The paths that the agent needs, each with a mode of os.access."""
     yield settings.state_dir, os.W_OK | os.X_OK
     yield options.socket_path(settings.runtime_endpoint), os.W_OK
@@ -250,7 +250,7 @@ def _paths(settings: DoctorSettings) -> Iterator[tuple[str, int]]:
 
 
 def _containers(
-    settings: DoctorSettings,
+    settings: KubeletStateSettings,
     snapshot: Snapshot | None,
     given: Mapping[str, CpuSet],
     hierarchy: Hierarchy,

@@ -15,7 +15,7 @@ import msgspec
 from agent.cgroup.hierarchy import CgroupError
 from agent.cri.client import Cri
 from agent.model.settings.agent import AgentSettings
-from agent.model.settings.options import LISTEN, RUNTIME_ENDPOINT, socket_path
+from agent.model.settings.options import RUNTIME_ENDPOINT, STATE_DIR, proxy_socket, socket_path
 from agent.node import kubelet_configuration
 from agent.node.node_configuration import CombinationError, check_combination
 from agent.node.takeover import own_group_of
@@ -32,7 +32,7 @@ class Mode(enum.StrEnum):
 
 
 NRI_SOCKET: Final = "/var/run/nri/nri.sock"
-PROXY_SOCKET: Final = socket_path(LISTEN)
+PROXY_SOCKET: Final = proxy_socket(STATE_DIR)
 _RUNTIME_SOCKETS: Final = (
     socket_path(RUNTIME_ENDPOINT),
     "/run/crio/crio.sock",

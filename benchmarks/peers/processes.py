@@ -17,6 +17,8 @@ from pathlib import Path
 from peers.h2client import Client
 from peers.packages import NoPackageError, cached
 
+from agent.model.settings.options import proxy_socket
+
 ROOT = Path(__file__).resolve().parents[2]
 # grpcio and mypy install typing_extensions, which no dependency of `topolet` does. If msgspec finds
 # it, it imports it: a megabyte that an installation does not have.
@@ -25,8 +27,7 @@ START = f"{_PREPARE}from agent.__main__ import main; sys.exit(main())"
 START_WITH_CONSTANTS = f"{_PREPARE}from tests.fixtures.constants import run; sys.exit(run())"
 OURS = [
     *(sys.executable, "-c", START),
-    *("proxy", "--listen", "{listen}", "--runtime-endpoint", "{upstream}"),
-    *("--state-dir", "{listen}.state"),
+    *("proxy", "--state-dir", "{listen}.state", "--runtime-endpoint", "{upstream}"),
 ]
 EXTERNAL_SECONDS = 60
 PEER = str(Path(__file__).resolve().parent / "grpc_peer.py")
@@ -133,6 +134,8 @@ class Stage:
     def start(self, name: str, command: list[str], upstream: str = "") -> Process:
         """`name` is also the name of its socket."""
         listen = self.folder / name
+        if command is OURS:
+            listen.symlink_to(proxy_socket(f"{listen}.state"))
         words = {"listen": str(listen), "upstream": upstream}
         filled = [word.format(**words) for word in command]
         return self._stack.enter_context(running(filled, listen, self._environment))

@@ -15,7 +15,7 @@ import pytest
 from agent.__main__ import main
 from agent.cli import bundle
 from agent.model.audit import AuditEvent, Record
-from agent.model.settings.agent import DoctorSettings
+from agent.model.settings.agent import KubeletStateSettings
 from agent.node.doctor import Examination
 from agent.telemetry.audit import Trail
 from tests.cli.secret_values import ANSWER, ENVIRONMENT, SECRET, write_checkpoint
@@ -131,7 +131,7 @@ def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "snapshot.json").write_text(f'{{"generation": "{SECRET}"}}')
     config = tmp_path / "config.toml"
     config.write_text(f'token = "{SECRET}"\nhttp = "127.0.0.1:1"\n')
-    settings = DoctorSettings(
+    settings = KubeletStateSettings(
         root=str(tmp_path), state_dir=str(tmp_path), kubelet_dir=str(tmp_path / "kubelet")
     )
     found = unpacked(bundle.archive_of(settings, NOTHING, "", str(config), "topolet-system"))
@@ -143,7 +143,7 @@ def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 def test_files_are_bounded(tmp_path: Path) -> None:
     archive = bundle.archive_of(
-        DoctorSettings(root=str(tmp_path)),
+        KubeletStateSettings(root=str(tmp_path)),
         NOTHING,
         "x" * (3 * bundle.MAX_FILE_BYTES) + "end",
         "",
@@ -166,7 +166,7 @@ def test_pods_of_other_namespaces_replace_no_log(tmp_path: Path) -> None:
         folder = pods / f"topolet-system_topolet-agent-{name}_u/agent"
         folder.mkdir(parents=True)
         (folder / "0.log").write_text("x" * (2 * bundle.MAX_FILE_BYTES) + f"of {name}")
-    settings = DoctorSettings(root=str(tmp_path), state_dir=str(tmp_path))
+    settings = KubeletStateSettings(root=str(tmp_path), state_dir=str(tmp_path))
     found = unpacked(bundle.archive_of(settings, NOTHING, "", "", "topolet-system"))
     logs = {name: text[-4:] for name, text in found.items() if name.startswith("logs/")}
     assert logs == {

@@ -21,7 +21,7 @@ def test_a_valid_file_of_all_processes(tmp_path: Path, capsys: pytest.CaptureFix
         ("lease-seconds = -1", "lease-seconds is not a whole number of at least 0"),
         ("cpu-policy-options = 'foo'", "cpu-policy-options: 'foo' is not one of align-by-socket"),
         ("hook-failure-policy = 'bogus'", "hook-failure-policy: 'bogus' has no '='"),
-        ("listen = 'cri.sock'", "endpoint 'cri.sock' is not unix:///absolute/path"),
+        ("nri-socket = 'nri.sock'", "endpoint 'nri.sock' is not unix:///absolute/path"),
         ("http = 'a:b'", "address 'a:b' is not ADDRESS or ADDRESS:PORT"),
         ("a =", "Invalid value"),
     ],
@@ -51,7 +51,7 @@ def test_each_error_of_a_file_is_reported(
         "http",
         "period-seconds",
     ]
-    path.write_text("cpu-policy-options = 'foo'\nlisten = 'cri.sock'\nhttp = 'a:b'\n")
+    path.write_text("cpu-policy-options = 'foo'\nnri-socket = 'nri.sock'\nhttp = 'a:b'\n")
     assert main(["config", "check", str(path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 3
 

@@ -59,8 +59,16 @@ def test_help_lists_every_command_and_each_has_its_own_help() -> None:
     [
         (["proxy", "--hold-seconds=soon"], 2, "hold-seconds"),
         (["proxy", "--config=/nowhere/x.toml"], 2, "/nowhere/x.toml"),
-        (["proxy", "--listen=a.sock"], 2, "endpoint 'a.sock' is not unix:///absolute/path"),
-        (["proxy", "--listen=/run/x.sock", "--runtime-endpoint=/run/x.sock"], 2, "same socket"),
+        (
+            ["proxy", "--runtime-endpoint=a.sock"],
+            2,
+            "endpoint 'a.sock' is not unix:///absolute/path",
+        ),
+        (
+            ["proxy", "--state-dir=/run/x", "--runtime-endpoint=unix:///run/x/cri.sock"],
+            2,
+            "runtime-endpoint is the proxy's own socket",
+        ),
         (["agent", "--http="], 1, "not in a cluster (--kubeconfig names one, --standalone"),
         (["webhook", "--webhook-failure-policy=Perhaps"], 2, "webhook-failure-policy"),
         (["webhook", "--https=a:b", "--kubeconfig=/nowhere/x"], 1, "/nowhere/x"),
@@ -93,11 +101,10 @@ def test_wrong_use_is_one_line(arguments: list[str], code: int, reason: str) -> 
 
 
 def test_invalid_address_leaves_no_socket_behind(tmp_path: Path) -> None:
-    listen = tmp_path / "cri.sock"
-    done = topolet("proxy", f"--listen={listen}", "--http=a:b")
+    done = topolet("proxy", f"--state-dir={tmp_path}", "--http=a:b")
     assert done.returncode == 2
     assert "address 'a:b' is not ADDRESS or ADDRESS:PORT" in done.stderr
-    assert not listen.exists()
+    assert not list(tmp_path.iterdir())
 
 
 HEAVY = {
@@ -140,9 +147,9 @@ def test_proxy_does_not_load_heavy_modules(code: str, heavy: set[str]) -> None:
 
 ARGUMENTS = st.sampled_from(
     [
-        "--listen",
-        "--listen=/x",
-        "--listen=",
+        "--state-dir",
+        "--state-dir=/x",
+        "--state-dir=",
         "--config",
         "--conf",
         "--hold-seconds=1",
@@ -171,7 +178,7 @@ def test_plain_arguments_are_read_as_by_argparse(arguments: list[str]) -> None:
 
 
 def test_the_usual_arguments_of_a_proxy_are_plain() -> None:
-    arguments = ["--listen", "unix:///x", "--hold-seconds=2", "--config", "/etc/topolet.toml"]
+    arguments = ["--state-dir", "/x", "--hold-seconds=2", "--config", "/etc/topolet.toml"]
     assert options.plain(arguments, proxy.SETTINGS) is not None
     assert options.plain([*arguments, "--help"], proxy.SETTINGS) is None
 

@@ -110,7 +110,6 @@ def test_a_service_works_with_the_capabilities_and_system_calls_of_its_unit(
     caps = f"-all,+{capability}" if capability else "-all"
     flags = {
         "proxy": [
-            f"--listen={tmp_path}/cri.sock",
             f"--runtime-endpoint=unix://{tmp_path}/runtime.sock",
             f"--http=127.0.0.1:{port}",
         ],

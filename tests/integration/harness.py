@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from agent.cri.client import Cri
+from agent.model.settings.options import proxy_socket
 from agent.rpc.grpc import RpcError
 from tests import tools
 from tests.fixtures import constants
@@ -94,7 +95,7 @@ class TestNode:
         self.containerd = containerd
         self.state = folder / "state"
         self.cgroup_root = f"/topolet-test-{uuid.uuid4().hex[:8]}"
-        self.cri_socket = str(folder / "cri.sock")
+        self.cri_socket = proxy_socket(str(self.state))
         self.direct = Cri(containerd.socket, DEADLINE_SECONDS)
         self.proxied = Cri(self.cri_socket, DEADLINE_SECONDS)
         self.http_port = 0
@@ -144,7 +145,6 @@ class TestNode:
         """Returns when the proxy accepts connections."""
         self._proxy = self.start_process(
             "proxy",
-            f"--listen={self.cri_socket}",
             f"--runtime-endpoint=unix://{self.containerd.socket}",
             "--http=",
             HOLD,

@@ -27,6 +27,7 @@ class ServiceManager:
     def __init__(self, node: TestNode) -> None:
         self._node = node
         self.listening = socket.socket(socket.AF_UNIX)
+        node.state.mkdir(exist_ok=True)
         self.listening.bind(node.cri_socket)
         self.listening.listen(128)
         self._notifications = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

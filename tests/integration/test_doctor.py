@@ -24,7 +24,6 @@ def doctor(node: TestNode, *flags: str) -> subprocess.CompletedProcess[str]:
         f"--runtime-endpoint=unix://{node.containerd.socket}",
         f"--state-dir={node.state}",
         f"--kubelet-dir={node.folder / 'kubelet'}",
-        f"--listen=unix://{node.cri_socket}",
         *flags,
     )
 
@@ -141,6 +140,7 @@ def test_files_and_sockets_that_cannot_be_used(node: TestNode) -> None:
     kubelet.mkdir(exist_ok=True)
     (kubelet / "cpu_manager_state").write_text("{")
     with socket.socket(socket.AF_UNIX) as dead:
+        node.state.mkdir(exist_ok=True)
         dead.bind(node.cri_socket)
     assert codes(node) == [
         "agent-absent",

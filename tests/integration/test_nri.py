@@ -315,7 +315,7 @@ def test_only_one_kind_of_frontend_runs(nri: NriNode) -> None:
     node = nri.node
     nri.start_plugin()
     common = (f"--state-dir={node.state}",)
-    proxy = node.run_cli("proxy", *common, f"--listen={node.cri_socket}", "--http=")
+    proxy = node.run_cli("proxy", *common, "--http=")
     assert proxy.returncode == 1
     assert "door.lock is held by topolet nri (process" in proxy.stderr
     assert "only one of proxy, NRI plugin and hook server" in proxy.stderr

@@ -12,7 +12,6 @@ from agent.model.settings.options import (
     HOOK_FAILURE_POLICY,
     HTTP,
     KUBECONFIG,
-    LISTEN,
     LOG_FORMAT,
     LOG_LEVEL,
     NODE_ADDRESSES,
@@ -22,7 +21,6 @@ from agent.model.settings.options import (
     HookFailurePolicy,
     Http,
     Kubeconfig,
-    Listen,
     LogFormatOption,
     LogLevel,
     NodeAddresses,
@@ -90,17 +88,11 @@ class UninstallSettings(InstallSettings, frozen=True):
 
 
 class KubeletStateSettings(RestoreSettings, frozen=True):
-    """`topolet kubelet-state`."""
+    """`topolet kubelet-state` and `topolet doctor`."""
 
     kubelet_dir: Annotated[
         str, msgspec.Meta(description="the kubelet's folder, read for cpu_manager_state")
     ] = "/var/lib/kubelet"
-
-
-class DoctorSettings(KubeletStateSettings, frozen=True):
-    """`topolet doctor`."""
-
-    listen: Listen = LISTEN
 
 
 AGENT_PORT: Final = 9326

@@ -10,7 +10,6 @@ from agent.model.settings.options import (
     HOLD_SECONDS,
     HOOK_FAILURE_POLICY,
     HTTP,
-    LISTEN,
     LOG_FORMAT,
     LOG_LEVEL,
     NODE_ADDRESSES,
@@ -19,7 +18,6 @@ from agent.model.settings.options import (
     HoldSeconds,
     HookFailurePolicy,
     Http,
-    Listen,
     LogFormatOption,
     LogLevel,
     NodeAddresses,
@@ -37,7 +35,6 @@ class ProxySettings(Options, frozen=True):
 
     state_dir: StateDir = STATE_DIR
     runtime_endpoint: RuntimeEndpoint = RUNTIME_ENDPOINT
-    listen: Listen = LISTEN
     http: Http = HTTP
     node_addresses: NodeAddresses = NODE_ADDRESSES
     hold_seconds: HoldSeconds = HOLD_SECONDS

@@ -29,10 +29,6 @@ StateDir = Annotated[
 STATE_DIR: Final = "/run/topolet"
 RuntimeEndpoint = Annotated[str, msgspec.Meta(description="the container runtime's CRI socket")]
 RUNTIME_ENDPOINT: Final = "unix:///run/containerd/containerd.sock"
-Listen = Annotated[
-    str, msgspec.Meta(description="the proxy's socket, to which the kubelet connects")
-]
-LISTEN: Final = "unix:///run/topolet/cri.sock"
 Kubeconfig = Annotated[
     str,
     msgspec.Meta(
@@ -99,6 +95,8 @@ LogFormat: TypeAlias = Literal["logfmt", "json"]
 LogFormatOption = Annotated[LogFormat, msgspec.Meta(description="format of the log's lines")]
 LOG_FORMAT: Final[Literal["logfmt"]] = "logfmt"
 
+PROXY_SOCKET: Final = "cri.sock"
+"""The name of the proxy's socket in the state folder."""
 _MAX_QUOTED: Final = 80
 
 Kind = TypeVar("Kind", bound=Options)
@@ -185,6 +183,11 @@ def options(kind: type[Options]) -> tuple[msgspec.inspect.Field, ...]:
     info = msgspec.inspect.type_info(kind)
     assert isinstance(info, msgspec.inspect.StructType)
     return info.fields
+
+
+def proxy_socket(state_dir: str) -> str:
+    """The socket of the proxy, to which the kubelet connects."""
+    return f"{state_dir}/{PROXY_SOCKET}"
 
 
 def socket_path(endpoint: str) -> str:
