@@ -19,6 +19,8 @@ from agent.model.settings.options import CallerSettings, SettingsError
 from agent.view.format import count
 
 SETTINGS = CallerSettings
+READY_SECONDS: Final = 120.0
+"""The longest wait until all parts are Ready."""
 _POLL_SECONDS: Final = 1.0
 
 
@@ -28,13 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--namespace",
         default="topolet-system",
         help="namespace of the release (default: topolet-system)",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=options.positive,
-        default=120,
-        metavar="N",
-        help="longest time to wait until all parts are Ready (default: 120)",
     )
     options.add_arguments(parser, SETTINGS)
 
@@ -46,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (SettingsError, AccessError, OSError) as error:
         return options.fail(error, 2)
     transport = Transport(access, user_agent="topolet-check-release")
-    until = time.monotonic() + arguments.seconds
+    until = time.monotonic() + READY_SECONDS
     try:
         while True:
             found = release.parts(transport, arguments.namespace)

@@ -78,14 +78,13 @@ class ExaminedNode(msgspec.Struct, frozen=True):
         return sum(each.severity == "error" for each in self.findings)
 
 
+NODES_AT_ONCE: Final = 16
 Ask = Callable[[Agent], NodeExamination]
 """The examination by the doctor of an agent's node. It may raise RemoteError."""
 
 
-def examine(
-    kubectl: tuple[str, ...], namespace: str, at_once: int, node_seconds: float
-) -> list[ExaminedNode]:
-    """All nodes of the cluster, sorted by name; the doctors of `at_once` nodes run at the same
+def examine(kubectl: tuple[str, ...], namespace: str, node_seconds: float) -> list[ExaminedNode]:
+    """All nodes of the cluster, sorted by name; the doctors of NODES_AT_ONCE nodes run at the same
     time, each for at most `node_seconds`. Raises RemoteError if nodes or pods can't be listed."""
     ready = remote.nodes_of(kubectl)
     agents = remote.list_agents(kubectl, namespace)
@@ -93,7 +92,7 @@ def examine(
     if ready.keys() - agents.keys():
         selected = _selected(kubectl, namespace)
     ask = functools.partial(remote.examine, seconds=node_seconds)
-    with ThreadPoolExecutor(at_once) as pool:
+    with ThreadPoolExecutor(NODES_AT_ONCE) as pool:
         return list(
             pool.map(
                 lambda node: _of_node(

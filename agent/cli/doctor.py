@@ -52,13 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="examine every node of the cluster, by kubectl, and print one table",
     )
     parser.add_argument(
-        "--at-once",
-        type=options.positive,
-        default=16,
-        metavar="N",
-        help="with --all: the number of nodes that are examined at the same time (default: 16)",
-    )
-    parser.add_argument(
         "--node-seconds",
         type=options.positive,
         default=30,
@@ -147,7 +140,6 @@ def _on_all_nodes(arguments: argparse.Namespace) -> int:
         nodes = cluster_doctor.examine(
             remote.kubectl_of(arguments, "--all"),
             arguments.namespace,
-            arguments.at_once,
             arguments.node_seconds,
         )
     except remote.RemoteError as error:

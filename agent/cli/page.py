@@ -32,7 +32,7 @@ from agent.cli import options, remote
 from agent.http.page import PATH
 from agent.model.settings.agent import AGENT_PORT, TopologySettings
 from agent.model.settings.options import SettingsError
-from agent.model.settings.scheduler import LEASE_NAME, SCHEDULER_PORT
+from agent.model.settings.scheduler import SCHEDULER_PORT
 from agent.node import own_processes
 
 USAGE = "topolet page [OPTIONS] [NODE]"
@@ -51,11 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{AGENT_PORT}, {SCHEDULER_PORT})",
     )
     parser.add_argument(
-        "--scheduler",
-        nargs="?",
-        const=LEASE_NAME,
-        metavar="LEASE",
-        help=f"open the page of the scheduler that holds this Lease ({LEASE_NAME})",
+        "--scheduler", action="store_true", help="open the page of the scheduler that leads"
     )
     parser.add_argument("--no-open", action="store_true", help="only print the page's address")
     text = "open the page of the agent on that node, by kubectl"
@@ -103,7 +99,7 @@ def _forwarded(arguments: argparse.Namespace) -> int:
     found: remote.Agent | remote.LeadingScheduler
     try:
         if arguments.scheduler:
-            found = remote.find_leader(arguments, arguments.scheduler)
+            found = remote.find_leader(arguments)
             default_port = SCHEDULER_PORT
             path = f"{PATH}#holder={urllib.parse.quote(found.holder)}"
         else:

@@ -50,12 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-pods", type=options.positive, metavar="N", help="move at most N pods"
     )
-    parser.add_argument(
-        "--deadline-seconds",
-        type=options.positive,
-        metavar="SECONDS",
-        help="undo the moves if they take longer than this (600)",
-    )
     parser.add_argument("--wait", action="store_true", help="wait until the pods are moved")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     options.add_arguments(parser, SETTINGS)
@@ -97,10 +91,7 @@ def _requested(
     path = kinds.path(kind.group, kind.versions[0], kind.plural)
     try:
         body = rebind_resource.new(
-            arguments.node,
-            dry_run=arguments.dry_run,
-            max_pods=arguments.max_pods,
-            deadline_seconds=arguments.deadline_seconds,
+            arguments.node, dry_run=arguments.dry_run, max_pods=arguments.max_pods
         )
         created = rebind_resource.decode(transport.create(path, body))
         path = kinds.path(kind.group, kind.versions[0], kind.plural, created.name)

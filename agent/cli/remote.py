@@ -22,7 +22,7 @@ from agent.cli import options
 from agent.model import bounds
 from agent.model.settings.agent import AGENT_PORT
 from agent.model.settings.options import Options
-from agent.model.settings.scheduler import SCHEDULER_PORT
+from agent.model.settings.scheduler import LEASE_NAME, SCHEDULER_PORT
 from agent.view.format import columns, printable_lines
 
 SELECTOR: Final = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
@@ -216,25 +216,25 @@ def node_selectors(pod: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def find_leader(arguments: argparse.Namespace, lease: str) -> LeadingScheduler:
+def find_leader(arguments: argparse.Namespace) -> LeadingScheduler:
     """The scheduler that holds the Lease, in `arguments.namespace`. Raises RemoteError."""
     from agent.scheduler.leader.election import host_of
 
     kubectl, namespace = kubectl_of(arguments, "--scheduler"), arguments.namespace
     found = json.loads(
-        kubectl_output(kubectl, "get", "lease", lease, "-n", namespace, "-o", "json")
+        kubectl_output(kubectl, "get", "lease", LEASE_NAME, "-n", namespace, "-o", "json")
     )
     holder = str(found.get("spec", {}).get("holderIdentity") or "")
     if not holder:
-        raise RemoteError(f"lease {namespace}/{lease}: no scheduler leads now")
+        raise RemoteError(f"lease {namespace}/{LEASE_NAME}: no scheduler leads now")
     name = host_of(holder)
     if not _DNS_NAME.fullmatch(name):
-        raise RemoteError(f"lease {namespace}/{lease}: {name!r:.80} is not the name of a pod")
+        raise RemoteError(f"lease {namespace}/{LEASE_NAME}: {name!r:.80} is not the name of a pod")
     words = ("get", "pod", name, "-n", namespace, "--ignore-not-found", "-o", "json")
     text = kubectl_output(kubectl, *words)
     if not text.strip():
         raise RemoteError(
-            f"lease {namespace}/{lease}: the pod of its holder, {name}, does not exist"
+            f"lease {namespace}/{LEASE_NAME}: the pod of its holder, {name}, does not exist"
         )
     port = _http_port(json.loads(text), _SCHEDULER_CONTAINER)
     return LeadingScheduler(kubectl, namespace, name, port or SCHEDULER_PORT, holder)

@@ -147,7 +147,6 @@ def new(
     *,
     dry_run: bool = False,
     max_pods: int | None = None,
-    deadline_seconds: int | None = None,
 ) -> dict[str, Any]:
     """An object without a name: the API server generates it (`generateName`)."""
     spec: dict[str, Any] = {"nodeName": node, "rebindAction": _ACTION}
@@ -155,8 +154,6 @@ def new(
         spec["dryRun"] = True
     if max_pods is not None:
         spec["maxPods"] = max_pods
-    if deadline_seconds is not None:
-        spec["deadlineInSeconds"] = deadline_seconds
     metadata = {"generateName": f"{node}-"}
     return {"apiVersion": f"{GROUP}/v1alpha1", "kind": KIND, "metadata": metadata, "spec": spec}
 

@@ -74,10 +74,10 @@ HOLDER = "topolet-scheduler-7d-x_5f0c"
 
 
 @pytest.mark.parametrize(
-    ("flags", "lease", "port"),
+    ("flags", "namespace", "port"),
     [
-        (["--scheduler"], "topolet-scheduler", 9329),
-        (["--scheduler=other", "--port=8000", "-n=tools"], "other", 8000),
+        (["--scheduler"], "topolet-system", 9329),
+        (["--scheduler", "--port=8000", "-n=tools"], "tools", 8000),
     ],
 )
 def test_the_page_of_the_cluster_is_forwarded_from_the_holder_of_the_lease(
@@ -85,7 +85,7 @@ def test_the_page_of_the_cluster_is_forwarded_from_the_holder_of_the_lease(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     flags: list[str],
-    lease: str,
+    namespace: str,
     port: int,
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -96,7 +96,6 @@ def test_the_page_of_the_cluster_is_forwarded_from_the_holder_of_the_lease(
     (tmp_path / "leader").write_text(json.dumps(leader))
     assert main(["page", *flags]) == 0
     assert capsys.readouterr().out == f"http://localhost:{port}/page#holder={HOLDER}\n"
-    namespace = "tools" if lease == "other" else "topolet-system"
     assert (tmp_path / "forwarded").read_text().strip() == (
         f"port-forward -n {namespace} pod/topolet-scheduler-7d-x {port}:9111 --address=127.0.0.1"
     )
