@@ -262,7 +262,7 @@ def _kubelets_reserved(
         )
         raise SettingsError(
             f"cpu-policy is {policy}, and {why}: set reserved-cpus, or the kubelet's "
-            " reservedSystemCPUs, kubeReserved or systemReserved"
+            "reservedSystemCPUs, kubeReserved or systemReserved"
         )
     return cpus
 

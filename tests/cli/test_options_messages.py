@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.__main__ import main
-from agent.model.settings.agent import DoctorSettings
+from agent.model.settings.agent import KubeletStateSettings
 from agent.node.doctor import examine
 from agent.node.node_findings import NodeCode
 
@@ -72,7 +72,7 @@ def test_a_message_names_the_place_and_the_reason(
 
 def test_a_folder_in_place_of_the_snapshot_is_to_be_removed(tmp_path: Path) -> None:
     (tmp_path / "snapshot.json").mkdir()
-    settings = DoctorSettings(
+    settings = KubeletStateSettings(
         root=str(tmp_path), state_dir=str(tmp_path), cgroup_root=str(tmp_path), kubelet_dir="/none"
     )
     found = {each.code: each for each in examine(settings).node}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,15 +172,6 @@ def test_request_polls_before_the_period_ends(path: Path, kubelet: FakeKubelet) 
         kubelet.set_pods()
         watched.view.refresh()
         eventually("it was called again", lambda: watched.last().pods == ())
-
-
-def test_without_a_socket_no_thread_is_started(caplog: pytest.LogCaptureFixture) -> None:
-    threads = threading.active_count()
-    with watching("") as watched:
-        assert threading.active_count() == threads
-        watched.view.refresh()
-        assert watched.view.last_answer() is None
-    assert not caplog.records
 
 
 def levels(caplog: pytest.LogCaptureFixture) -> list[str]:

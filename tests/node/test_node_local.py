@@ -283,7 +283,7 @@ def test_no_policy_without_a_reservation(
     configuration = None if kubelet is None else of_object(kubelet, "kubelet 7")
     with pytest.raises(SettingsError) as raised:
         node_local.configured(settings, TopologyView(world.root), configuration)
-    assert str(raised.value).startswith(f"cpu-policy is dynamic, and {why}: set reserved-cpus or")
+    assert str(raised.value).startswith(f"cpu-policy is dynamic, and {why}: set reserved-cpus, or")
 
 
 def test_resized_container_keeps_its_cpus(world: World, caplog: pytest.LogCaptureFixture) -> None:
