@@ -92,8 +92,8 @@ def test_the_settings_in_values_of_the_chart(
             ["pools[1].canary.settings: cpu-policy-options: 'foo' is not one of"],
         ),
         (
-            "scheduler: {settings: {lease-seconds: 1}}",
-            ["scheduler.settings.lease-seconds is not a whole number of at least 3"],
+            "scheduler: {settings: {lease-seconds: -1}}",
+            ["scheduler.settings.lease-seconds is not a whole number of at least 0"],
         ),
         ("pools: {}", ["pools: it is not a list"]),
         ("pools: [1]", ["pools[0]: it is not a mapping"]),

@@ -86,7 +86,7 @@ def test_help_lists_every_command_and_each_has_its_own_help() -> None:
         (["agent", "--gpu-actions=x"], 2, "gpu-actions: "),
         (["agent", "--reserved-cpus=x"], 2, "reserved-cpus: "),
         (["agent", "--exclude=///"], 2, "exclude: "),
-        (["agent", "--http=x"], 2, "address 'x' is not HOST:PORT"),
+        (["agent", "--http=x:y"], 2, "address 'x:y' is not ADDRESS or ADDRESS:PORT"),
         (["nri", "--nri-socket=x"], 2, "endpoint 'x' is not unix:///absolute/path"),
         (["topology", "--config=/nowhere/x.toml"], 2, "/nowhere/x.toml: No such file"),
         (["kubelet-state", "--kubelet-dir=/nowhere"], 1, "kubelet-dir: /nowhere does not exist"),
