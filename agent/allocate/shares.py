@@ -7,6 +7,7 @@ from typing import Final
 
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.pools import Pools, pool_cpus
+from agent.model.linux_resources import LEAST_SHARES, MAX_SHARES
 from agent.model.pod.annotations import AnnotationError, resource_status, shared_containers
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import (
@@ -84,18 +85,18 @@ def numa_nodes(pod: Pod) -> tuple[int, ...]:
 
 
 _SHARES_PER_CPU: Final = 1024
-_LEAST_SHARES: Final = 2
-_MAX_SHARES: Final = 262_144
-"""The kubelet's upper bound of cpu shares; shares at this bound do not show the request."""
 
 
-def whole_cpus(shares: int) -> int:
+def whole_cpus(shares: int | None) -> int:
     """The CPU request of a container, computed from its cpu shares; 0 unless it is a whole number.
     The kubelet rounds milli * 1024 / 1000 down, so that only whole CPUs are multiples of 1024. A
-    container without requests in a pod with pod-level resources has the minimum of shares.
+    container without requests in a pod with pod-level resources has the minimum of shares, and
+    shares at their upper bound do not show the request.
     """
+    if shares is None or not 0 <= shares < MAX_SHARES:
+        return 0
     cpus, rest = divmod(shares, _SHARES_PER_CPU)
-    return 0 if rest or shares < 0 or shares >= _MAX_SHARES else cpus
+    return 0 if rest else cpus
 
 
 def unequal_resources(shares: int, quota_microseconds: int, period_microseconds: int) -> str:
@@ -106,8 +107,8 @@ def unequal_resources(shares: int, quota_microseconds: int, period_microseconds:
     if shares <= 0 or quota_microseconds < 0 or period_microseconds <= 0:
         return ""
     limit_milli = quota_microseconds * 1000 // period_microseconds
-    of_limit = max(_LEAST_SHARES, limit_milli * _SHARES_PER_CPU // 1000)
-    if min(of_limit, _MAX_SHARES) == shares:
+    of_limit = max(LEAST_SHARES, limit_milli * _SHARES_PER_CPU // 1000)
+    if min(of_limit, MAX_SHARES) == shares:
         return ""
     requested_milli = -(-shares * 1000 // _SHARES_PER_CPU)
     limit = cpu(limit_milli) if limit_milli else "not set"

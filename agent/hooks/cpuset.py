@@ -141,7 +141,7 @@ def local_request(request: CreateContainer, snapshot: Snapshot) -> int:
     """The number of CPUs that the container may own by the node-local policy in force."""
     if snapshot.cpu_policy == "none":
         return 0
-    cpus = whole_cpus(request.requested.shares or 0)
+    cpus = whole_cpus(request.requested.shares)
     return cpus if cpus and may_own(announced(request.pod, 0)) else 0
 
 
@@ -192,7 +192,7 @@ def _assigned_by_kubelet(request: CreateContainer, snapshot: Snapshot) -> CpuSet
     CPUs, and to no others (pkg/kubelet/cm/cpumanager, policy_static.go, guaranteedCPUs). The quota
     of such a container equals its request, or is removed. Another quota means a pod with pod-level
     resources, whose containers get no exclusive CPUs."""
-    whole = whole_cpus(request.requested.shares or 0) if snapshot.kubelet_static else 0
+    whole = whole_cpus(request.requested.shares) if snapshot.kubelet_static else 0
     if not whole or not kubelet_may_own(announced(request.pod, 0)):
         return EMPTY
     quota = request.requested.quota or NO_QUOTA

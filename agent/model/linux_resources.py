@@ -23,7 +23,7 @@ MAX_SHARES: Final = 262_144
 """The kernel's bounds: it clamps shares to these, and refuses a smaller quota."""
 
 
-class CpuQuota(msgspec.Struct, frozen=True, omit_defaults=True):
+class CpuQuota(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The CPU time that a group may use in each period."""
 
     microseconds: int
@@ -52,7 +52,7 @@ class CpuQuota(msgspec.Struct, frozen=True, omit_defaults=True):
 NO_QUOTA: Final = CpuQuota(UNLIMITED)
 
 
-class LinuxResources(msgspec.Struct, frozen=True, omit_defaults=True):
+class LinuxResources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Values of a container or of its cgroup. None means that a request or spec does not set the
     value, that a change or decision leaves it, or that a cgroup has no file for it."""
 

@@ -22,7 +22,7 @@ from agent.model.linux_resources import NO_RESOURCES, LinuxResources
 from agent.model.pod.qos import QoS
 
 
-class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
+class Wanted(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The decision about one container."""
 
     resources: LinuxResources = NO_RESOURCES
