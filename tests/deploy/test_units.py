@@ -128,7 +128,7 @@ def test_a_service_works_with_the_capabilities_and_system_calls_of_its_unit(
         eventually("the service answers", lambda: healthy(port) or process.poll() is not None)
         if command == "proxy":
             with socket.socket(socket.AF_UNIX) as client:
-                client.connect(f"{tmp_path}/cri.sock")
+                client.connect(f"{tmp_path}/state/cri.sock")
                 client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
                 with runtime.accept()[0] as upstream:
                     assert upstream.recv(64).startswith(b"PRI")
