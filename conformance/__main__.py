@@ -143,7 +143,7 @@ def _disagreement_lines(first: Disagreement, indent: str) -> Iterator[str]:
     yield f"{indent}first: line {first.line}{' (--output json shows all of it)' if cut else ''}"
     yield f"{indent}case   {_excerpt(question, 0)}"
     yield f"{indent}expect {_excerpt(expect, differ_at)}"
-    yield f"{indent}ours   {_excerpt(actual, differ_at)}"
+    yield f"{indent}actual {_excerpt(actual, differ_at)}"
 
 
 def _excerpt(text: str, place: int) -> str:

@@ -241,7 +241,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
     ),
     (
         Difference(
-            "shares-as-asked",
+            "shares-as-requested",
             "shares of cards are taken from the wrong one of two (free and total are mixed up), or "
             "from the fuller switch whatever the strategy; Topolet follows the strategy",
             listed=True,
@@ -267,7 +267,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
     ),
     (
         Difference(
-            "as-many-as-asked",
+            "as-many-as-requested",
             "a pod that prefers NICs near its GPUs gets one for each switch, more than it "
             "requests; Topolet gives the requested number",
             listed=True,

@@ -182,7 +182,7 @@ class Disagreement(msgspec.Struct, frozen=True):
 
     line: int
     case: Case
-    actual: Any = msgspec.field(name="ours")
+    actual: Any
     """Topolet's answer in the form of the case's `expect`."""
 
 

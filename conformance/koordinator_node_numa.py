@@ -82,7 +82,7 @@ _ANNOTATIONS: Final = {
 }
 
 MORE_THAN_REQUESTED: Final = Difference(
-    name="more-than-asked",
+    name="more-than-requested",
     reason=(
         "a FullPCPUs request that ends inside a core gets that whole core if it takes the last "
         "whole cores of a socket: more CPUs than it requested and is charged for"

@@ -151,8 +151,8 @@ class Hierarchy:
         for line in lines:
             number, _, rest = line.partition(":")
             controllers, _, group = rest.partition(":")
-            ours = "cpuset" in controllers.split(",") if self.version == 1 else number == "0"
-            if ours and group.startswith("/"):
+            of_cpusets = "cpuset" in controllers.split(",") if self.version == 1 else number == "0"
+            if of_cpusets and group.startswith("/"):
                 hidden = group.startswith("/..") or group.endswith(" (deleted)")
                 return None if hidden else group
         raise CgroupError(f"{path!r} names no group of the cgroup v{self.version} cpuset hierarchy")

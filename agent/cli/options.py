@@ -28,7 +28,7 @@ _GROUPS: Final = {
     "API server": ("kubeconfig", "managed_by"),
     "kubelet": ("kubelet_", "corrected_"),
     "CPUs and memory": ("cpu_", "reserved_", "owners_", "be_on_", "bind_", "migrate_"),
-    "devices": ("devices", "gpu_", "unasked_", "hami_"),
+    "devices": ("devices", "gpu_", "unrequested_", "hami_"),
     "hooks": ("hold_", "hook_"),
     "HTTP": (*("http", "https", "node_addresses", "tls_", "client_"),),
     "expert": ("root", "cgroup_root", "period_", "lease_"),

@@ -264,14 +264,14 @@ class Admission:
             self._append([_with_changes(record, request.requested, changes, message)])
         return changes
 
-    def updated(self, update: Update, *, may_be_ours: bool = False) -> None:
-        """The runtime made the update. `may_be_ours`: this frontend also gets the updates that the
-        agent makes. An update with the agent's CPU shares counts as one of them, and not as a
-        kubelet's request."""
+    def updated(self, update: Update, *, may_be_of_agent: bool = False) -> None:
+        """The runtime made the update. `may_be_of_agent`: this frontend also gets the updates
+        that the agent makes. An update with the agent's CPU shares counts as one of them, and not
+        as a kubelet's request."""
         request, snapshot = update.request, self._snapshots.current()
         if snapshot is None:
             return
-        wanted = snapshot.containers.get(request.container_id) if may_be_ours else None
+        wanted = snapshot.containers.get(request.container_id) if may_be_of_agent else None
         if wanted is not None and wanted.resources.shares == request.requested.shares:
             return
         if snapshot.cpu_policy != "none" and request.requested.shares:

@@ -203,9 +203,9 @@ def unallocated(
     device must not get those that its image names, unless it serves the node's devices or is
     privileged."""
     exempt = not allocated and (
-        node.unasked == "leave"
+        node.unrequested_gpus == "leave"
         or (
-            node.unasked == "hide"
+            node.unrequested_gpus == "hide"
             and (carried.privileged or carriers.serves(carried.serving, node.kubelet_dir))
         )
     )
@@ -216,9 +216,9 @@ def unallocated(
     _refuse_nodes_of_others(uid, carried, node)
     if exempt:
         return UNCHANGED
-    if node.unasked == "hide" and namespace not in node.monitors:
+    if node.unrequested_gpus == "hide" and namespace not in node.monitors:
         _refuse_all(uid, [*names, *carried.names_of_pod()], node)
-    denied = node.unasked == "deny" and _ALL in map(str.lower, names)
+    denied = node.unrequested_gpus == "deny" and _ALL in map(str.lower, names)
     if denied and any(map(carriers.names_all, carried.names_of_pod())):
         raise _taken("an annotation of its pod names all GPUs")
     names_devices = bool(names or carried.environment) or any(

@@ -131,11 +131,11 @@ def nodes_to_clean(
     """The nodes on which Topolet runs or ran: they have an agent's pod, or labels that an agent
     wrote. Ready nodes come first, because each of the others may take its whole time."""
     occupied = {each.node for each in pods if each.node}
-    ours = [each for each in nodes if each.reported or each.name in occupied]
-    ours.sort(key=lambda each: (not each.ready, each.name))
+    reporting = [node for node in nodes if node.reported or node.name in occupied]
+    reporting.sort(key=lambda node: (not node.ready, node.name))
     return [
-        NodeProgress(each.name, next((pool for pool in pools if pool.selects(each.labels)), None))
-        for each in ours
+        NodeProgress(node.name, next((pool for pool in pools if pool.selects(node.labels)), None))
+        for node in reporting
     ]
 
 
@@ -147,10 +147,10 @@ def steps(
     `pods`: the present pods of Topolet.
     `now`: the time of the same clock as `begun_at`."""
     agents = {pod.node for pod in pods if pod.component == AGENT}
-    ours = {pod.node: pod for pod in pods if pod.component == UNINSTALL}
+    uninstall_pods = {pod.node: pod for pod in pods if pod.component == UNINSTALL}
     for node in progress:
         if node.state is NodeState.BEGUN:
-            yield from _step(node, node.node in agents, ours.get(node.node), limits, now)
+            yield from _step(node, node.node in agents, uninstall_pods.get(node.node), limits, now)
     free = limits.at_once - sum(node.state is NodeState.BEGUN for node in progress)
     for node in progress:
         if node.state is not NodeState.WAITING or free <= 0:
@@ -160,7 +160,7 @@ def steps(
             continue
         node.state, node.begun_at = NodeState.BEGUN, now
         free -= 1
-        yield from _step(node, node.node in agents, ours.get(node.node), limits, now)
+        yield from _step(node, node.node in agents, uninstall_pods.get(node.node), limits, now)
 
 
 def _step(

@@ -195,16 +195,16 @@ class Registration:
     def others(self) -> list[str]:
         """The names of files that register another server for the same hooks. koord-runtime-proxy
         then calls any one of the servers."""
-        ours = set(self._config.runtime_hooks)
+        hooks = set(self._config.runtime_hooks)
         return sorted(
             path.name
             for path in self._folder.glob("*json")
-            if path != self._path and ours & set(_read(path).runtime_hooks)
+            if path != self._path and hooks & set(_read(path).runtime_hooks)
         )
 
     def withdraw(self) -> None:
         """Removes the hooks from the file. Raises OSError."""
-        if not self._is_ours():
+        if not self._registers_this_server():
             return
         nothing = msgspec.json.encode(_Config(self._config.remote_endpoint, "Ignore"))
         with self._path.open("r+b", buffering=0) as file:
@@ -212,11 +212,11 @@ class Registration:
 
     def remove(self) -> None:
         """Removes the file. Raises OSError."""
-        if self._is_ours():
+        if self._registers_this_server():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
 
-    def _is_ours(self) -> bool:
+    def _registers_this_server(self) -> bool:
         return _read(self._path).remote_endpoint == self._config.remote_endpoint
 
 

@@ -246,7 +246,7 @@ class KoordinatorHooks:
         answer = self._admission.update(call.state)
         if isinstance(answer, Changes):
             # koord-runtime-proxy repeats a container's values in each of its updates.
-            self._admission.updated(call.state, may_be_ours=True)
+            self._admission.updated(call.state, may_be_of_agent=True)
         return answer
 
     def exists(self, container: ContainerRef) -> None:

@@ -10,7 +10,7 @@ from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.linux_resources import LinuxResources
 
-SOCKET: Final = "doorbell.sock"
+SOCKET: Final = "notifications.sock"
 """In the state folder."""
 
 
@@ -82,7 +82,7 @@ class SessionEnded(msgspec.Struct, frozen=True, tag="session-ended"):
     session: tuple[int, int]
 
 
-class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="look"):
+class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="snapshot"):
     """A frontend waits for a new snapshot, or reports that something has changed."""
 
     waits: bool = True

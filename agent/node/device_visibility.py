@@ -27,7 +27,7 @@ from agent.host.files import host_path
 from agent.model.cpu.topology import Topology
 from agent.model.devices.device_files import DeviceFiles
 from agent.model.devices.holding import DeviceHolding, Form, HoldingSource, ReportedDevices
-from agent.model.devices.visibility import KUBELET_DIR, NodeVisibility, Unasked, split
+from agent.model.devices.visibility import KUBELET_DIR, NodeVisibility, UnrequestedGpus, split
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
@@ -41,7 +41,7 @@ _TAKES_NOTHING = frozenset({Form.OPEN, Form.CPUS})
 class VisibilityPolicy(msgspec.Struct, frozen=True):
     """The settings of device visibility; see NodeVisibility and Isolation."""
 
-    unasked: Unasked = "hide"
+    unrequested_gpus: UnrequestedGpus = "hide"
     cdi_kind: str = ""
     isolation: Isolation = NO_ISOLATION
     monitors: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ def policy(settings: AgentSettings) -> VisibilityPolicy:
     locks = os.path.join(settings.state_dir, "vgpulock")
     isolation = Isolation(settings.hami_core_library, locks)
     return VisibilityPolicy(
-        settings.unasked_gpus,
+        settings.unrequested_gpus,
         settings.gpu_cdi_kind,
         isolation,
         tuple(split(settings.gpu_monitor_namespaces)),
@@ -127,8 +127,10 @@ def visibility(
         before,
         {pod.uid for pod in ordered if pod.containers},
     )
-    unasked = "leave" if files.cards == () else by.unasked
-    node = NodeVisibility(held(files, decided), unasked, by.cdi_kind, by.monitors, by.kubelet_dir)
+    unrequested_gpus = "leave" if files.cards == () else by.unrequested_gpus
+    node = NodeVisibility(
+        held(files, decided), unrequested_gpus, by.cdi_kind, by.monitors, by.kubelet_dir
+    )
     return DeviceVisibility(decided, node)
 
 

@@ -44,7 +44,7 @@ class ObservedContainer(msgspec.Struct, frozen=True):
     """The effective cpuset of its cgroup."""
     processes: CpuSet | None = None
     """The union of its processes' affinities."""
-    problem: str = msgspec.field(default="", name="trouble")
+    problem: str = ""
     """Why the agent does not honor the pod's claim, or why the annotation can't be read."""
     wanted_mems: CpuSet | None = None
     """The NUMA nodes by the snapshot."""

@@ -23,7 +23,7 @@ from agent.host.log_once import CountedWarnings
 _BOTH: Final = re.compile(r'plugins "([^"]+)" and "([^"]+)" both tried to set (\w+)')
 _PARENTS: Final = "of its parent"
 _LOG_AGAIN_SECONDS: Final = 60.0
-_LOOK_UP_SECONDS: Final = 10.0
+_READ_AGAIN_SECONDS: Final = 10.0
 MAX_NAMES: Final = 64
 """The most writers, by kind of conflict and name, that are counted one by one."""
 _NAME_CHARACTERS: Final = 200
@@ -53,7 +53,7 @@ class Conflicts:
         self._others = others
         self._warnings = CountedWarnings(log, _LOG_AGAIN_SECONDS)
         self._names = ""
-        self._looked_up_at = -_LOOK_UP_SECONDS
+        self._read_at = -_READ_AGAIN_SECONDS
 
     def error(self, title: str, text: str) -> None:
         """The runtime refused a change of a container, with the error `text`."""
@@ -69,20 +69,21 @@ class Conflicts:
             text += f"; other plugins are connected, and one of them may set its CPUs too: {names}"
         self._note("undone", names, text)
 
-    def changed(self, title: str, ours: str, found: str) -> None:
-        """A container has the CPUs `found` instead of `ours`; "" means all CPUs of its parent."""
+    def changed(self, title: str, wanted: str, actual: str) -> None:
+        """A container has the CPUs `actual` instead of `wanted`; "" means all CPUs of its
+        parent."""
         names = self._suspects()
         by = f"; perhaps by {names}" if names else ""
         self._note(
             "changed",
             names,
-            f"{title}: CPUs {ours or _PARENTS} were changed to {found or _PARENTS}{by}",
+            f"{title}: CPUs {wanted or _PARENTS} were changed to {actual or _PARENTS}{by}",
         )
 
     def _suspects(self) -> str:
         now = time.monotonic()
-        if now - self._looked_up_at >= _LOOK_UP_SECONDS:
-            self._looked_up_at = now
+        if now - self._read_at >= _READ_AGAIN_SECONDS:
+            self._read_at = now
             self._names = ", ".join(self._others())
         return self._names
 

@@ -137,7 +137,7 @@ class NriHooks:
         update = self._changing.pop(container.id, None)
         self._containers.put(container)
         if update is not None:
-            self._admission.updated(update, may_be_ours=True)
+            self._admission.updated(update, may_be_of_agent=True)
 
     def ended(self, container: NriContainer) -> None:
         pending = self._in_progress.pop(container.id, None)

@@ -56,15 +56,15 @@ GPU_PREFIX: Final = GPU
 GPU_NAMES: Final = frozenset({"nvidia.com/gpu", "amd.com/gpu", "dcu.com/gpu"})
 
 FailurePolicy = Literal["Fail", "Ignore"]
-LookUp = Callable[[str, str], ApiPod | None]
-"""Returns the pod by namespace and name, None if it does not exist. Raises LookUpError."""
+ReadPod = Callable[[str, str], ApiPod | None]
+"""Returns the pod by namespace and name, None if it does not exist. Raises PodReadError."""
 
 
 class ReviewError(ValueError):
     """The body is not an AdmissionReview of v1; the message names the field."""
 
 
-class LookUpError(RuntimeError):
+class PodReadError(RuntimeError):
     """The pod can't be read; the message is the reason."""
 
 
@@ -163,18 +163,18 @@ def scheduler_verdict(request: AdmissionRequest, scheduler: str) -> AdmissionVer
 
 
 def binding_verdict(
-    request: AdmissionRequest, look_up: LookUp | None, on_failure: FailurePolicy
+    request: AdmissionRequest, read_pod: ReadPod | None, on_failure: FailurePolicy
 ) -> AdmissionVerdict:
     """Denies the Binding of a pod that requests GPUs.
 
-    `on_failure` applies if the pod can't be read, or if there is no `look_up`. A pod that does not
+    `on_failure` applies if the pod can't be read, or if there is no `read_pod`. A pod that does not
     exist is denied too, since it may be created a moment later.
     """
     user = request.user_info.username
     if not request.binds:
         return AdmissionVerdict()
     title = f"{request.namespace}/{request.pod}"
-    if look_up is None:
+    if read_pod is None:
         if on_failure == "Ignore":
             return AdmissionVerdict(warning=f"pod {title} was not read before it was bound")
         message = (
@@ -183,8 +183,8 @@ def binding_verdict(
         )
         return AdmissionVerdict(AdmissionStatus(403, "Forbidden", message))
     try:
-        pod = look_up(request.namespace, request.pod)
-    except LookUpError as error:
+        pod = read_pod(request.namespace, request.pod)
+    except PodReadError as error:
         if on_failure == "Ignore":
             return AdmissionVerdict(warning=f"pod {title} could not be read before it was bound")
         message = f"{user} may not bind pod {title}, which could not be read: {error}"
@@ -288,7 +288,7 @@ class _Answer(msgspec.Struct, frozen=True, rename="camel"):
 _reviews: Final = msgspec.json.Decoder(_Review)
 
 # Shorter than the API server's timeoutSeconds, so that it receives a reason.
-LOOK_UP_LIMITS: Final = ResponseLimits(connect_seconds=2.0, read_seconds=4.0, whole_seconds=4.0)
+READ_LIMITS: Final = ResponseLimits(connect_seconds=2.0, read_seconds=4.0, whole_seconds=4.0)
 # The API servers have few addresses. A review has a pod, of at most 3 MiB in the API server.
 LIMITS: Final = ServerLimits(
     ConnectionLimits(
@@ -305,23 +305,23 @@ LIMITS: Final = ServerLimits(
 )
 
 
-def pods(transport: Transport) -> LookUp:
+def pods(transport: Transport) -> ReadPod:
     """Reads each pod from the API server, since a cache of pods may be older than the Binding."""
 
-    def look_up(namespace: str, name: str) -> ApiPod | None:
+    def read_pod(namespace: str, name: str) -> ApiPod | None:
         try:
             return apiobjects.decode(transport.get(pod_path(namespace, name)))
         except NotFoundError:
             return None
         except (StoreError, ObjectError) as error:
-            raise LookUpError(str(error)) from error
+            raise PodReadError(str(error)) from error
 
-    return look_up
+    return read_pod
 
 
-def routes(look_up: LookUp | None, on_failure: FailurePolicy, scheduler: str) -> dict[str, Route]:
-    """The routes of the webhook, by path. With `look_up`, only a client with a certificate may send
-    Bindings. `scheduler`: the schedulerName of pods with GPUs."""
+def routes(read_pod: ReadPod | None, on_failure: FailurePolicy, scheduler: str) -> dict[str, Route]:
+    """The routes of the webhook, by path. With `read_pod`, only a client with a certificate may
+    send Bindings. `scheduler`: the schedulerName of pods with GPUs."""
 
     def reviewed(body: bytes) -> AdmissionRequest:
         try:
@@ -335,7 +335,7 @@ def routes(look_up: LookUp | None, on_failure: FailurePolicy, scheduler: str) ->
 
     def admit(body: bytes) -> Reply:
         request = reviewed(body)
-        verdict = binding_verdict(request, look_up, on_failure)
+        verdict = binding_verdict(request, read_pod, on_failure)
         if verdict.refusal is not None:
             log.info("refused: %s", verdict.refusal.message)
         elif verdict.warning:
@@ -343,7 +343,7 @@ def routes(look_up: LookUp | None, on_failure: FailurePolicy, scheduler: str) ->
         return Reply(200, encode(request.uid, verdict))
 
     return {
-        PATH: Route("POST", admit, certified=look_up is not None),
+        PATH: Route("POST", admit, certified=read_pod is not None),
         POD_PATH: Route("POST", mutate),
         "/healthz": Route("GET", lambda _: text_reply(200, "ok")),
     }
@@ -360,19 +360,19 @@ def run(settings: WebhookSettings) -> None:
     files = certificates.in_folder(settings.tls_dir)
     certificate = CertificateFiles(*files, settings.client_ca_file, client_optional=True)
     with ExitStack() as closing:
-        look_up = None
+        read_pod = None
         if settings.client_ca_file:
             transport = Transport(
                 access,
                 user_agent="topolet-webhook",
-                limits=LOOK_UP_LIMITS,
+                limits=READ_LIMITS,
                 connections=LIMITS.threads,
             )
             closing.callback(transport.close)
-            look_up = pods(transport)
+            read_pod = pods(transport)
         else:
             log.warning("without client-ca-file the webhook reads no pods (docs/webhook.md)")
-        answers = routes(look_up, settings.webhook_failure_policy, settings.scheduler_name)
+        answers = routes(read_pod, settings.webhook_failure_policy, settings.scheduler_name)
         names = split_names(settings.client_names)
         address = with_port(settings.https, WEBHOOK_PORT)
         served = HttpServer(address, answers, LIMITS, node, certificate, names)

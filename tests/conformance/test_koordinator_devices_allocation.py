@@ -117,7 +117,7 @@ LEVEL = {"hint": {"gpu": {"exclusivePolicy": "PCIeLevel"}}}
                 "MostAllocated",
                 allocation(gpu_entries(10, 0)),
             ),
-            "shares-as-asked",
+            "shares-as-requested",
         ),
         (
             case(
@@ -134,7 +134,7 @@ LEVEL = {"hint": {"gpu": {"exclusivePolicy": "PCIeLevel"}}}
                 allocation(gpu_entries(100, 0, 1), nics(0, 1)),
                 pod=JOINT,
             ),
-            "as-many-as-asked",
+            "as-many-as-requested",
         ),
         (
             case(

@@ -54,50 +54,50 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "        first: line 1003\n"
         '        case   {"number":{"value":4}}\n'
         "        expect false\n"
-        "        ours   true\n"
+        "        actual true\n"
         f"{single}: parity, 1 case\n"
         "  1 agrees\n"
         "  0 disagree\n"
     )
 
 
-def disagreeing(case: dict[str, Any], ours: Any) -> list[str]:
-    """The lines of the text output: first, case, expect, ours."""
-    first = Disagreement(7, case, ours)
+def disagreeing(case: dict[str, Any], actual: Any) -> list[str]:
+    """The lines of the text output: first, case, expect, actual."""
+    first = Disagreement(7, case, actual)
     text = conformance.described(FileResult("file", "kind", 7, 6, (), 1, first))
     return [line.strip() for line in text.splitlines()[-4:]]
 
 
 def test_a_long_case_is_cut_at_the_difference() -> None:
     equal = {f"step{number:03}": "same" for number in range(200)}
-    expect, ours = {**equal, "step150": "theirs"}, {**equal, "step150": "ours"}
-    first, case, expect_line, ours_line = disagreeing(
-        {"list": ["x"] * 2_000, "expect": expect}, ours
+    expect, actual = {**equal, "step150": "theirs"}, {**equal, "step150": "other"}
+    first, case, expect_line, actual_line = disagreeing(
+        {"list": ["x"] * 2_000, "expect": expect}, actual
     )
     assert first == "first: line 7 (--output json shows all of it)"
     assert case.startswith('case   {"list":["x",')
-    for line, answer in ((expect_line, '"step150":"theirs",'), (ours_line, '"step150":"ours",')):
+    for line, answer in ((expect_line, '"step150":"theirs",'), (actual_line, '"step150":"other",')):
         assert answer in line
-    for line in (case, expect_line, ours_line):
+    for line in (case, expect_line, actual_line):
         assert line.endswith(" ...")
         assert len(line) < 700
 
 
 def test_long_answer_next_to_a_short_one() -> None:
-    first, case, expect_line, ours_line = disagreeing(
+    first, case, expect_line, actual_line = disagreeing(
         {"need": 1, "expect": "x" * 1_000}, {"error": "none"}
     )
     assert first.endswith("(--output json shows all of it)")
-    assert (case, ours_line) == ('case   {"need":1}', 'ours   {"error":"none"}')
+    assert (case, actual_line) == ('case   {"need":1}', 'actual {"error":"none"}')
     assert expect_line.startswith('expect "xxx')
 
 
 def test_keys_are_sorted() -> None:
-    _, case, expect_line, ours_line = disagreeing(
+    _, case, expect_line, actual_line = disagreeing(
         {"b": 1, "a": 2, "expect": {"y": 1, "x": 2}}, {"x": 3}
     )
     assert case == 'case   {"b":1,"a":2}'
-    assert (expect_line, ours_line) == ('expect {"x":2,"y":1}', 'ours   {"x":3}')
+    assert (expect_line, actual_line) == ('expect {"x":2,"y":1}', 'actual {"x":3}')
 
 
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +116,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "agree": 97,
             "declared": {"zero": 1, "negative": 1},
             "disagree": 1,
-            "first": {"line": 100, "case": WRONG, "ours": True},
+            "first": {"line": 100, "case": WRONG, "actual": True},
         },
         {
             "file": correct,

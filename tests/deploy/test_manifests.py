@@ -146,7 +146,7 @@ def test_the_webhook_configuration_matches_the_service_and_the_port() -> None:
     served = {**registered["clientConfig"]["service"], "path": webhook.POD_PATH}
     assert mutating["clientConfig"]["service"] == served
     assert registered["clientConfig"]["service"]["path"] == webhook.PATH
-    assert webhook.LOOK_UP_LIMITS.whole_seconds < registered["timeoutSeconds"]
+    assert webhook.READ_LIMITS.whole_seconds < registered["timeoutSeconds"]
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert settings.tls_dir == mounts["tls"]
 

@@ -149,7 +149,7 @@ def test_an_allocated_pod_gets_its_devices_with_the_decision(harness: AdmissionH
         # Several processes may open its device files.
         (NodeVisibility((NodeDevice("0000:17:00.0", holders=("other",)),)), False),
         (NodeVisibility((NodeDevice("GPU-other", holders=("other",)),)), True),
-        (NodeVisibility(unasked="hide"), True),
+        (NodeVisibility(unrequested_gpus="hide"), True),
     ],
 )
 def test_a_container_without_a_decision_is_inspected_if_the_node_has_devices(

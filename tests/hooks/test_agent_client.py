@@ -122,7 +122,7 @@ def no_descriptor_left() -> Callable[..., object]:
 
 @pytest.fixture
 def notifier(tmp_path: Path) -> Iterator[Notifier]:
-    notifier = Notifier(str(tmp_path / "doorbell.sock"))
+    notifier = Notifier(str(tmp_path / "notifications.sock"))
     yield notifier
     notifier.close()
 
@@ -152,7 +152,7 @@ def test_creations_are_reported_once_when_the_agent_returns(
         Created("c2", NO_RESOURCES),
     ):
         notifier.notify(notification)
-    path = tmp_path / "doorbell.sock"
+    path = tmp_path / "notifications.sock"
     assert received_by_started_agent(path, notifier, SnapshotRequest()) == [
         SnapshotRequest(),
         Created("c1", LinuxResources("0-1")),
@@ -168,7 +168,7 @@ def test_absent_agent_costs_bounded_memory(notifier: Notifier, tmp_path: Path) -
     received_all: list[Notification] = []
     while (
         received := received_by_started_agent(
-            tmp_path / "doorbell.sock", notifier, SnapshotRequest()
+            tmp_path / "notifications.sock", notifier, SnapshotRequest()
         )
     ) != [SnapshotRequest()]:
         received_all += [

@@ -517,15 +517,21 @@ def test_the_setting_for_pods_without_an_allocation(
     carried: Carried, leave: Changes, hide: Changes, deny: Changes
 ) -> None:
     assert (
-        visibility.device_changes("p", carried, Visibility(), NodeVisibility(unasked="leave"))
+        visibility.device_changes(
+            "p", carried, Visibility(), NodeVisibility(unrequested_gpus="leave")
+        )
         == leave
     )
     assert (
-        visibility.device_changes("p", carried, Visibility(), NodeVisibility(unasked="hide"))
+        visibility.device_changes(
+            "p", carried, Visibility(), NodeVisibility(unrequested_gpus="hide")
+        )
         == hide
     )
     assert (
-        visibility.device_changes("p", carried, Visibility(), NodeVisibility(unasked="deny"))
+        visibility.device_changes(
+            "p", carried, Visibility(), NodeVisibility(unrequested_gpus="deny")
+        )
         == deny
     )
 
@@ -547,7 +553,9 @@ def test_all_gpus_beside_another_pods_are_for_namespaces_that_monitor(carried: C
         FailureReason.DEVICE_TAKEN, r"include GPU-a, another pod's: .*gpu-monitor-namespaces"
     ):
         visibility.device_changes("p", carried, Visibility(), held, namespace="tenant")
-    free = visibility.device_changes("p", carried, Visibility(), NodeVisibility(unasked="hide"))
+    free = visibility.device_changes(
+        "p", carried, Visibility(), NodeVisibility(unrequested_gpus="hide")
+    )
     for uid, namespace in (("p", "metrics"), ("owner", "tenant")):
         changes = visibility.device_changes(uid, carried, Visibility(), held, namespace=namespace)
         assert changes == free

@@ -57,7 +57,7 @@ def start(kind: str, folder: str, attempts: Attempts) -> int:
         server.start()
         return server.port
     if kind == "notifications":
-        notifications = NotificationSocket(f"{folder}/doorbell.sock")
+        notifications = NotificationSocket(f"{folder}/notifications.sock")
         threading.Thread(target=_wait, args=(notifications, attempts), daemon=True).start()
         return 0
     loop, port = Loop(), 0

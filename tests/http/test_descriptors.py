@@ -124,6 +124,6 @@ def test_the_agent_is_notified_without_descriptors(tmp_path: Path) -> None:
     ):
         process.command("take")
         assert process.attempts() == 0, "the wait ends without a notification"
-        frontend.sendto(b"{}", str(tmp_path / "doorbell.sock"))
+        frontend.sendto(b"{}", str(tmp_path / "notifications.sock"))
         eventually("the wait has ended", lambda: process.command("total") == "1")
         assert process.attempts() == 0, "one notification ends one wait"

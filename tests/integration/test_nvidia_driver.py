@@ -146,7 +146,7 @@ def health(node: TestNode, uuid: str) -> tuple[bool | None, list[str]]:
 
 def test_only_containers_of_the_pod_reach_its_card(node: TestNode) -> None:
     """The requests name device nodes as a device plugin does. The programs are the host's."""
-    node.start_agent("--unasked-gpus=deny")
+    node.start_agent("--unrequested-gpus=deny")
     node.start_proxy()
     uuid = smi("uuid")[0][0]
     eventually("the agent knows the card", lambda: health(node, uuid)[0] is True)

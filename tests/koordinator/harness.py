@@ -33,7 +33,7 @@ class ServerHarness(SimulatedAgent):
         )
         self.socket = self.settings.hook_server_socket
         self.registration = folder / "hookserver.d" / "topolet.json"
-        super().__init__(folder / "snapshot.json", folder / "doorbell.sock")
+        super().__init__(folder / "snapshot.json", folder / "notifications.sock")
         self.frontend = HookServer(self.settings, str(folder / "hookserver.d"), notice_seconds=0.0)
         self.frontend.start()
         self._closed = False

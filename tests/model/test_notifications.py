@@ -49,7 +49,7 @@ def test_notifications_are_encoded_and_decoded(notification: Notification) -> No
         b'{"type":"failed"}',
         b'{"type":"failed","uid":7}',
         b'{"type":"failed","uid":"\xff"}',
-        b'{"type":"look","more":' + b"[" * 100_000,
+        b'{"type":"snapshot","more":' + b"[" * 100_000,
     ],
 )
 def test_invalid_datagram_is_refused(datagram: bytes) -> None:
@@ -64,7 +64,7 @@ def test_any_bytes_are_a_notification_or_refused(datagram: bytes) -> None:
 
 
 def test_unknown_fields_are_ignored() -> None:
-    assert decode(b'{"type":"look","since":1}') == SnapshotRequest()
+    assert decode(b'{"type":"snapshot","since":1}') == SnapshotRequest()
 
 
 def test_an_error_does_not_quote_the_datagram() -> None:

@@ -138,9 +138,9 @@ def test_an_instance_with_a_replica_from_a_plugin_is_not_assigned_again() -> Non
 
 
 def test_gpus_are_hidden_if_there_are_any() -> None:
-    assert visibility([], [], FILES).node.unasked == "hide"
-    assert visibility([], [], DeviceFiles()).node.unasked == "leave"
-    assert visibility([], [], DeviceFiles(None)).node.unasked == "hide"
+    assert visibility([], [], FILES).node.unrequested_gpus == "hide"
+    assert visibility([], [], DeviceFiles()).node.unrequested_gpus == "leave"
+    assert visibility([], [], DeviceFiles(None)).node.unrequested_gpus == "hide"
 
 
 def test_before_the_first_decision_only_pods_with_devices_wait() -> None:
@@ -199,11 +199,15 @@ def test_a_node_without_the_library_has_no_lock_folder(tmp_path: Path) -> None:
 
 def test_settings_of_device_visibility() -> None:
     without = policy(AgentSettings())
-    assert (without.unasked, without.cdi_kind, without.isolation.library) == ("hide", "", "")
+    assert (without.unrequested_gpus, without.cdi_kind, without.isolation.library) == (
+        "hide",
+        "",
+        "",
+    )
     settings = AgentSettings(
-        unasked_gpus="deny", gpu_cdi_kind="nvidia.com/gpu", hami_core_library="/opt/vgpu.so"
+        unrequested_gpus="deny", gpu_cdi_kind="nvidia.com/gpu", hami_core_library="/opt/vgpu.so"
     )
     settings_policy = policy(settings)
     assert settings_policy.isolation == Isolation("/opt/vgpu.so", "/run/topolet/vgpulock")
     node = visibility([], [], FILES, by=settings_policy).node
-    assert (node.unasked, node.cdi_kind) == ("deny", "nvidia.com/gpu")
+    assert (node.unrequested_gpus, node.cdi_kind) == ("deny", "nvidia.com/gpu")

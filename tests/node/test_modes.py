@@ -36,7 +36,7 @@ EXPECTED = {
     "containers/u/c": "drwxr-xr-x",
     "containers/u/c/cpus": "-rw-r--r--",
     "door.lock": "-rw-------",
-    "doorbell.sock": "srw-------",
+    "notifications.sock": "srw-------",
     "hooks": "drwxr-xr-x",
     "hooks/topolet.json": "-rw-r--r--",
     "journal": "-rw-------",
@@ -80,7 +80,7 @@ def test_every_created_file_has_its_mode(tmp_path: Path) -> None:
     plugin_lock = locks.lock_for_plugin(str(state), 0)
     assert stat.filemode(state.stat().st_mode) == "drwxr-xr-x"
     agent = Lock(str(state / "agent.lock"))
-    notification_socket = NotificationSocket(str(state / "doorbell.sock"))
+    notification_socket = NotificationSocket(str(state / "notifications.sock"))
     listener = Listener(str(state / "proxy.sock"))
     Journal(state / "journal").update([Original("/kubepods/a", "0-3")])
     publish(Publisher(str(state / "snapshot.json"), "boot"))

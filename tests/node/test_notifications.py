@@ -38,7 +38,7 @@ ANNOUNCED = PodAnnounced("u", "ns", "n", {"é": "1"}, {"a": "{}"}, "/kubepods/po
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    return str(tmp_path / "doorbell.sock")
+    return str(tmp_path / "notifications.sock")
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_socket_left_by_a_killed_agent_is_replaced_and_private(path: str) -> Non
 
 def announce_and_stay(state_dir: str, uid: str) -> None:
     session = locks.lock_for_relay(state_dir).session()
-    notifier = Notifier(f"{state_dir}/doorbell.sock", session)
+    notifier = Notifier(f"{state_dir}/notifications.sock", session)
     notifier.notify(msgspec.structs.replace(ANNOUNCED, uid=uid))
     notifier.notify(ContainerAnnounced(msgspec.structs.replace(ANNOUNCED, uid=uid), "main", 1024))
     signal.pause()

@@ -54,7 +54,7 @@ def decide(folder: Path, shared: int = 2) -> None:
 @pytest.fixture
 def notification_socket(folder: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notification_socket:
-        notification_socket.bind(str(folder / "state" / "doorbell.sock"))
+        notification_socket.bind(str(folder / "state" / "notifications.sock"))
         yield notification_socket
 
 
@@ -241,7 +241,7 @@ def test_a_user_without_permissions(folder: Path) -> None:
         shutil.move(folder / "root", public)
         shutil.move(folder / "state", public)
         decide(Path(public))
-        notification_socket.bind(f"{public}/state/doorbell.sock")
+        notification_socket.bind(f"{public}/state/notifications.sock")
         os.chmod(f"{public}/state", 0o700)
         os.seteuid(65_534)
         try:

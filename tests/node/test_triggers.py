@@ -18,7 +18,7 @@ NOW = 1000.0
 @pytest.fixture
 def triggers(tmp_path: Path) -> Iterator[Triggers]:
     """The triggers without a runtime."""
-    socket = NotificationSocket(str(tmp_path / "doorbell.sock"))
+    socket = NotificationSocket(str(tmp_path / "notifications.sock"))
     triggers = Triggers(socket, str(tmp_path), str(tmp_path), str(tmp_path / "runtime.sock"))
     yield triggers
     triggers.close()
@@ -31,7 +31,7 @@ def streaming(tmp_path: Path) -> Iterator[Triggers]:
     runtime = Runtime()
     runtime.queue.put(b"")
     with serving(tmp_path / "runtime.sock", runtime):
-        socket = NotificationSocket(str(tmp_path / "doorbell.sock"))
+        socket = NotificationSocket(str(tmp_path / "notifications.sock"))
         streaming = Triggers(socket, str(tmp_path), str(tmp_path), str(tmp_path / "runtime.sock"))
         eventually("an event", lambda: streaming.cooldown(0.0) > FIRST_PAUSE_SECONDS)
         yield streaming

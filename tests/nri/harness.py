@@ -46,10 +46,10 @@ class PluginHarness(SimulatedAgent):
 
     def __init__(self, folder: Path, hold_seconds: float = 30.0, proc: str = "/proc") -> None:
         self.path = folder / "snapshot.json"
-        super().__init__(self.path, folder / "doorbell.sock")
+        super().__init__(self.path, folder / "notifications.sock")
         self.loop = Loop()
         self.runtime = FakeRuntime(folder, self.loop)
-        self.notifier = Notifier(str(folder / "doorbell.sock"))
+        self.notifier = Notifier(str(folder / "notifications.sock"))
         self.grants, self.containers = Grants(), Containers()
         self.others: tuple[str, ...] = ()
         self.conflicts = Conflicts("10-topolet", lambda: self.others)

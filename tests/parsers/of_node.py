@@ -125,7 +125,7 @@ _NODE: Final = visibility.NodeVisibility(
         visibility.NodeDevice("GPU-2", "0", nodes=("/dev/nvidia0",), holders=("other",)),
         visibility.NodeDevice("GPU-1", "1", nodes=("/dev/nvidia1",), holders=("u",)),
     ),
-    unasked="deny",
+    unrequested_gpus="deny",
 )
 
 

@@ -28,8 +28,8 @@ class GateHarness(SimulatedAgent):
 
     def __init__(self, folder: Path, hold_seconds: float = 60.0) -> None:
         self.path = folder / "snapshot.json"
-        super().__init__(self.path, folder / "doorbell.sock")
-        self.notifier = Notifier(str(folder / "doorbell.sock"))
+        super().__init__(self.path, folder / "notifications.sock")
+        self.notifier = Notifier(str(folder / "notifications.sock"))
         self.grants = Grants()
         self.snapshots = SnapshotFile(str(self.path), BOOT)
         policies, _ = failure_policy.failure_policies(ProxySettings())

@@ -13,7 +13,7 @@ from agent.http.requests import BadRequestError
 from agent.http.routes import HttpRequest, dispatch
 from agent.kube.auth import FileAccess
 from agent.kube.transport import ResponseLimits, Transport
-from agent.scheduler.webhook import PATH, POD_PATH, LookUp, LookUpError, gpus, pods, routes
+from agent.scheduler.webhook import PATH, POD_PATH, PodReadError, ReadPod, gpus, pods, routes
 from tests.kube import fake_api_server
 from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.scheduler.reviews import review
@@ -25,25 +25,25 @@ POD = {
 
 
 @pytest.fixture
-def look_up(server: Server) -> Iterator[LookUp]:
+def read_pod(server: Server) -> Iterator[ReadPod]:
     limits = ResponseLimits(read_seconds=1)
     transport = Transport(FileAccess(server.url), limits=limits)
     yield pods(transport)
     transport.close()
 
 
-def test_a_pod_is_read_by_its_name(server: Server, look_up: LookUp) -> None:
+def test_a_pod_is_read_by_its_name(server: Server, read_pod: ReadPod) -> None:
     server.answer = lambda _, connection, request: reply(connection, 200, POD)
-    found = look_up("gpu", "p/../../q")
+    found = read_pod("gpu", "p/../../q")
     assert found is not None
     assert gpus(found) == ["nvidia.com/gpu"]
     (request,) = server.requests
     assert request.path == "/api/v1/namespaces/gpu/pods/p%2F..%2F..%2Fq"
 
 
-def test_the_look_up_of_a_missing_pod_returns_none(server: Server, look_up: LookUp) -> None:
+def test_a_missing_pod_is_read_as_none(server: Server, read_pod: ReadPod) -> None:
     server.answer = lambda _, connection, request: reply(connection, 404, status(404, "NotFound"))
-    assert look_up("gpu", "p") is None
+    assert read_pod("gpu", "p") is None
 
 
 def no_response(server: Server, connection: socket.socket, request: Request) -> bool:
@@ -65,19 +65,19 @@ def no_response(server: Server, connection: socket.socket, request: Request) -> 
         (no_response, "GET /api/v1/namespaces/gpu/pods/p"),
     ],
 )
-def test_a_failed_look_up_raises_an_error_with_the_reason(
-    server: Server, look_up: LookUp, answer: fake_api_server.Answer, message: str
+def test_a_failed_read_raises_an_error_with_the_reason(
+    server: Server, read_pod: ReadPod, answer: fake_api_server.Answer, message: str
 ) -> None:
     server.answer = answer
-    with pytest.raises(LookUpError, match=message):
-        look_up("gpu", "p")
+    with pytest.raises(PodReadError, match=message):
+        read_pod("gpu", "p")
 
 
 def test_the_endpoint_answers_reviews(
-    server: Server, look_up: LookUp, caplog: pytest.LogCaptureFixture
+    server: Server, read_pod: ReadPod, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    admit = routes(look_up, "Fail", "ours")[PATH]
+    admit = routes(read_pod, "Fail", "ours")[PATH]
     for found, allowed in ((POD, False), ({**POD, "spec": {"containers": []}}, True)):
         server.answer = lambda _, connection, request, it=found: reply(connection, 200, it)
         answer = admit.handle(json.dumps(review()).encode())
@@ -89,12 +89,12 @@ def test_the_endpoint_answers_reviews(
 
 
 def test_only_callers_with_a_client_certificate_get_information_about_pods(
-    server: Server, look_up: LookUp
+    server: Server, read_pod: ReadPod
 ) -> None:
     server.answer = lambda _, connection, request: reply(connection, 200, POD)
     body = json.dumps(review()).encode()
     request = HttpRequest("POST", PATH, "application/json", body)
-    served = routes(look_up, "Fail", "ours")
+    served = routes(read_pod, "Fail", "ours")
     refused = dispatch(served, request)
     assert refused.status == 403
     assert b"client certificate" in refused.body

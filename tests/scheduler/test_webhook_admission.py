@@ -14,7 +14,7 @@ from agent.model.pod.apiobjects import ApiPod
 from agent.scheduler import webhook
 from agent.scheduler.webhook import (
     FailurePolicy,
-    LookUpError,
+    PodReadError,
     ReviewError,
     binding_verdict,
     decode,
@@ -43,25 +43,25 @@ def pod(
 
 def response_to(
     review_: Object,
-    result: ApiPod | LookUpError | None = None,
+    result: ApiPod | PodReadError | None = None,
     on_failure: FailurePolicy = "Fail",
 ) -> Object:
     """The decoded JSON of the response."""
-    look_ups: list[tuple[str, str]] = []
+    reads: list[tuple[str, str]] = []
 
-    def look_up(namespace: str, name: str) -> ApiPod | None:
-        look_ups.append((namespace, name))
-        if isinstance(result, LookUpError):
+    def read_pod(namespace: str, name: str) -> ApiPod | None:
+        reads.append((namespace, name))
+        if isinstance(result, PodReadError):
             raise result
         return result
 
     request = decode(json.dumps(review_).encode())
-    answer = json.loads(encode(request.uid, binding_verdict(request, look_up, on_failure)))
+    answer = json.loads(encode(request.uid, binding_verdict(request, read_pod, on_failure)))
     assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     assert answer["response"]["uid"] == review_["request"]["uid"]
-    assert look_ups in ([], [("gpu", "p")])
+    assert reads in ([], [("gpu", "p")])
     response: Object = answer["response"]
-    response["pod_was_read"] = bool(look_ups)
+    response["pod_was_read"] = bool(reads)
     return response
 
 
@@ -162,7 +162,7 @@ def test_the_name_of_the_pod_may_be_only_in_the_body() -> None:
 
 
 def test_the_binding_of_a_missing_pod_is_rejected() -> None:
-    """The pod may be created between the look-up and the Binding."""
+    """The pod may be created between the read and the Binding."""
     for policy in ("Fail", "Ignore"):
         response = response_to(review(), None, policy)
         assert response["allowed"] is False
@@ -171,7 +171,7 @@ def test_the_binding_of_a_missing_pod_is_rejected() -> None:
 
 
 def test_the_failure_policy_applies_if_the_pod_cannot_be_read() -> None:
-    error = LookUpError("GET /api/v1/x: 500 etcd is unavailable")
+    error = PodReadError("GET /api/v1/x: 500 etcd is unavailable")
     refused = response_to(review(), error, "Fail")
     assert refused["allowed"] is False
     assert refused["status"]["code"] == 503

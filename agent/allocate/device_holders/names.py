@@ -55,7 +55,7 @@ _CLAIM: Final = r"gpu\.nvidia\.com|k8s\.gpu\.nvidia\.com/(device|claim)"
 
 _NUMBER: Final = re.compile(r"(?:gpu|mig)?\d+(?::\d+)?(?:::.*)?")
 
-_NOT_OURS: Final = "is not a device that is counted here"
+_NOT_COUNTED: Final = "is not a device that is counted here"
 
 ROWS: Final = (
     Row(r".*", r"(GPU-[^:]+)::(.+)", r"\1", Form.REPLICA, r"\2"),
@@ -73,8 +73,8 @@ ROWS: Final = (
     Row(r".*", r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])", r"\1"),
     Row(r"rdma/.*", r".*", why="opens a shared RDMA device, which others may use too"),
     Row(r".*", r"((dfl|intel-fpga)-port\.\d+)", r"/dev/\1"),
-    Row(r".*", r"(index|minor):.*", why=_NOT_OURS),
-    Row(r".*", r"(.*)", r"\1", why=_NOT_OURS),
+    Row(r".*", r"(index|minor):.*", why=_NOT_COUNTED),
+    Row(r".*", r"(.*)", r"\1", why=_NOT_COUNTED),
 )
 """The last row matches every name. Resources can be renamed, so a UUID means its card under every
 resource name."""

@@ -80,4 +80,4 @@ class Measures(msgspec.Struct, frozen=True, order=True):
     def no_worse_than(self, other: Measures) -> bool:
         """Whether no measure is worse."""
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
-        return all(ours <= theirs for ours, theirs in pairs)
+        return all(value <= of_other for value, of_other in pairs)

@@ -110,18 +110,18 @@ def pod_visibility(
     for pod in pods:
         try:
             by_type = allocated_devices(pod.annotations)
-            ours = {
+            managed = {
                 kind: sorted(devices, key=_device_order)
                 for kind, devices in by_type.items()
-                if devices and _is_ours(kind, devices, files)
+                if devices and _is_managed(kind, devices, files)
             }
-            if by_type and not ours:
+            if by_type and not managed:
                 answers[pod.uid] = PodVisibility(Visibility())
-            if not ours or (DeviceType.GPU in ours and files.cards is None):
+            if not managed or (DeviceType.GPU in managed and files.cards is None):
                 continue
             matched = {
                 kind: [_matched(kind, device, files) for device in devices]
-                for kind, devices in ours.items()
+                for kind, devices in managed.items()
             }
         except (AnnotationError, _RefusedError) as error:
             answers[pod.uid] = PodVisibility(Visibility(refused=str(error)))
@@ -147,7 +147,7 @@ def _device_order(device: AllocatedDevice) -> tuple[int, str]:
     return device.minor, device.id
 
 
-def _is_ours(kind: str, devices: Sequence[AllocatedDevice], files: DeviceFiles) -> bool:
+def _is_managed(kind: str, devices: Sequence[AllocatedDevice], files: DeviceFiles) -> bool:
     """Whether the devices are ones that Topolet manages. Other vendors' GPUs have the same resource
     names: ids of this node's cards are never theirs, and on a node without such cards, devices
     without a vendor are theirs."""

@@ -227,10 +227,10 @@ const showDecision = answer => {
 const drawSelected = async () => {
   const {node, pod, decision} = Address.read();
   if (!node && !pod && !decision) { shownDetail = ''; Detail.hide(); return; }
-  const asked = location.hash;
+  const hash = location.hash;
   const answer = await post('/page/detail', node ? {node} : decision ? {decision: Number(decision) || 0} : {pod});
-  if (location.hash !== asked) return;
-  const text = asked + JSON.stringify(answer);
+  if (location.hash !== hash) return;
+  const text = hash + JSON.stringify(answer);
   if (text === shownDetail) return;
   const explained = answer && answer.pod && shownDetail.includes('"explanation":') && Detail.key === `pod ${pod}`;
   if (explained) return;
@@ -262,10 +262,10 @@ let asking = 0;
 const askNow = async () => {
   const turn = asking += 1;
   do {
-    const asked = JSON.stringify(view);
-    const answer = await post('/page/state', {...view, revision: asked === askNow.asked ? revision : ''});
+    const query = JSON.stringify(view);
+    const answer = await post('/page/state', {...view, revision: query === askNow.query ? revision : ''});
     if (turn !== asking) return;
-    askNow.asked = asked;
+    askNow.query = query;
     const drawn = performance.now();
     draw(answer);
     performance.measure('topolet-frame', {start: drawn, end: performance.now()});

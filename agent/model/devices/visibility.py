@@ -87,7 +87,7 @@ def split(value: str) -> list[str]:
     return [name for each in value.split(",") if (name := each.strip())]
 
 
-Unasked: TypeAlias = Literal["leave", "hide", "deny"]
+UnrequestedGpus: TypeAlias = Literal["leave", "hide", "deny"]
 """For a container without an allocated GPU. `leave`: its request is not changed. `hide`: it sees no
 GPU unless its request names some, it serves the node's devices or is privileged; `all` is refused
 beside another pod's GPU, except in the namespaces of NodeVisibility.monitors. `deny`: it sees no
@@ -164,7 +164,7 @@ class NodeVisibility(msgspec.Struct, frozen=True, omit_defaults=True):
     """What hooks need to know about the node's devices."""
 
     held: tuple[NodeDevice, ...] = ()
-    unasked: Unasked = "leave"
+    unrequested_gpus: UnrequestedGpus = "leave"
     cdi_kind: str = ""
     """A request that names no GPU yet gets CDI names of this kind (`nvidia.com/gpu`), or UUIDs in
     its environment if this is empty."""
@@ -177,6 +177,6 @@ class NodeVisibility(msgspec.Struct, frozen=True, omit_defaults=True):
     def checks_all(self) -> bool:
         """Whether a container without a decision must be checked, because it may name devices of
         other pods or mount their files."""
-        return self.unasked != "leave" or any(
+        return self.unrequested_gpus != "leave" or any(
             each.holders and (each.is_gpu or each.nodes) for each in self.held
         )

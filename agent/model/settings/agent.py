@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from agent.model.devices.visibility import Unasked
+from agent.model.devices.visibility import UnrequestedGpus
 from agent.model.settings.options import (
     HOLD_SECONDS,
     HOOK_FAILURE_POLICY,
@@ -202,8 +202,8 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "it, their memory nodes do not change on cgroup v2, which always moves pages"
         ),
     ] = False
-    unasked_gpus: Annotated[
-        Unasked,
+    unrequested_gpus: Annotated[
+        UnrequestedGpus,
         msgspec.Meta(
             description="containers without an allocated GPU. leave: they stay unchanged; hide: "
             "they see no GPU unless the request names one, whatever the image names, except device "
@@ -215,8 +215,8 @@ class AgentSettings(KubeletStateSettings, frozen=True):
     gpu_monitor_namespaces: Annotated[
         str,
         msgspec.Meta(
-            description="namespaces, separated by commas, of monitoring pods: under unasked-gpus "
-            "hide, their requests may name `all` GPUs while other pods hold some"
+            description="namespaces, separated by commas, of monitoring pods: under "
+            "unrequested-gpus hide, their requests may name `all` GPUs while other pods hold some"
         ),
     ] = "gpu-operator,kube-system"
     gpu_cdi_kind: Annotated[

@@ -176,8 +176,8 @@ class ExtenderHandlers:
         self._bind = bind
         self._pod_infos = pod_infos
         self._preempt = preempt
-        ours = Needs.CPUS | Needs.DEVICES | Needs.LISTED
-        self._best_only = ours if best_only else Needs.NOTHING
+        best_of = Needs.CPUS | Needs.DEVICES | Needs.LISTED
+        self._best_only = best_of if best_only else Needs.NOTHING
         self._cache = cache
         self._placing = placing
 
