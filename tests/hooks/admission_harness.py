@@ -60,12 +60,12 @@ class AdmissionHarness:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, policy: str = DEFAULT_POLICY) -> None:
         self._now = 1000.0
         monkeypatch.setattr("time.monotonic", lambda: self._now)
-        self._snapshots = _Snapshots()
+        self.snapshots = _Snapshots()
         self.notifier = _Notifier()
         self.grants = Grants()
         self.records: list[Record] = []
         self.admission = Admission(
-            self._snapshots,
+            self.snapshots,
             self.notifier,
             self.grants,
             failure_policy.parse_policies(policy),
@@ -79,11 +79,11 @@ class AdmissionHarness:
         """The agent publishes the snapshot of a pass that begins now; None: its file is away."""
         if snapshot is not None:
             snapshot = msgspec.structs.replace(snapshot, listed_at=time.monotonic_ns())
-        self._snapshots.snapshot = snapshot
+        self.snapshots.snapshot = snapshot
 
     def publish_earlier(self, snapshot: Snapshot) -> None:
         """The agent publishes the snapshot of a pass that began before everything here."""
-        self._snapshots.snapshot = msgspec.structs.replace(snapshot, listed_at=0)
+        self.snapshots.snapshot = msgspec.structs.replace(snapshot, listed_at=0)
 
     def notifications(self) -> list[Notification]:
         """The notifications since the last call."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import msgspec
 import pytest
 
@@ -10,7 +13,6 @@ from agent.hooks.requests import (
     UNCHANGED,
     Changes,
     CreateContainer,
-    Creation,
     Unread,
 )
 from agent.model.linux_resources import CpuQuota, LinuxResources
@@ -204,34 +206,66 @@ def test_the_values_that_a_creation_replaces_are_reported(harness: AdmissionHarn
     )
 
 
-def sharer_before_owner(harness: AdmissionHarness) -> tuple[Creation, Creation]:
-    harness.publish(EMPTY)
-    sharer, owner = harness.creation(container("ls", "LS")), harness.creation(OWN)
-    assert harness.create(sharer) == Changes(LinuxResources("0-3"))
-    harness.publish(OWNED)
-    assert harness.create(owner) == Wait()
-    harness.publish(OWNED)
-    assert harness.create(owner) == Wait(), "the pass began before the container existed"
-    return sharer, owner
+def creation(harness: AdmissionHarness) -> Callable[[str], None]:
+    """A container that shares all CPUs is being created. Returns what ends that."""
+    creation = harness.creation(container("ls", "LS"))
+    assert harness.create(creation) == Changes(LinuxResources("0-3"))
+    return partial(harness.admission.created, creation)
 
 
-@pytest.mark.parametrize("container_id", ["c-ls", ""], ids=["created", "failed"])
-def test_an_owner_waits_for_a_creation_until_a_pass_after_its_end(
-    harness: AdmissionHarness, container_id: str
+def unhooked(harness: AdmissionHarness, *, read: bool) -> Callable[[str], None]:
+    creation = harness.creation(container("ls", "LS")) if read else None
+    if creation is not None:
+        harness.create(creation)
+    answer = harness.admission.unhooked(CREATE, creation, "too_large", "9 bytes")
+    assert isinstance(answer, Unread)
+    assert harness.outcomes.failed_open == {(CREATE, "LS" if read else "", "too_large"): 1}
+    return partial(harness.admission.created, answer)
+
+
+def start(harness: AdmissionHarness) -> Callable[[str], None]:
+    number = harness.admission.start()
+    return lambda _: harness.admission.started(number)
+
+
+@pytest.mark.parametrize(
+    ("begin", "container_id", "notification"),
+    [
+        (creation, "c-ls", Created("c-ls", LinuxResources(shares=512), LIMITS)),
+        (creation, "", SnapshotRequest()),
+        (partial(unhooked, read=False), "c-ls", SnapshotRequest()),
+        (partial(unhooked, read=True), "c-ls", SnapshotRequest()),
+        (start, "", CHANGE),
+    ],
+    ids=["creation", "failed creation", "unread creation", "unhooked creation", "start"],
+)
+def test_an_owner_waits_while_another_container_may_get_its_cpus(
+    harness: AdmissionHarness,
+    begin: Callable[[AdmissionHarness], Callable[[str], None]],
+    container_id: str,
+    notification: object,
 ) -> None:
-    sharer, owner = sharer_before_owner(harness)
+    """It waits for a pass that begins after the end."""
+    harness.publish(EMPTY)
+    end = begin(harness)
+    for _ in range(2):
+        harness.publish(OWNED)
+        owner, sharer = harness.creation(OWN), harness.creation(container("p", "LS"))
+        assert harness.create(owner) == Wait()
+        assert harness.create(sharer) == POOL, "no other pod waits for it"
     harness.notifications()
-    harness.admission.created(sharer, container_id)
-    (notification,) = harness.notifications()
-    assert isinstance(notification, Created if container_id else SnapshotRequest)
-    assert harness.create(owner) == Wait()
+    end(container_id)
+    assert harness.notifications() == [notification]
+    assert harness.create(owner) == Wait(), "the agent may have read it before"
     harness.publish(OWNED)
-    assert harness.create(owner) == CPU_1
+    assert harness.create(owner) == CPU_1, "nor for a creation on other CPUs"
 
 
 def test_an_owner_does_not_wait_for_a_removed_container(harness: AdmissionHarness) -> None:
-    sharer, owner = sharer_before_owner(harness)
-    harness.admission.created(sharer, "c-ls")
+    harness.publish(EMPTY)
+    creation(harness)("c-ls")
+    harness.publish_earlier(OWNED)
+    owner = harness.creation(OWN)
     harness.admission.removed("another")
     assert harness.create(owner) == Wait()
     harness.admission.removed("c-ls")
@@ -239,79 +273,41 @@ def test_an_owner_does_not_wait_for_a_removed_container(harness: AdmissionHarnes
 
 
 def test_the_refusal_of_an_owner_names_the_creation(harness: AdmissionHarness) -> None:
-    _, owner = sharer_before_owner(harness)
+    harness.publish(EMPTY)
+    creation(harness)
+    harness.publish(OWNED)
+    owner = harness.creation(OWN)
     harness.wait(LATE)
     answer = harness.create(owner)
     assert isinstance(answer, Refuse)
     assert "a new container of pod ns/ls may hold one of CPUs 1" in answer.message
 
 
-def test_an_owner_waits_for_a_pass_after_the_frontends_start(harness: AdmissionHarness) -> None:
-    harness.publish_earlier(OWNED)
-    assert harness.create(harness.creation(OWN)) == Wait()
-    harness.publish(OWNED)
-    assert harness.create(harness.creation(OWN)) == CPU_1
-
-
-def test_an_owner_waits_for_a_pass_after_missed_creations(harness: AdmissionHarness) -> None:
-    harness.publish(OWNED)
-    harness.admission.creations_missed()
-    assert harness.notifications() == [SnapshotRequest()]
-    creation = harness.creation(OWN)
-    assert harness.create(creation) == Wait()
-    assert harness.grants.all(None)[-1].title == "a container that was created without a hook"
-    harness.publish(OWNED)
-    assert harness.create(creation) == CPU_1
-
-
-@pytest.mark.parametrize("read", [False, True], ids=["unread", "read"])
-def test_an_owner_waits_for_a_creation_that_passed_unhooked(
-    harness: AdmissionHarness, read: bool
-) -> None:
-    harness.publish(EMPTY)
-    creation = harness.creation(container("p", "LS"))
-    if read:
-        harness.create(creation)
-    unhooked = harness.admission.unhooked(
-        CREATE, creation if read else None, "too_large", "9 bytes"
-    )
-    assert isinstance(unhooked, Unread)
-    harness.publish_earlier(OWNED)
-    owner = harness.creation(OWN)
-    assert harness.create(owner) == Wait()
-    harness.notifications()
-    harness.admission.created(unhooked, "c")
-    assert harness.notifications() == [SnapshotRequest()]
-    harness.publish(OWNED)
-    assert harness.create(owner) == CPU_1
-    class_ = "LS" if read else ""
-    assert harness.outcomes.failed_open == {(CREATE, class_, "too_large"): 1}
-
-
-def test_an_owner_waits_for_a_start_that_began_before_its_snapshot(
+def test_an_owner_waits_for_a_pass_after_creations_that_the_frontend_missed(
     harness: AdmissionHarness,
 ) -> None:
-    harness.publish(EMPTY)
-    number = harness.admission.start()
-    harness.publish(OWNED)
-    owner, sharer = harness.creation(OWN), harness.creation(container("p", "LS"))
+    """Before its start, or while it was not called."""
+    owner = harness.creation(OWN)
+    harness.publish_earlier(OWNED)
     assert harness.create(owner) == Wait()
-    assert harness.create(sharer) == POOL, "no other pod waits for it"
+    harness.publish(OWNED)
+    assert harness.create(harness.creation(OWN)) == CPU_1
     harness.notifications()
-    harness.admission.started(number)
-    assert harness.notifications() == [CHANGE], "the agent may have read it before"
+    harness.admission.creations_missed()
+    assert harness.notifications() == [SnapshotRequest()]
     assert harness.create(owner) == Wait()
+    assert harness.grants.all(None)[-1].title == "a container that was created without a hook"
     harness.publish(OWNED)
-    assert harness.create(owner) == CPU_1, "nor for a creation on other CPUs"
+    assert harness.create(owner) == CPU_1
 
 
 def test_an_owner_does_not_wait_for_a_start_with_the_values_of_its_snapshot(
     harness: AdmissionHarness,
 ) -> None:
     harness.publish(OWNED)
-    number = harness.admission.start()
+    end = start(harness)
     assert harness.create(harness.creation(OWN)) == CPU_1
-    harness.admission.started(number)
+    end("")
     assert harness.notifications() == []
 
 

@@ -4,19 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.hooks import cpuset, cri
+from agent.hooks import cpuset
 from agent.hooks.cpuset import CpuGrant, Keep, Override
-from agent.hooks.cri import create_container, update_container
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.pools import Pool, Pools
-from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, CpuQuota, LinuxResources
+from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import PodAnnounced
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Wait
-from agent.proto import cri_pb2 as pb
 
 OWN = Wanted(LinuxResources("1", quota=NO_QUOTA), exclusive=True)
 
@@ -450,99 +448,6 @@ def test_update_of_an_unknown_container_waits_and_then_loses_owned_cpus_only() -
 def test_update_that_requests_only_owned_cpus_changes_no_cpuset() -> None:
     assert (
         cpuset.without_owners(UpdateContainer("new", LinuxResources("1")), snapshot()) == override()
-    )
-
-
-def test_only_a_wrong_cpuset_is_rewritten() -> None:
-    message = pb.CreateContainerRequest()
-    message.config.linux.resources.cpuset_cpus = "1"
-    raw = message.SerializeToString()
-    parsed = create_container(raw)
-    assert cri.create_request_with(raw, cpuset.changes(parsed, override(1))) is None
-    assert (
-        cri.create_request_with(raw, cpuset.changes(parsed, override(2)))
-        == raw + bytes.fromhex("12077a050a033201") + b"2"
-    )
-
-
-@pytest.mark.parametrize(
-    ("limits", "kept"),
-    [
-        (NO_RESOURCES, ("mems", "shares", "quota", "memory_limit_bytes")),
-        (
-            LinuxResources(shares=512, quota=CpuQuota(50_000)),
-            ("mems", "shares", "memory_limit_bytes"),
-        ),
-        (LinuxResources(mems="0", memory_limit_bytes=5), ("shares", "quota")),
-    ],
-)
-def test_fields_that_a_rewrite_keeps(limits: LinuxResources, kept: tuple[str, ...]) -> None:
-    message = pb.CreateContainerRequest()
-    message.config.linux.resources.cpu_shares = 512
-    parsed = create_container(message.SerializeToString())
-    wanted = Wanted(LinuxResources("1").over(limits))
-    assert cpuset.changes(parsed, Override(wanted)).resources.unset == kept
-    assert cpuset.changes(parsed, Keep()).resources == NO_RESOURCES
-
-
-@pytest.mark.parametrize(
-    ("cpuset_", "wanted", "expected"),
-    [
-        ((5_000, 10_000), 50_000, (5_000, 10_000)),
-        ((5_000, 10_000), 20_000, (20_000, 100_000)),
-        ((0, 10_000), 20_000, (20_000, 100_000)),
-        ((0, 10_000), -1, (0, 10_000)),
-        ((50_000, 0), 50_000, (50_000, 0)),
-    ],
-)
-def test_quota_has_its_own_period(
-    cpuset_: tuple[int, int], wanted: int, expected: tuple[int, int]
-) -> None:
-    update = pb.UpdateContainerResourcesRequest()
-    update.linux.cpu_quota, update.linux.cpu_period = cpuset_
-    raw = update.SerializeToString()
-    answer = Override(Wanted(LinuxResources("1", quota=CpuQuota(wanted))))
-    updated = cri.update_request_with(raw, cpuset.changes(update_container(raw), answer))
-    linux = pb.UpdateContainerResourcesRequest.FromString(updated or b"").linux
-    assert (linux.cpu_quota, linux.cpu_period) == expected
-
-
-@pytest.mark.parametrize(
-    ("cpuset_", "lift", "expected"),
-    [(5000, True, -1), (5000, False, 5000), (0, True, 0), (-1, True, -1)],
-)
-def test_only_a_limit_is_lifted_and_only_with_exclusive_cpus(
-    cpuset_: int, lift: bool, expected: int
-) -> None:
-    create, update = pb.CreateContainerRequest(), pb.UpdateContainerResourcesRequest()
-    create.config.linux.resources.cpu_quota = update.linux.cpu_quota = cpuset_
-    create.config.linux.resources.cpu_period = update.linux.cpu_period = 100_000
-    answer = override(1, own=lift)
-    raw = create.SerializeToString()
-    created = cri.create_request_with(raw, cpuset.changes(create_container(raw), answer))
-    raw = update.SerializeToString()
-    updated = cri.update_request_with(raw, cpuset.changes(update_container(raw), answer))
-    for resources in (
-        pb.CreateContainerRequest.FromString(created or b"").config.linux.resources,
-        pb.UpdateContainerResourcesRequest.FromString(updated or b"").linux,
-    ):
-        assert (resources.cpu_quota, resources.cpu_period) == (expected, 100_000)
-        assert resources.cpuset_cpus == "1"
-
-
-def test_quota_is_lifted_for_owners_and_for_exclusive_grants() -> None:
-    snap = snapshot(containers={"c1": OWN, "c2": Wanted(LinuxResources("0"))})
-    assert cpuset.create(request("own", "LSE", "1"), snap, []) == override(1, own=True)
-    assert cpuset.update(UpdateContainer("c1", NO_RESOURCES), snap, None) == override(1, own=True)
-    assert cpuset.update(UpdateContainer("c2", NO_RESOURCES), snap, None) == override(0, own=False)
-    granted = CpuGrant(
-        "own",
-        "pod ns/own",
-        CpuSet([2]),
-        Wanted(LinuxResources("2", quota=NO_QUOTA), exclusive=True),
-    )
-    assert cpuset.update(UpdateContainer("new", NO_RESOURCES), snap, granted) == override(
-        2, own=True
     )
 
 

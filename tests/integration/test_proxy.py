@@ -162,17 +162,6 @@ def test_without_the_agent_no_known_owners_cpu_is_given_to_others(both: TestNode
     assert both.cpus(lse) == "1"
 
 
-def test_an_overlap_that_began_without_the_agent_ends_when_the_agent_starts(both: TestNode) -> None:
-    _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
-    both.kill_agent()
-    _, ls = run_pod(both.direct, both.spec("ls", "LS"))
-    assert both.cpus(ls) == "0-1"
-    both.start_agent(NO_FULL_PASS)
-    eventually("the CPUs do not overlap", lambda: both.cpus(ls) == "0")
-    assert both.cpus(lse) == "1"
-    assert both.metric("topolet_cpu_overlaps_total") == 1
-
-
 POINTS = ("sandbox", "create", "start", "end")
 
 

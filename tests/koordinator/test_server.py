@@ -14,16 +14,13 @@ import msgspec
 import pytest
 
 from agent.host.locks import LockedError
-from agent.koordinator import server, service
+from agent.koordinator import server
 from agent.koordinator.server import HookServer
 from agent.model.devices.visibility import MOUNT_ROOT, DeviceNode, Visibility
-from agent.model.linux_resources import NO_QUOTA, LinuxResources
-from agent.model.notifications import Created, PodAnnounced, Resized, SnapshotRequest
+from agent.model.notifications import Created, PodAnnounced, SnapshotRequest
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
-from agent.model.pod.qos import QoS
-from agent.model.snapshot import PodWanted, Snapshot, Wanted
 from agent.proto import koordinator_hooks_pb2 as pb
-from tests.hooks.snapshots import CARD, EMPTY, OWNED, WITH_DEVICES
+from tests.hooks.snapshots import CARD, OWNED, WITH_DEVICES
 from tests.koordinator.harness import ServerHarness, container
 from tests.waiting import eventually
 
@@ -45,14 +42,6 @@ def long_hold(tmp_path: Path) -> Iterator[ServerHarness]:
 def status_of(error: pytest.ExceptionInfo[grpc.RpcError]) -> tuple[grpc.StatusCode, str]:
     assert isinstance(error.value, grpc.Call)
     return error.value.code(), error.value.details() or ""
-
-
-def with_owner(uid: str, cpus: str) -> Snapshot:
-    """OWNED, and the agent has decided that this pod owns these CPUs."""
-    wanted = PodWanted(
-        f"ns/{uid}", QoS.LSE, Wanted(LinuxResources(cpus, quota=NO_QUOTA), exclusive=True)
-    )
-    return msgspec.structs.replace(OWNED, pods={**OWNED.pods, uid: wanted})
 
 
 def test_a_sandbox_is_announced_to_the_agent(harness: ServerHarness) -> None:
@@ -131,25 +120,6 @@ def test_an_update_without_resources_is_passed(harness: ServerHarness) -> None:
     assert harness.container("PreUpdateContainerResources", old).ByteSize() == 0
 
 
-@pytest.mark.parametrize(("shares", "notifications"), [(None, 1), (512, 0)])
-def test_a_resize_is_reported_unless_it_repeats_the_agents_values(
-    harness: ServerHarness, shares: int | None, notifications: int
-) -> None:
-    """koord-runtime-proxy repeats in every update the container's values, including the agent's
-    shares."""
-    wanted = Wanted(LinuxResources("1", shares=shares, quota=NO_QUOTA), exclusive=True)
-    harness.publish(
-        msgspec.structs.replace(OWNED, cpu_policy="static", containers={"c-own": wanted})
-    )
-    harness.container("PreUpdateContainerResources", container("own", container_id="c-own"))
-    received = harness.notifications()
-    assert len(received) == notifications
-    assert all(
-        isinstance(notification, Resized) and notification.requested.shares == 512
-        for notification in received
-    )
-
-
 @pytest.mark.parametrize("hook", ["PostStopContainer", "PostStopPodSandbox"])
 def test_the_end_of_a_container_notifies_the_agent(harness: ServerHarness, hook: str) -> None:
     if hook == "PostStopContainer":
@@ -178,47 +148,6 @@ def test_a_cancelled_call_is_not_held(long_hold: ServerHarness) -> None:
     eventually("it is held", lambda: long_hold.metric("topolet_hook_server_waiting_calls") == 1)
     call.cancel()
     eventually("it is dropped", lambda: long_hold.metric("topolet_hook_server_waiting_calls") == 0)
-
-
-def test_an_owner_waits_for_a_creation_on_its_cpus(harness: ServerHarness) -> None:
-    """The LS container was admitted with the whole pool before the owner was known. Its failed
-    creation would not be reported, so it counts as ended after a while."""
-    harness.publish(EMPTY)
-    harness.container("PreCreateContainer", container("any", "LS"))
-    harness.publish(with_owner("new", "2"))
-    with pytest.raises(grpc.RpcError) as error:
-        harness.container("PreCreateContainer", container("new", "LSE", "2"))
-    assert "a new container of pod ns/any may hold one of CPUs 2" in status_of(error)[1]
-    harness.container("PreStartContainer", container("any", "LS", container_id="c1"))
-    harness.publish(with_owner("new", "2"))
-    reply = harness.container("PreCreateContainer", container("new", "LSE", "2"))
-    assert reply.container_resources.cpuset_cpus == "2"
-
-
-@pytest.mark.parametrize("end", ["after a while", "created again", "pod stopped"])
-def test_a_failed_creation_does_not_block_others_forever(
-    harness: ServerHarness, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    monkeypatch.setattr(service, "SETTLE_SECONDS", 0.0 if end == "after a while" else 1000.0)
-    harness.publish(EMPTY)
-    harness.container("PreCreateContainer", container("any", "LS"))
-    if end == "created again":
-        harness.publish(OWNED)
-        harness.container("PreCreateContainer", container("any", "LS"))
-        harness.container("PreStartContainer", container("any", "LS", container_id="c2"))
-    elif end == "pod stopped":
-        harness.sandbox("PostStopPodSandbox", "any")
-
-    def retry() -> bool:
-        """Creates the container again, as a kubelet does, after another pass of the agent."""
-        harness.publish(with_owner("new", "2"))
-        try:
-            reply = harness.container("PreCreateContainer", container("new", "LSE", "2"))
-        except grpc.RpcError:
-            return False
-        return reply.container_resources.cpuset_cpus == "2"
-
-    eventually("the owner gets its CPUs", retry)
 
 
 @pytest.mark.parametrize("hook", server.HOOKS)

@@ -14,12 +14,8 @@ from agent.koordinator.messages import ContainerRef
 from agent.koordinator.service import HookService, KoordinatorHooks, RuntimeHookCall
 from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodAnnounced
-from agent.model.settings.failure_policy import CREATE, RUN, Deadlines
 from agent.model.verdict import Code, Refuse, Wait
 from agent.proto import koordinator_hooks_pb2 as pb
-from tests.hooks.admission_harness import AdmissionHarness, pod
-from tests.hooks.admission_harness import container as requested
-from tests.hooks.snapshots import OWNED
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 
@@ -190,26 +186,3 @@ def test_hooks_are_called_one_at_a_time() -> None:
     for thread in threads:
         thread.join(DEADLINE_SECONDS)
     assert [cpuset(each) for each in answers] == ["1"] * 16
-
-
-@pytest.mark.parametrize("budget_seconds", [None, 3.0])
-def test_a_call_waits_until_the_deadline_of_its_hook_or_of_its_caller(
-    monkeypatch: pytest.MonkeyPatch, budget_seconds: float | None
-) -> None:
-    harness = AdmissionHarness(monkeypatch)
-    harness.publish(OWNED)
-    hooks = KoordinatorHooks(harness.admission, Deadlines(9.0, {RUN: 1.0, CREATE: 5.0}))
-
-    def waits(decide: Callable[[RuntimeHookCall], Verdict], seconds: float) -> None:
-        call = RuntimeHookCall(time.monotonic(), budget_seconds)
-        seconds = min(seconds, budget_seconds or seconds)
-        for step in (0.0, seconds - 0.1):
-            harness.wait(step)
-            assert decide(call) == Wait()
-        harness.wait(0.2)
-        assert decide(call) != Wait()
-
-    waits(lambda call: hooks.pod_announced(call, pod("p")), 1.0)
-    waits(lambda call: hooks.create(call, requested("new", "LSE", "2")), 5.0)
-    unknown = UpdateContainer("unknown", LinuxResources("0-1"))
-    waits(lambda call: hooks.update(call, unknown), 9.0)

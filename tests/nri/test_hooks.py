@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from agent.hooks.cpuset import CpuGrant
-from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
+from agent.hooks.requests import CreateContainer, UpdateContainer, Verdict
+from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, CpuQuota, LinuxResources
 from agent.model.notifications import (
+    ContainerFailed,
     Created,
     PodAnnounced,
     Resized,
     SnapshotRequest,
 )
 from agent.model.pod.qos import QoS
+from agent.model.settings.failure_policy import Deadlines
 from agent.model.snapshot import PodWanted, Wanted
-from agent.model.verdict import Code
+from agent.model.verdict import Code, Wait
+from agent.nri.conflicts import Conflicts
+from agent.nri.containers import Containers
+from agent.nri.hooks import NriHooks
+from agent.nri.messages import NriContainer
+from agent.nri.service import PluginCall
 from agent.proto import nri_pb2 as pb
+from tests.hooks.admission_harness import AdmissionHarness
+from tests.hooks.admission_harness import container as requested
 from tests.hooks.snapshots import EMPTY, OWNED, WITH_DEVICES
 from tests.nri.fake import refusal
 from tests.nri.harness import PluginHarness, container, pod
@@ -81,35 +91,10 @@ def test_an_owner_gets_its_cpus_and_other_pods_get_the_pool(harness: PluginHarne
     assert harness.create(container("d", "p"), pod("p", "LS")) == "0,2-3"
 
 
-def test_an_owner_without_a_decision_is_refused_in_time_and_others_continue(tmp_path: Path) -> None:
-    """It is refused at half of the runtime's timeout, even if the hold time is longer."""
-    harness = PluginHarness(tmp_path)
-    harness.runtime.accept()
-    harness.runtime.configure(request_timeout=200)
-    harness.runtime.synchronize()
-    status = harness.runtime.response(harness.begin_create(container("c", "own"), OWN)).status
-    assert status.code == Code.UNAVAILABLE
-    assert "pod ns/own: no CPUs after 0.1 s: the agent has written no snapshot" in status.message
-    assert harness.create(container("d", "p"), pod("p")) == ""
-    harness.close()
-
-
 def test_an_update_keeps_the_wanted_cpus_and_its_other_fields(harness: PluginHarness) -> None:
     it = container("c-own", "own", "1")
     assert harness.update(it, OWN, cpus="0-3", shares=300) == "1"
     assert harness.update(it, OWN) == "1"
-
-
-def test_a_resize_is_reported_and_the_agents_own_change_is_not(harness: PluginHarness) -> None:
-    batch = Wanted(LinuxResources("0,2-3", shares=77))
-    harness.publish(
-        msgspec.structs.replace(OWNED, containers={"c": batch, "d": batch}, cpu_policy="static")
-    )
-    harness.notifications()
-    harness.update(container("c", "p"), pod("p"), cpus="0,2-3", shares=77)
-    assert not harness.notifications()
-    harness.update(container("c", "p"), pod("p"), shares=300)
-    assert Resized("c", LinuxResources(shares=300)) in harness.notifications()
 
 
 def test_synchronisation_corrects_wrong_containers(unregistered: PluginHarness) -> None:
@@ -452,3 +437,77 @@ def test_the_allocated_card_replaces_the_plugins(harness: PluginHarness) -> None
     status = harness.runtime.response(harness.runtime.begin("CreateContainer", event)).status
     assert status.code == Code.UNAVAILABLE
     assert "this frontend can't change removed_cdi_devices" in status.message
+
+
+class AdmissionOnly(AdmissionHarness):
+    """The hooks without a runtime; they hold a call for 9 s."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        conflicts = Conflicts("10-topolet", lambda: ())
+        self.hooks = NriHooks(
+            self.admission, Deadlines(9.0), self.snapshots, Containers(), conflicts
+        )
+
+    def call(
+        self, request: CreateContainer | UpdateContainer, budget_seconds: float = 60.0
+    ) -> PluginCall:
+        return PluginCall(
+            NriContainer("c", "p", "ns/p main", NO_RESOURCES), request, budget_seconds
+        )
+
+
+@pytest.mark.parametrize("budget_seconds", [60.0, 3.0])
+def test_a_call_waits_until_the_deadline_of_its_hook_or_of_the_runtime(
+    monkeypatch: pytest.MonkeyPatch, budget_seconds: float
+) -> None:
+    it = AdmissionOnly(monkeypatch)
+    it.publish(OWNED)
+
+    def waits(decide: Callable[[PluginCall], Verdict], call: PluginCall) -> None:
+        for step in (0.0, min(9.0, budget_seconds) - 0.1):
+            it.wait(step)
+            assert decide(call) == Wait()
+        it.wait(0.2)
+        assert decide(call) != Wait()
+
+    waits(it.hooks.create, it.call(requested("new", "LSE", "2"), budget_seconds))
+    unknown = UpdateContainer("unknown", LinuxResources("0-1"))
+    waits(it.hooks.update, it.call(unknown, budget_seconds))
+
+
+def test_a_held_creation_of_an_ended_session_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = AdmissionOnly(monkeypatch)
+    it.publish(msgspec.structs.replace(EMPTY, cpu_policy="static"))
+    call = it.call(requested("g", "Guaranteed", shares=1024))
+    assert it.hooks.create(call) == Wait()
+    it.notifications()
+    it.hooks.abandoned(call)
+    assert it.notifications() == [ContainerFailed("g", "main")]
+
+
+def test_an_ended_container_has_no_cpus_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = AdmissionOnly(monkeypatch)
+    it.publish(OWNED)
+    call = it.call(requested("p", "LS"))
+    it.hooks.create(call)
+    it.hooks.created(call.container)
+    it.notifications()
+    assert it.grants.of("c") is not None
+    it.hooks.ended(call.container)
+    assert it.grants.of("c") is None
+    assert it.notifications() == [SnapshotRequest(waits=False)]
+
+
+@pytest.mark.parametrize("shares", [None, 300])
+def test_a_resize_is_reported_unless_it_may_be_the_agents(
+    monkeypatch: pytest.MonkeyPatch, shares: int | None
+) -> None:
+    it = AdmissionOnly(monkeypatch)
+    wanted = Wanted(LinuxResources("0,2-3", shares=shares))
+    it.publish(msgspec.structs.replace(OWNED, containers={"c": wanted}, cpu_policy="static"))
+    call = it.call(UpdateContainer("c", LinuxResources(shares=300)))
+    it.hooks.update(call)
+    it.hooks.updated(call.container)
+    expected = [] if shares else [Resized("c", LinuxResources(shares=300))]
+    assert it.notifications() == expected
