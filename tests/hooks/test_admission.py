@@ -350,7 +350,7 @@ def test_an_update_of_an_unknown_container_waits_and_then_loses_owned_cpus_or_fa
 
 
 @pytest.mark.parametrize(
-    ("policy", "shares", "may_be_ours", "resized"),
+    ("policy", "shares", "may_be_of_agent", "resized"),
     [
         ("static", 2048, False, True),
         ("dynamic", 2048, False, True),
@@ -365,14 +365,14 @@ def test_a_resize_is_reported_unless_it_may_be_the_agents(
     harness: AdmissionHarness,
     policy: CpuPolicy,
     shares: int,
-    may_be_ours: bool,
+    may_be_of_agent: bool,
     resized: bool,
 ) -> None:
     """The agent wants 512 shares."""
     wanted = Wanted(LinuxResources("1", shares=512))
     harness.publish(msgspec.structs.replace(OWNED, cpu_policy=policy, containers={"c": wanted}))
     update = harness.update_of("c", shares=shares)
-    harness.admission.updated(update, may_be_ours=may_be_ours)
+    harness.admission.updated(update, may_be_of_agent=may_be_of_agent)
     assert harness.notifications() == [Resized("c", LinuxResources(shares=shares))] * resized
 
 

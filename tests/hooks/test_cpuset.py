@@ -323,13 +323,20 @@ def test_fraction_of_a_cpu_is_not_assigned_by_the_kubelet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quota", "shares"), [(0, False), (-1, False), (200_000, False), (400_000, True)]
+    ("quota", "shares"),
+    [
+        (None, False),
+        (NO_QUOTA, False),
+        (CpuQuota(200_000), False),
+        (CpuQuota(20_000, 10_000), False),
+        (CpuQuota(400_000), True),
+    ],
 )
 def test_container_of_a_pod_with_pod_level_resources_has_no_cpus_of_the_kubelet(
-    quota: int, shares: bool
+    quota: CpuQuota | None, shares: bool
 ) -> None:
     """It requests the kubelet's shared CPUs, here as many as it needs, and the quota of the pod."""
-    requested = LinuxResources("2-3", shares=2048, quota=CpuQuota.of(quota, 100_000))
+    requested = LinuxResources("2-3", shares=2048, quota=quota)
     creation = CreateContainer(whole_cpus("").pod, "main", requested)
     on_pool = Override(Wanted(LinuxResources("0,2")))
     assert (cpuset.create(creation, static(Wanted(LinuxResources("0,2"))), []) == on_pool) is shares
