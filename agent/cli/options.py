@@ -30,7 +30,7 @@ _GROUPS: Final = {
     "CPUs and memory": ("cpu_", "reserved_", "owners_", "be_on_", "bind_", "migrate_"),
     "devices": ("devices", "gpu_", "unrequested_", "hami_"),
     "hooks": ("hold_", "hook_"),
-    "HTTP": (*("http", "https", "node_addresses", "tls_", "client_"),),
+    "HTTP": ("http", "https", "node_addresses", "tls_", "client_"),
     "expert": ("root", "cgroup_root", "period_", "lease_"),
 }
 """The headings of the help, each with the first parts of the names of its options. All other
