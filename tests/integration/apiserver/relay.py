@@ -62,8 +62,9 @@ class KillingRelay:
         """Must be called after the client has ended."""
         self._http.shutdown()
         for each in tuple(self._upstreams):
-            with contextlib.suppress(OSError):
-                each.sock.shutdown(socket.SHUT_RDWR)
+            if (upstream := each.sock) is not None:  # it ends meanwhile
+                with contextlib.suppress(OSError):
+                    upstream.shutdown(socket.SHUT_RDWR)
         self._http.server_close()
         self._thread.join()
 
