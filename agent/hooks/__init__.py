@@ -5,13 +5,13 @@ the values of `requests` and calls `admission`. That reads the agent's decisions
 (`agent_client`), and answers with changes, Wait or Refuse:
 
 1. `cpuset` decides which CPUs, memory nodes and limits the container gets, by the snapshot and by
-   the grants, which are the CPUs of creations that the agent has not seen yet.
+   the assumed containers, whose creation the agent has not seen yet.
 2. `visibility` decides which devices it sees; it is loaded only where the agent decides about
    devices. `carriers` are the places of a request that name devices.
 3. While the agent has not decided, admission notifies it and answers Wait, and the frontend asks
    again until its hook's deadline. Then the failure policy of the pod's class decides.
 
-The frontend reports the result of the request to admission, which completes the container's grant
+The frontend reports the result of the request to admission, which records the assumed container
 and notifies the agent.
 `cri` reads and patches the CRI's messages as bytes.
 """

@@ -1,5 +1,5 @@
 """Admission of the requests of pods and containers, for every frontend: it calls the hooks with the
-snapshot and the grants, and notifies the agent."""
+snapshot and the assumed containers, and notifies the agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from agent.hooks import cpuset
 from agent.hooks.agent_client import Notifier, SnapshotFile
-from agent.hooks.cpuset import CpuGrant, Grants, Keep, Override, requested_cpus
+from agent.hooks.cpuset import AssumedContainer, AssumedContainers, Keep, Override, requested_cpus
 from agent.hooks.requests import (
     FIELDS,
     UNCHANGED,
@@ -79,7 +79,7 @@ class Admission:
         self,
         snapshots: SnapshotFile,
         notifier: Notifier,
-        grants: Grants,
+        assumed: AssumedContainers,
         policies: FailurePolicies,
         state_dir: str,
         settable: DeviceFields,
@@ -88,7 +88,7 @@ class Admission:
         self._append = append
         self._snapshots = snapshots
         self._notifier = notifier
-        self._grants = grants
+        self._assumed = assumed
         self._state_dir = state_dir
         self.outcomes = Outcomes(policies)
         self._settable = settable
@@ -134,8 +134,8 @@ class Admission:
         """The answer to a request to create a container. The creation then counts as in progress
         until `created` or `abandoned`. `carried` reads the devices that the request names."""
         request, snapshot = creation.request, self._seen()
-        grants = self._grants.all(snapshot)
-        answer = cpuset.create(request, snapshot, grants)
+        assumed = self._assumed.all(snapshot)
+        answer = cpuset.create(request, snapshot, assumed)
         visible = decided_devices(request, snapshot)
         waits = isinstance(answer, Wait)
         if (waits or isinstance(visible, Wait)) and not creation.waiting.late:
@@ -153,14 +153,14 @@ class Admission:
         late_reason = ""
         if isinstance(answer, Wait):
             late_reason = answer.reason
-            decided = self._fallback(creation, snapshot, grants, late_reason)
+            decided = self._fallback(creation, snapshot, assumed, late_reason)
             if isinstance(decided, Refuse):
                 return decided
             answer = decided
         device_changes = self._device_changes(creation, carried, visible, snapshot)
         if isinstance(device_changes, Refuse):
             return device_changes
-        changes = self._granted(creation, answer, snapshot)
+        changes = self._assume(creation, answer, snapshot)
         if device_changes != UNCHANGED:
             changes = with_device_changes(changes, device_changes)
         self._append([_admission_record(creation, changes, late_reason)])
@@ -182,15 +182,19 @@ class Admission:
             class_, title = self.outcomes.strictest(hook, *classes), creation.pod_title
             if creation.announced:
                 self._notifier.notify(creation.failed())
-            if creation.grant is not None:
-                self._grants.failed(creation.grant)
+            if creation.assumed is not None:
+                self._assumed.failed(creation.assumed)
         why = f"{title}: {detail}"
         if reason in _UNREAD and hook in (CREATE, UPDATE) and (owned := _owned(self._seen())):
             why = f"{why}; it could take {owned}"
             self.outcomes.refused(hook, class_, reason, why, fields)
         elif not self.outcomes.fails(hook, class_, reason, why, fields):
             self._append([_unhooked_record(hook, creation, reason, why, refused=False)])
-            return Unread(self._grants.open(CpuGrant("", title, None))) if hook == CREATE else None
+            return (
+                Unread(self._assumed.assume(AssumedContainer("", title, None)))
+                if hook == CREATE
+                else None
+            )
         self._append([_unhooked_record(hook, creation, reason, why, refused=True)])
         return Refuse(_CODES.get(reason, Code.INTERNAL), f"{hook}: {why}")
 
@@ -199,12 +203,12 @@ class Admission:
         is unknown."""
         if isinstance(creation, Creation) and container_id:
             self._keep_name(container_id, creation)
-        if creation.grant is None:
+        if creation.assumed is None:
             return
         if container_id:
-            self._grants.answered(creation.grant, container_id)
+            self._assumed.answered(creation.assumed, container_id)
         else:
-            self._grants.failed(creation.grant)
+            self._assumed.failed(creation.assumed)
         notification: Notification = SnapshotRequest()
         if isinstance(creation, Creation):
             notification = creation.failed()
@@ -213,8 +217,8 @@ class Admission:
         self._notifier.notify(notification)
 
     def abandoned(self, creation: Creation) -> None:
-        """The caller cancelled a creation that waited. It has no grant, but the agent may reserve
-        CPUs for it."""
+        """The caller cancelled a creation that waited. No container is assumed, but the agent may
+        reserve CPUs for it."""
         if creation.announced:
             self._notifier.notify(creation.failed())
 
@@ -222,22 +226,22 @@ class Admission:
         """Containers may have been created without a hook. Until the agent's next pass they may
         hold any CPU."""
         title = "a container that was created without a hook"
-        self._grants.failed(self._grants.open(CpuGrant("", title, None)))
+        self._assumed.failed(self._assumed.assume(AssumedContainer("", title, None)))
         self._notifier.notify(SnapshotRequest())
 
     def start(self) -> int:
         """A container is being started; the number identifies the start in `started`."""
-        return self._grants.start(self._seen())
+        return self._assumed.start(self._seen())
 
     def started(self, number: int) -> None:
         """The start has ended, with or without success."""
-        if self._grants.started(number, self._snapshots.current()):
+        if self._assumed.started(number, self._snapshots.current()):
             self.report_change()
 
     def removed(self, container_id: str) -> None:
         """The container was removed, and holds no CPUs."""
         self._names.pop(container_id, None)
-        self._grants.removed(container_id)
+        self._assumed.removed(container_id)
 
     def report_change(self) -> None:
         """Notifies the agent of a change, which starts a pass. No call waits for that pass."""
@@ -246,7 +250,7 @@ class Admission:
     def update(self, update: Update) -> Verdict:
         """The answer to a request to update a container."""
         request, snapshot = update.request, self._seen()
-        answer = cpuset.update(request, snapshot, self._grants.of(request.container_id))
+        answer = cpuset.update(request, snapshot, self._assumed.of(request.container_id))
         if isinstance(answer, Wait):
             if not update.waiting.late:
                 update.waiting.notify(self._notifier.notify, SnapshotRequest())
@@ -292,15 +296,17 @@ class Admission:
             return record
         return msgspec.structs.replace(record, **msgspec.structs.asdict(name))
 
-    def _granted(
+    def _assume(
         self, creation: Creation, answer: Keep | Override, snapshot: Snapshot | None
     ) -> Changes:
-        """Opens the container's grant. Returns the changes of its CPUs and limits."""
+        """Assumes the container. Returns the changes of its CPUs and limits."""
         request = creation.request
         given = answer.wanted if isinstance(answer, Override) else NOTHING
         cpus = requested_cpus(request.requested.cpuset if given.cpuset is None else given.cpuset)
         title = f"a new container of {creation.pod_title}"
-        creation.grant = self._grants.open(CpuGrant(request.pod.uid, title, cpus, given))
+        creation.assumed = self._assumed.assume(
+            AssumedContainer(request.pod.uid, title, cpus, given)
+        )
         cpus_folder = ""
         if given.exclusive and snapshot is not None and cpuset.reads_own_cpus(request, snapshot):
             folder = notice.folder(request.pod.uid, request.container_name)
@@ -337,7 +343,7 @@ class Admission:
         self,
         creation: Creation,
         snapshot: Snapshot | None,
-        grants: Collection[CpuGrant],
+        assumed: Collection[AssumedContainer],
         reason: str,
     ) -> Keep | Override | Refuse:
         """The answer after the deadline. `reason`: why the creation waited until then."""
@@ -347,7 +353,7 @@ class Admission:
         why, fields = f"{waited}: {reason}", creation.fields
         if self.outcomes.fails(CREATE, creation.qos, FailureReason.TIMEOUT, why, fields):
             return self._refused(creation, why)
-        answer = cpuset.fallback(creation.request, snapshot, grants)
+        answer = cpuset.fallback(creation.request, snapshot, assumed)
         if isinstance(answer, Wait):
             why = f"{waited}: {answer.reason}"
             self.outcomes.refused(CREATE, creation.qos, FailureReason.NO_CPU, why, fields)
@@ -357,7 +363,7 @@ class Admission:
     def _seen(self) -> Snapshot | None:
         snapshot = self._snapshots.current()
         if snapshot is not None:
-            self._grants.seen(snapshot)
+            self._assumed.seen(snapshot)
         return snapshot
 
 

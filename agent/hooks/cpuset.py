@@ -1,11 +1,12 @@
 """The CPUs, memory nodes and limits of a container's request: pure functions of request, snapshot
-and grants.
+and assumed containers.
 
 The agent decides, the hook applies the decision. The snapshot's values for a pod replace those of
 the request. A pod that is missing in the snapshot shares the pool of its class, or waits for the
 agent if it claims exclusive CPUs. A container that gets exclusive CPUs by a node-local policy also
 waits for the agent's decision. A container with exclusive CPUs waits, too, while a container that
-the agent has not seen yet may run on one of them. `Grants` has the CPUs of such new containers.
+the agent has not seen yet may run on one of them. `AssumedContainers` has these new containers,
+like the assumed pods of kube-scheduler.
 
 A kubelet with the static policy writes the CPUs of a container into its checkpoint before it
 creates the pod's sandbox, and into the request. These CPUs are never replaced. The container waits
@@ -41,7 +42,7 @@ from agent.model.snapshot import NOTHING, Snapshot, Wanted, excludes
 from agent.model.verdict import Wait
 
 
-class CpuGrant(msgspec.Struct, frozen=True):
+class AssumedContainer(msgspec.Struct, frozen=True):
     """The CPUs that a container may hold, before the agent has seen it. `uid`: of its pod, "" if
     unknown. `title` names the container in messages. `cpus` is None if they may be any. `given`:
     the values that the hooks set. `answered_at` (CLOCK_MONOTONIC, nanoseconds) is None while the
@@ -86,7 +87,7 @@ Answer = Keep | Override | Wait
 
 
 def create(
-    request: CreateContainer, snapshot: Snapshot | None, grants: Collection[CpuGrant]
+    request: CreateContainer, snapshot: Snapshot | None, assumed: Collection[AssumedContainer]
 ) -> Answer:
     """The answer for a new container."""
     pod = announced(request.pod, 0)
@@ -102,7 +103,7 @@ def create(
     if known is None:
         if claims(pod) or (snapshot.kubelet_static and kubelet_may_own(pod)):
             return Wait("the agent has not decided about this pod")
-        return _share(pod, request.container_name, snapshot, grants)
+        return _share(pod, request.container_name, snapshot, assumed)
     wanted = known.of(request.container_name)
     assigned = _assigned_by_kubelet(request, snapshot)
     agent_read_them = wanted.kubelet and CpuSet.parse(wanted.cpuset or "") <= assigned
@@ -112,15 +113,15 @@ def create(
         return Wait(wanted.blocked)
     if wanted.exclusive:
         cpus = CpuSet.parse(wanted.cpuset or "")
-        for grant in grants:
-            own = grant.uid == pod.uid and grant.exclusive
-            if not own and not grant.seen_by(snapshot) and grant.may_hold(cpus):
-                return Wait(f"{grant.title} may hold one of CPUs {cpus}")
+        for container in assumed:
+            own = container.uid == pod.uid and container.exclusive
+            if not own and not container.seen_by(snapshot) and container.may_hold(cpus):
+                return Wait(f"{container.title} may hold one of CPUs {cpus}")
     return _override(wanted, request.requested)
 
 
 def fallback(
-    request: CreateContainer, snapshot: Snapshot | None, grants: Collection[CpuGrant]
+    request: CreateContainer, snapshot: Snapshot | None, assumed: Collection[AssumedContainer]
 ) -> Answer:
     """The answer for a creation without a decision of the agent: the pool without the CPUs of every
     known owner. It is Wait if no CPU is left, and the creation must fail: an empty cpuset would
@@ -134,7 +135,7 @@ def fallback(
         if isinstance(answer, Override) and not answer.cpus:
             return Wait("other pods own all the CPUs that it requests")
         return answer
-    return _share(pod, request.container_name, snapshot, grants)
+    return _share(pod, request.container_name, snapshot, assumed)
 
 
 def local_request(request: CreateContainer, snapshot: Snapshot) -> int:
@@ -156,14 +157,16 @@ def _outdated(decided: Wanted, cpus: int) -> bool:
     return decided.exclusive and not decided.blocked and len(held) != cpus
 
 
-def update(request: UpdateContainer, snapshot: Snapshot | None, granted: CpuGrant | None) -> Answer:
+def update(
+    request: UpdateContainer, snapshot: Snapshot | None, assumed: AssumedContainer | None
+) -> Answer:
     """The answer for an update of a running container: the snapshot's values, or those of its
-    grant. It is Wait for an unknown container. A request without a cpuset gets one too: otherwise
-    the runtime would restore the cpuset of the creation."""
+    container. It is Wait for an unknown container. A request without a cpuset gets one too:
+    otherwise the runtime would restore the cpuset of the creation."""
     if snapshot is not None and request.container_id in snapshot.containers:
         return _override(snapshot.containers[request.container_id], request.requested)
-    if granted is not None:
-        return _override(granted.given, request.requested)
+    if assumed is not None:
+        return _override(assumed.given, request.requested)
     if snapshot is None or not request.requested.cpuset:
         return Keep()
     return Wait("the agent does not know this container")
@@ -225,14 +228,14 @@ def _without_owned(requested: str, snapshot: Snapshot) -> Answer:
 
 
 def _share(
-    pod: Pod, container_name: str, snapshot: Snapshot, grants: Collection[CpuGrant]
+    pod: Pod, container_name: str, snapshot: Snapshot, assumed: Collection[AssumedContainer]
 ) -> Answer:
     """The pod's pool without the CPUs of owners that the pool excludes."""
     excluded = pool_of(pod).excluded
     owned = union(owner.cpus for owner in snapshot.owners if owner.qos in excluded) | union(
-        grant.cpus or EMPTY
-        for grant in grants
-        if grant.exclusive and grant.uid != pod.uid and not grant.seen_by(snapshot)
+        container.cpus or EMPTY
+        for container in assumed
+        if container.exclusive and container.uid != pod.uid and not container.seen_by(snapshot)
     )
     cpus = shared_cpus(pod, snapshot.pools) - owned
     if not cpus:
@@ -253,8 +256,8 @@ def _batch(pod: Pod, container_name: str) -> LinuxResources:
     return batch.containers.get(container_name, NO_RESOURCES) if batch else NO_RESOURCES
 
 
-MAX_GRANTS = 256
-"""The most grants, and ended starts, that are kept one by one."""
+MAX_ASSUMED = 256
+"""The most assumed containers, and ended starts, that are kept one by one."""
 
 
 def requested_cpus(cpuset: str | None) -> CpuSet | None:
@@ -273,15 +276,15 @@ class _Start(msgspec.Struct):
     ended_at: int | None = None
 
 
-_STARTING: Final = CpuGrant("", "a container that is being started", None)
+_STARTING: Final = AssumedContainer("", "a container that is being started", None)
 _EARLIER_TITLE: Final = "a container that was created earlier"
 
 
-class Grants:
-    """The grants of every creation since the agent's last pass, by number and by container id. A
+class AssumedContainers:
+    """The containers created since the agent's last pass, by number and by container id. A
     new process does not know the creations that an earlier process handled: until the agent's next
-    pass one grant of any CPUs represents them. The same grant represents the oldest ones beyond
-    MAX_GRANTS: memory must stay bounded while no agent runs.
+    pass one container with any CPUs represents them. It also represents the oldest ones beyond
+    MAX_ASSUMED: memory must stay bounded while no agent runs.
 
     A start uses the cpuset that the runtime had when the start began: containerd reads the spec
     first and creates the cgroup later, so that the agent's update of a container that is being
@@ -290,47 +293,51 @@ class Grants:
 
     def __init__(self) -> None:
         self._next = 0
-        self._open: dict[int, CpuGrant] = {}
+        self._by_number: dict[int, AssumedContainer] = {}
         self._ids: dict[str, int] = {}
         self._starts: dict[int, _Start] = {}
-        self._earlier: CpuGrant | None = CpuGrant(
+        self._earlier: AssumedContainer | None = AssumedContainer(
             "", _EARLIER_TITLE, None, answered_at=time.monotonic_ns()
         )
 
-    def all(self, snapshot: Snapshot | None) -> tuple[CpuGrant, ...]:
-        """The grants that count for a decision by this snapshot."""
+    def all(self, snapshot: Snapshot | None) -> tuple[AssumedContainer, ...]:
+        """The containers that count for a decision by this snapshot."""
         others = () if self._earlier is None else (self._earlier,)
         if any(each.listed_at != _listed_at(snapshot) for each in self._starts.values()):
             others = (*others, _STARTING)
-        return (*others, *self._open.values())
+        return (*others, *self._by_number.values())
 
-    def of(self, container_id: str) -> CpuGrant | None:
-        """The grant of a container that was created through this frontend and that the agent has
-        not seen yet."""
+    def of(self, container_id: str) -> AssumedContainer | None:
+        """The container if it was created through this frontend and the agent has not
+        seen it yet."""
         number = self._ids.get(container_id)
-        return None if number is None else self._open.get(number)
+        return None if number is None else self._by_number.get(number)
 
-    def open(self, grant: CpuGrant) -> int:
-        """A request is sent to the runtime. Returns the number that identifies its grant in
+    def assume(self, container: AssumedContainer) -> int:
+        """A request is sent to the runtime. Returns the number that identifies the container in
         `answered` and `failed`."""
         number = self._number()
-        self._open[number] = grant
+        self._by_number[number] = container
         return number
 
     def answered(self, number: int, container_id: str) -> None:
         """The runtime created the container."""
-        grant = self._open.get(number)
-        if grant is not None:
-            self._open[number] = msgspec.structs.replace(grant, answered_at=time.monotonic_ns())
+        container = self._by_number.get(number)
+        if container is not None:
+            self._by_number[number] = msgspec.structs.replace(
+                container, answered_at=time.monotonic_ns()
+            )
             self._ids[container_id] = number
             self._fold()
 
     def failed(self, number: int) -> None:
-        """The runtime gave no answer or an error. The container may still exist: the grant counts
+        """The runtime gave no answer or an error. The container may still exist: it counts
         until the agent's next pass."""
-        grant = self._open.get(number)
-        if grant is not None:
-            self._open[number] = msgspec.structs.replace(grant, answered_at=time.monotonic_ns())
+        container = self._by_number.get(number)
+        if container is not None:
+            self._by_number[number] = msgspec.structs.replace(
+                container, answered_at=time.monotonic_ns()
+            )
             self._fold()
 
     def start(self, snapshot: Snapshot | None) -> int:
@@ -345,45 +352,55 @@ class Grants:
         container may run with the cpuset of the snapshot before it."""
         start = self._starts[number]
         start.ended_at = time.monotonic_ns()
-        ended = [each for each, start in self._starts.items() if start.ended_at is not None]
-        for each in ended[:-MAX_GRANTS]:
-            del self._starts[each]
+        ended = [number for number, start in self._starts.items() if start.ended_at is not None]
+        for number in ended[:-MAX_ASSUMED]:
+            del self._starts[number]
         return start.listed_at != _listed_at(snapshot)
 
     def removed(self, container_id: str) -> None:
         """The container was removed and holds nothing."""
         number = self._ids.pop(container_id, None)
         if number is not None:
-            self._open.pop(number, None)
+            self._by_number.pop(number, None)
 
     def seen(self, snapshot: Snapshot) -> None:
-        """Drops the grants of containers that the agent's last pass has seen."""
+        """Drops the containers that the agent's last pass has seen."""
         if self._earlier is not None and self._earlier.seen_by(snapshot):
             self._earlier = None
         self._starts = {
-            number: each
-            for number, each in self._starts.items()
-            if each.ended_at is None or each.ended_at >= snapshot.listed_at
+            number: start
+            for number, start in self._starts.items()
+            if start.ended_at is None or start.ended_at >= snapshot.listed_at
         }
-        if any(grant.seen_by(snapshot) for grant in self._open.values()):
-            self._open = {
-                number: grant for number, grant in self._open.items() if not grant.seen_by(snapshot)
+        if any(container.seen_by(snapshot) for container in self._by_number.values()):
+            self._by_number = {
+                number: container
+                for number, container in self._by_number.items()
+                if not container.seen_by(snapshot)
             }
-            self._ids = {each: number for each, number in self._ids.items() if number in self._open}
+            self._ids = {
+                each: number for each, number in self._ids.items() if number in self._by_number
+            }
 
     def _fold(self) -> None:
-        """Replaces the older half of the answered grants by one grant of any CPUs, if there are
-        more than MAX_GRANTS."""
-        if len(self._open) <= MAX_GRANTS:
+        """Replaces the older half of the created containers by one with any CPUs, if there are
+        more than MAX_ASSUMED."""
+        if len(self._by_number) <= MAX_ASSUMED:
             return
-        answered = [number for number, each in self._open.items() if each.answered_at is not None]
+        answered = [
+            number for number, each in self._by_number.items() if each.answered_at is not None
+        ]
         folded = set(answered[: len(answered) // 2])
         if not folded:
             return
-        latest = max(self._open[number].answered_at or 0 for number in folded)
-        self._earlier = CpuGrant("", _EARLIER_TITLE, None, answered_at=latest)
-        self._open = {number: each for number, each in self._open.items() if number not in folded}
-        self._ids = {each: number for each, number in self._ids.items() if number in self._open}
+        latest = max(self._by_number[number].answered_at or 0 for number in folded)
+        self._earlier = AssumedContainer("", _EARLIER_TITLE, None, answered_at=latest)
+        self._by_number = {
+            number: each for number, each in self._by_number.items() if number not in folded
+        }
+        self._ids = {
+            each: number for each, number in self._ids.items() if number in self._by_number
+        }
 
     def _number(self) -> int:
         self._next += 1

@@ -224,7 +224,8 @@ class Creation:
         self.pod_title = f"pod {request.pod.namespace}/{request.pod.name}"
         self.qos = announced(request.pod, 0).qos
         """For the failure policy: also LSR if a node-local policy gives the container CPUs."""
-        self.grant: int | None = None
+        self.assumed: int | None = None
+        """The container's number in AssumedContainers."""
         self.kept: tuple[str, ...] = ()
         self.announced = False
         """Whether the agent may reserve CPUs for the container."""
@@ -259,11 +260,11 @@ class Update:
 
 
 class Unread:
-    """A creation that continues although its request could not be read; `grant` represents the
-    unknown CPUs that it may hold."""
+    """A creation that continues although its request could not be read; `assumed`: the number of
+    the container among the assumed ones; it may hold any CPU."""
 
-    def __init__(self, grant: int) -> None:
-        self.grant = grant
+    def __init__(self, assumed: int) -> None:
+        self.assumed = assumed
 
 
 Key = tuple[str, ...]

@@ -21,7 +21,7 @@ import msgspec
 
 from agent.hooks.admission import Admission
 from agent.hooks.agent_client import Notifier, SnapshotFile
-from agent.hooks.cpuset import Grants
+from agent.hooks.cpuset import AssumedContainers
 from agent.host import files, locks
 from agent.host.files import boot_id
 from agent.koordinator import messages
@@ -97,7 +97,7 @@ class HookServer:
         admission = Admission(
             snapshots,
             self._notifier,
-            Grants(),
+            AssumedContainers(),
             policies,
             settings.state_dir,
             messages.SETTABLE,

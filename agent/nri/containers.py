@@ -3,10 +3,9 @@ of those whose values differ from the agent's, one container at a time.
 
 An update is never sent inside a call of the runtime, which holds its lock until the answer. A
 runtime in which updates can cause a deadlock gets none (`service`); the agent also updates
-containers by CRI calls, with every runtime. An update in progress counts as a grant until a pass of
-the agent that began after the update's end: until then no owner's container is created on CPUs that
-the update may still set.
-"""
+containers by CRI calls, with every runtime. The container of an update in progress is assumed until
+a pass of the agent that began after the update's end: until then no owner's container is created on
+CPUs that the update may still set."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from typing import Final
 import msgspec
 
 from agent.hooks.agent_client import Notifier, SnapshotFile
-from agent.hooks.cpuset import CpuGrant, Grants, requested_cpus
+from agent.hooks.cpuset import AssumedContainer, AssumedContainers, requested_cpus
 from agent.host import processes
 from agent.host.log_once import of_title
 from agent.host.loop import Loop
@@ -127,7 +126,7 @@ class Updater:
         link: PluginLink,
         snapshots: SnapshotFile,
         containers: Containers,
-        grants: Grants,
+        assumed: AssumedContainers,
         notifier: Notifier,
         conflicts: Conflicts,
         proc: str = "/proc",
@@ -141,7 +140,7 @@ class Updater:
         self._link = link
         self._snapshots = snapshots
         self._containers = containers
-        self._grants = grants
+        self._assumed = assumed
         self._notifier = notifier
         self._conflicts = conflicts
         self._proc = proc
@@ -184,14 +183,14 @@ class Updater:
         # Whatever is changed, the runtime writes all values that it stores.
         cpus = requested_cpus(values.cpuset)
         title = f"container {container.title}"
-        grant = self._grants.open(CpuGrant(container.pod_uid, title, cpus, wanted))
+        number = self._assumed.assume(AssumedContainer(container.pod_uid, title, cpus, wanted))
         self._under_way = self._updated = True
         self._containers.expect(container.id, values.cpuset)
 
         def done(error: RpcError | None) -> None:
             self._under_way = False
             if error is None:
-                self._grants.answered(grant, container.id)
+                self._assumed.answered(number, container.id)
                 self.updates += 1
                 self._refused.pop(container.id, None)
                 present = self._containers.values_of(container.id)
@@ -199,7 +198,7 @@ class Updater:
                     self._containers.requested(container.id, changes.over(present))
                 self._verify(container, changes)
             else:
-                self._grants.failed(grant)
+                self._assumed.failed(number)
                 self._fail(container, changes, error)
             self._loop.after(0, self._update_next)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from agent.hooks.admission import Admission
 from agent.hooks.agent_client import Notifier, SnapshotFile
-from agent.hooks.cpuset import Grants
+from agent.hooks.cpuset import AssumedContainers
 from agent.hooks.requests import Outcomes
 from agent.host import locks
 from agent.host.daemon import Ending, ServiceManager, return_large_blocks
@@ -93,12 +93,12 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
     loop = Loop()
     snapshots = SnapshotFile(f"{settings.state_dir}/{snapshot.FILE}", boot_id())
     notifier = Notifier(f"{settings.state_dir}/{notifications.SOCKET}")
-    grants, containers = Grants(), Containers()
+    assumed, containers = AssumedContainers(), Containers()
     trail = Trail(settings.state_dir, "nri")
     admission = Admission(
         snapshots,
         notifier,
-        grants,
+        assumed,
         policies,
         settings.state_dir,
         messages.SETTABLE,
@@ -115,7 +115,7 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
         connected=launched.socket if launched else None,
         on_end=loop.stop if launched else None,
     )
-    updater = Updater(loop, link, snapshots, containers, grants, notifier, conflicts)
+    updater = Updater(loop, link, snapshots, containers, assumed, notifier, conflicts)
     manager = ServiceManager(os.environ)
     with Ending(loop.stop):
         log.info("plugin %s-%s for %s", index, name, path)

@@ -10,7 +10,7 @@ from typing import Final
 
 from agent.hooks.admission import Admission
 from agent.hooks.agent_client import Notifier, SnapshotFile
-from agent.hooks.cpuset import Grants
+from agent.hooks.cpuset import AssumedContainers
 from agent.hooks.requests import DeviceFields, Outcomes
 from agent.host import locks
 from agent.host.daemon import Ending, ServiceManager, return_large_blocks
@@ -100,7 +100,13 @@ def run(settings: ProxySettings, served: Listener | socket.socket) -> None:
     policies, deadlines = failure_policy.failure_policies(settings)
     trail = Trail(settings.state_dir, "proxy")
     admission = Admission(
-        snapshots, notifier, Grants(), policies, settings.state_dir, DeviceFields(), trail.append
+        snapshots,
+        notifier,
+        AssumedContainers(),
+        policies,
+        settings.state_dir,
+        DeviceFields(),
+        trail.append,
     )
     latencies = Latencies()
     unreachable = Unreachable(runtime)

@@ -10,7 +10,7 @@ import pytest
 from agent.hooks.admission import Admission
 from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.carriers import Carried
-from agent.hooks.cpuset import Grants
+from agent.hooks.cpuset import AssumedContainers
 from agent.hooks.requests import (
     CreateContainer,
     Creation,
@@ -62,12 +62,12 @@ class AdmissionHarness:
         monkeypatch.setattr("time.monotonic", lambda: self._now)
         self.snapshots = _Snapshots()
         self.notifier = _Notifier()
-        self.grants = Grants()
+        self.assumed = AssumedContainers()
         self.records: list[Record] = []
         self.admission = Admission(
             self.snapshots,
             self.notifier,
-            self.grants,
+            self.assumed,
             failure_policy.parse_policies(policy),
             "/state",
             DeviceFields(),

@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from agent.hooks.cpuset import CpuGrant
+from agent.hooks.cpuset import AssumedContainer
 from agent.hooks.requests import (
     UNCHANGED,
     Changes,
@@ -134,7 +134,7 @@ def test_at_the_deadline_of_a_creation_the_policy_of_the_class_decides(
         why = f"{creation.pod_title}: no CPUs after 60 s: {answer}"
         assert harness.create(creation) == Refuse(Code.UNAVAILABLE, why)
         assert (harness.outcomes.failed, harness.outcomes.failed_open) == (count, {})
-        assert creation.grant is None, "a refused creation holds nothing"
+        assert creation.assumed is None, "a refused creation holds nothing"
     else:
         assert harness.create(creation) == answer
         assert (harness.outcomes.failed, harness.outcomes.failed_open) == ({}, count)
@@ -296,7 +296,7 @@ def test_an_owner_waits_for_a_pass_after_creations_that_the_frontend_missed(
     harness.admission.creations_missed()
     assert harness.notifications() == [SnapshotRequest()]
     assert harness.create(owner) == Wait()
-    assert harness.grants.all(None)[-1].title == "a container that was created without a hook"
+    assert harness.assumed.all(None)[-1].title == "a container that was created without a hook"
     harness.publish(OWNED)
     assert harness.create(owner) == CPU_1
 
@@ -317,7 +317,7 @@ def test_an_update_of_a_known_container_keeps_its_cpus(harness: AdmissionHarness
     assert harness.update("c-kubelet", "0-1") == UNCHANGED
 
 
-def test_an_update_of_a_new_container_gets_the_granted_cpus(harness: AdmissionHarness) -> None:
+def test_an_update_of_a_new_container_gets_the_assumed_cpus(harness: AdmissionHarness) -> None:
     harness.publish(OWNED)
     harness.created(container("ls", "LS"), "c-ls")
     assert harness.update("c-ls", "0-3") == POOL
@@ -456,11 +456,11 @@ def test_the_policy_decides_about_a_request_that_was_read(
         assert isinstance(answer, Unread)
 
 
-def test_a_failed_hook_ends_the_grant_of_its_creation(harness: AdmissionHarness) -> None:
+def test_a_failed_hook_ends_its_creation(harness: AdmissionHarness) -> None:
     """It is replaced by one of unknown CPUs."""
     harness.publish(EMPTY)
     creation = harness.creation(container("p", "LS"))
     harness.create(creation)
     harness.admission.unhooked(CREATE, creation, "internal_error", "broken")
-    in_progress = [each for each in harness.grants.all(None) if each.answered_at is None]
-    assert in_progress == [CpuGrant("", "pod ns/p", None)]
+    in_progress = [each for each in harness.assumed.all(None) if each.answered_at is None]
+    assert in_progress == [AssumedContainer("", "pod ns/p", None)]

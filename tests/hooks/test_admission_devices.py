@@ -71,7 +71,7 @@ def test_no_pod_gets_another_pods_card(
     assert "pod ns/new" in answer.message
     assert "GPU-other" in answer.message
     assert harness.outcomes.failed == {(CREATE, "devices", "device_taken"): 1}
-    assert of_pod.grant is None, "a refused creation holds nothing"
+    assert of_pod.assumed is None, "a refused creation holds nothing"
 
 
 NOT_HONORED = "pod ns/lost: gpu 7 is not on this node"

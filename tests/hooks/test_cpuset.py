@@ -1,11 +1,11 @@
-"""The cpuset that the hook decides from a request, the snapshot and the grants."""
+"""The cpuset that the hook decides from a request, the snapshot and the assumed containers."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.hooks import cpuset
-from agent.hooks.cpuset import CpuGrant, Keep, Override
+from agent.hooks.cpuset import AssumedContainer, Keep, Override
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.pools import Pool, Pools
@@ -64,12 +64,12 @@ def override(*cpus: int, own: bool = False) -> Override:
     return Override(Wanted(LinuxResources(str(CpuSet(cpus)), quota=quota), exclusive=own))
 
 
-UNSEEN = CpuGrant("other", "pod ns/other", CpuSet([1, 2]), answered_at=100)
-IN_FLIGHT = CpuGrant("other", "pod ns/other", CpuSet([1, 2]))
+UNSEEN = AssumedContainer("other", "pod ns/other", CpuSet([1, 2]), answered_at=100)
+IN_FLIGHT = AssumedContainer("other", "pod ns/other", CpuSet([1, 2]))
 
 
 @pytest.mark.parametrize(
-    ("creation", "snap", "grants", "answer"),
+    ("creation", "snap", "assumed", "answer"),
     [
         pytest.param(request("own", "LSE", "1"), snapshot(), [], override(1, own=True), id="owner"),
         pytest.param(request("ls", "LS"), snapshot(), [], override(0, 2, 3), id="sharer"),
@@ -106,30 +106,30 @@ IN_FLIGHT = CpuGrant("other", "pod ns/other", CpuSet([1, 2]))
         pytest.param(
             request("own", "LSE", "1"),
             snapshot(),
-            [CpuGrant("other", "pod ns/other", CpuSet([1, 2]), answered_at=99)],
+            [AssumedContainer("other", "pod ns/other", CpuSet([1, 2]), answered_at=99)],
             override(1, own=True),
             id="owner, other creation before the pass",
         ),
         pytest.param(
             request("own", "LSE", "1"),
             snapshot(),
-            [CpuGrant("other", "pod ns/other", CpuSet([0, 2]))],
+            [AssumedContainer("other", "pod ns/other", CpuSet([0, 2]))],
             override(1, own=True),
             id="owner, other creation on other CPUs",
         ),
         pytest.param(
             request("own", "LSE", "1"),
             snapshot(),
-            [CpuGrant("own", "pod ns/own", CpuSet([1]), given=OWN)],
+            [AssumedContainer("own", "pod ns/own", CpuSet([1]), given=OWN)],
             override(1, own=True),
             id="owner's second container",
         ),
         pytest.param(
             request("new", "LS"),
             snapshot(),
-            [CpuGrant("x", "pod ns/x", CpuSet([0]), given=OWN)],
+            [AssumedContainer("x", "pod ns/x", CpuSet([0]), given=OWN)],
             override(2, 3),
-            id="without CPUs granted as exclusive",
+            id="without CPUs assumed as exclusive",
         ),
         pytest.param(
             request("own", parent="/kubepods/podown"),
@@ -141,13 +141,16 @@ IN_FLIGHT = CpuGrant("other", "pod ns/other", CpuSet([1, 2]))
     ],
 )
 def test_answers_to_a_creation(
-    creation: CreateContainer, snap: Snapshot | None, grants: list[CpuGrant], answer: cpuset.Answer
+    creation: CreateContainer,
+    snap: Snapshot | None,
+    assumed: list[AssumedContainer],
+    answer: cpuset.Answer,
 ) -> None:
-    assert cpuset.create(creation, snap, grants) == answer
+    assert cpuset.create(creation, snap, assumed) == answer
 
 
 @pytest.mark.parametrize(
-    ("creation", "snap", "grants", "reason"),
+    ("creation", "snap", "assumed", "reason"),
     [
         pytest.param(request("new", "LSE", "1"), None, [], "no snapshot", id="claim, no snapshot"),
         pytest.param(
@@ -169,7 +172,7 @@ def test_answers_to_a_creation(
         pytest.param(
             request("own", "LSE", "1"),
             snapshot(),
-            [CpuGrant("", "an earlier proxy", None, answered_at=101)],
+            [AssumedContainer("", "an earlier proxy", None, answered_at=101)],
             "earlier proxy",
             id="earlier proxy",
         ),
@@ -195,9 +198,9 @@ def test_answers_to_a_creation(
     ],
 )
 def test_creation_waits(
-    creation: CreateContainer, snap: Snapshot | None, grants: list[CpuGrant], reason: str
+    creation: CreateContainer, snap: Snapshot | None, assumed: list[AssumedContainer], reason: str
 ) -> None:
-    answer = cpuset.create(creation, snap, grants)
+    answer = cpuset.create(creation, snap, assumed)
     assert isinstance(answer, Wait)
     assert reason in answer.reason
 
@@ -299,10 +302,10 @@ def test_no_snapshot_replaces_the_cpus_of_a_static_kubelet(
     """The creation waits, or continues with the CPUs that the kubelet requested."""
     creation = whole_cpus(str(assigned), len(assigned), qos, claim)
     snap = static(decided, owners=(Owner("own", "ns/own", QoS.LSE, str(owned)),))
-    grants = [CpuGrant("other", "pod ns/other", cpus) for cpus in in_progress]
-    answer = cpuset.create(creation, snap, grants)
+    assumed = [AssumedContainer("other", "pod ns/other", cpus) for cpus in in_progress]
+    answer = cpuset.create(creation, snap, assumed)
     if isinstance(answer, Wait):
-        answer = cpuset.fallback(creation, snap, grants)
+        answer = cpuset.fallback(creation, snap, assumed)
     assert not isinstance(answer, Wait)
     assert cpuset.changes(creation, answer).resources.cpuset is None
 
@@ -360,7 +363,7 @@ def test_update_of_an_unknown_container_keeps_the_cpus_of_the_kubelet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("creation", "snap", "grants", "answer"),
+    ("creation", "snap", "assumed", "answer"),
     [
         pytest.param(request("x", "LSE", "2"), snapshot(), [], override(0, 2, 3), id="LSE shares"),
         pytest.param(request("x", "LSR", "2"), None, [], Keep(), id="LSR, no snapshot"),
@@ -368,9 +371,9 @@ def test_update_of_an_unknown_container_keeps_the_cpus_of_the_kubelet() -> None:
         pytest.param(
             request("x", "LS", "2"),
             snapshot(),
-            [CpuGrant("y", "y", CpuSet([3]), given=OWN)],
+            [AssumedContainer("y", "y", CpuSet([3]), given=OWN)],
             override(0, 2),
-            id="without CPUs that the proxy granted",
+            id="without CPUs that the proxy assumes",
         ),
         pytest.param(request("x", "LS", "2"), None, [], Keep(), id="no snapshot"),
         pytest.param(
@@ -404,13 +407,16 @@ def test_update_of_an_unknown_container_keeps_the_cpus_of_the_kubelet() -> None:
     ],
 )
 def test_a_creation_without_a_decision_gets_no_cpu_of_an_owner(
-    creation: CreateContainer, snap: Snapshot | None, grants: list[CpuGrant], answer: cpuset.Answer
+    creation: CreateContainer,
+    snap: Snapshot | None,
+    assumed: list[AssumedContainer],
+    answer: cpuset.Answer,
 ) -> None:
-    assert cpuset.fallback(creation, snap, grants) == answer
+    assert cpuset.fallback(creation, snap, assumed) == answer
 
 
 @pytest.mark.parametrize(
-    ("container", "cpuset_", "snap", "grant", "answer"),
+    ("container", "cpuset_", "snap", "assumed", "answer"),
     [
         ("c1", "0-3", snapshot(), None, override(1)),
         ("c1", "", snapshot(), None, override(1)),
@@ -419,10 +425,10 @@ def test_a_creation_without_a_decision_gets_no_cpu_of_an_owner(
             "new",
             "0-3",
             snapshot(),
-            CpuGrant("p", "p", CpuSet([2]), Wanted(LinuxResources("2"))),
+            AssumedContainer("p", "p", CpuSet([2]), Wanted(LinuxResources("2"))),
             override(2),
         ),
-        ("new", "0-3", None, CpuGrant("p", "p", None), Keep()),
+        ("new", "0-3", None, AssumedContainer("p", "p", None), Keep()),
         ("new", "", snapshot(), None, Keep()),
         ("new", "0-3", None, None, Keep()),
     ],
@@ -431,10 +437,12 @@ def test_update(
     container: str,
     cpuset_: str,
     snap: Snapshot | None,
-    grant: CpuGrant | None,
+    assumed: AssumedContainer | None,
     answer: cpuset.Answer,
 ) -> None:
-    assert cpuset.update(UpdateContainer(container, LinuxResources(cpuset_)), snap, grant) == answer
+    assert (
+        cpuset.update(UpdateContainer(container, LinuxResources(cpuset_)), snap, assumed) == answer
+    )
 
 
 def test_update_of_an_unknown_container_waits_and_then_loses_owned_cpus_only() -> None:

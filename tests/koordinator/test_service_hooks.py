@@ -33,7 +33,7 @@ class HooksHarness(AdmissionHarness):
         return RuntimeHookCall(time.monotonic(), budget_seconds)
 
     def in_progress(self) -> int:
-        return sum(each.answered_at is None for each in self.grants.all(None))
+        return sum(each.answered_at is None for each in self.assumed.all(None))
 
 
 @pytest.fixture
@@ -110,9 +110,9 @@ def test_a_stopped_container_has_no_cpus(harness: HooksHarness) -> None:
     harness.hooks.create(harness.call(), SHARER)
     ref = ContainerRef("any", "main", "c1")
     harness.hooks.exists(ref)
-    assert harness.grants.of("c1") is not None
+    assert harness.assumed.of("c1") is not None
     harness.hooks.stopped(ref)
-    assert harness.grants.of("c1") is None
+    assert harness.assumed.of("c1") is None
 
 
 def test_a_creation_that_could_not_be_read_counts_as_ended(harness: HooksHarness) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent.hooks.admission import Admission
 from agent.hooks.agent_client import Notifier, SnapshotFile
-from agent.hooks.cpuset import Grants
+from agent.hooks.cpuset import AssumedContainers
 from agent.host.loop import Loop
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
@@ -50,13 +50,13 @@ class PluginHarness(SimulatedAgent):
         self.loop = Loop()
         self.runtime = FakeRuntime(folder, self.loop)
         self.notifier = Notifier(str(folder / "notifications.sock"))
-        self.grants, self.containers = Grants(), Containers()
+        self.assumed, self.containers = AssumedContainers(), Containers()
         self.others: tuple[str, ...] = ()
         self.conflicts = Conflicts("10-topolet", lambda: self.others)
         snapshot_file = SnapshotFile(str(self.path), BOOT)
         policies, _ = failure_policy.failure_policies(NriSettings())
         self.admission = Admission(
-            snapshot_file, self.notifier, self.grants, policies, str(folder), messages.SETTABLE
+            snapshot_file, self.notifier, self.assumed, policies, str(folder), messages.SETTABLE
         )
         hooks = NriHooks(
             self.admission,
@@ -71,7 +71,7 @@ class PluginHarness(SimulatedAgent):
             self.link,
             snapshot_file,
             self.containers,
-            self.grants,
+            self.assumed,
             self.notifier,
             self.conflicts,
             proc,

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.hooks.cpuset import CpuGrant
+from agent.hooks.cpuset import AssumedContainer
 from agent.hooks.requests import CreateContainer, UpdateContainer, Verdict
 from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, CpuQuota, LinuxResources
 from agent.model.notifications import (
@@ -199,7 +199,7 @@ def test_a_change_that_the_runtime_refuses_is_not_repeated_and_names_the_other_p
     unregistered.publish(MANY)
     unregistered.run_two_periods()
     assert unregistered.sent_updates() == [("c", "0,2-3")]
-    in_progress = [each for each in unregistered.grants.all(None) if each.answered_at is None]
+    in_progress = [each for each in unregistered.assumed.all(None) if each.answered_at is None]
     assert not in_progress, "no owner waits for it"
     assert unregistered.conflicts.found == {("error", "50-pinner"): 1}
     assert "plugin 50-pinner sets the same fields" in caplog.text
@@ -278,9 +278,9 @@ def test_a_failed_creation_frees_its_cpus(
     harness.others = ("pinner (4711)",)
     it = container("c", "p")
     harness.runtime.response(harness.begin_create(it, pod("p")))
-    assert len(harness.grants.all(None)) == 1
+    assert len(harness.assumed.all(None)) == 1
     harness.end(it, pod("p"))
-    assert not [each for each in harness.grants.all(None) if each.answered_at is None]
+    assert not [each for each in harness.assumed.all(None) if each.answered_at is None]
     assert (
         "ns/p main: was not created after the plugin's answer; other plugins are connected"
         in caplog.text
@@ -377,7 +377,7 @@ def test_a_creation_without_an_event_is_settled_by_the_next_session(
     harness.runtime.drop()
     harness.notifications()
     harness.runtime.set_up(*([it] if created else []), pods=(pod("p"),))
-    assert all(each.answered_at is not None for each in harness.grants.all(None))
+    assert all(each.answered_at is not None for each in harness.assumed.all(None))
     assert any(isinstance(each, Created) for each in harness.notifications()) == created
 
 
@@ -388,7 +388,7 @@ def test_a_held_creation_of_an_ended_session_holds_no_cpus(harness: PluginHarnes
     harness.runtime.drop()
     harness.runtime.set_up()
     assert not harness.link.held
-    assert all(each.answered_at is not None for each in harness.grants.all(None))
+    assert all(each.answered_at is not None for each in harness.assumed.all(None))
 
 
 def test_a_plugin_that_ends_refuses_a_held_owner(harness: PluginHarness) -> None:
@@ -401,7 +401,7 @@ def test_a_plugin_that_ends_refuses_a_held_owner(harness: PluginHarness) -> None
     assert status.message == "CreateContainer: pod ns/own: the plugin ends"
 
 
-def test_a_failed_hook_is_answered_by_the_policy_and_counts_as_a_grant(
+def test_a_failed_hook_is_answered_by_the_policy_and_its_container_is_assumed(
     harness: PluginHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -412,8 +412,8 @@ def test_a_failed_hook_is_answered_by_the_policy_and_counts_as_a_grant(
     assert refused.message.endswith("ValueError: broken; it could take CPUs 1 of pod ns/own")
     harness.publish(EMPTY)
     assert harness.create(container("c", "p"), pod("p")) == ""
-    assert CpuGrant("", "pod ns/p", None) == msgspec.structs.replace(
-        harness.grants.all(None)[-1], answered_at=None
+    assert AssumedContainer("", "pod ns/p", None) == msgspec.structs.replace(
+        harness.assumed.all(None)[-1], answered_at=None
     )
     status = harness.runtime.response(harness.begin_create(container("o", "own"), OWN)).status
     assert status.message == "CreateContainer: pod ns/own: ValueError: broken"
@@ -493,9 +493,9 @@ def test_an_ended_container_has_no_cpus_and_is_reported(monkeypatch: pytest.Monk
     it.hooks.create(call)
     it.hooks.created(call.container)
     it.notifications()
-    assert it.grants.of("c") is not None
+    assert it.assumed.of("c") is not None
     it.hooks.ended(call.container)
-    assert it.grants.of("c") is None
+    assert it.assumed.of("c") is None
     assert it.notifications() == [SnapshotRequest(waits=False)]
 
 

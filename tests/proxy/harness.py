@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from agent.hooks.admission import Admission
 from agent.hooks.agent_client import Notifier, SnapshotFile
-from agent.hooks.cpuset import Grants
+from agent.hooks.cpuset import AssumedContainers
 from agent.hooks.requests import DeviceFields
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
@@ -30,13 +30,13 @@ class GateHarness(SimulatedAgent):
         self.path = folder / "snapshot.json"
         super().__init__(self.path, folder / "notifications.sock")
         self.notifier = Notifier(str(folder / "notifications.sock"))
-        self.grants = Grants()
+        self.assumed = AssumedContainers()
         self.snapshots = SnapshotFile(str(self.path), BOOT)
         policies, _ = failure_policy.failure_policies(ProxySettings())
         self.admission = Admission(
             self.snapshots,
             self.notifier,
-            self.grants,
+            self.assumed,
             policies,
             str(folder),
             DeviceFields(),

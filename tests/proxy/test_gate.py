@@ -88,7 +88,7 @@ def test_a_container_that_was_not_made_is_reported(
     call, _ = harness.create("p", "LS")
     harness.gate.reply(call, reply)
     assert harness.notifications() == [SnapshotRequest()]
-    assert all(grant.answered_at for grant in harness.grants.all(None))
+    assert all(assumed.answered_at for assumed in harness.assumed.all(None))
 
 
 def test_a_request_without_changes_is_forwarded(harness: GateHarness) -> None:
@@ -210,7 +210,7 @@ def test_the_end_of_an_unhooked_creation_is_reported(harness: GateHarness, read:
     reply = pb.CreateContainerResponse(container_id="c1")
     harness.gate.reply(call, reply.SerializeToString())
     assert harness.notifications() == [SnapshotRequest()]
-    assert harness.grants.of("c1") is not None
+    assert harness.assumed.of("c1") is not None
 
 
 @pytest.mark.parametrize("reply", [b"", None], ids=["started", "failed"])
@@ -246,7 +246,7 @@ def test_an_end_is_forwarded_and_its_success_reported(
     harness.gate.reply(call, reply)
     assert harness.notifications() == ([] if reply is None else [CHANGE])
     removed = method == "RemoveContainer" and reply is not None
-    assert (harness.grants.of("c1") is None) is removed
+    assert (harness.assumed.of("c1") is None) is removed
 
 
 SECRET = "s3cr3t-of-the-database"
