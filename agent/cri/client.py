@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate.device_holders.grants import Carriers
+from agent.allocate.device_holders.reported_devices import Carriers
 from agent.allocate.shares import unequal_resources
 from agent.hooks.requests import hugepages
 from agent.model import bounds, wire

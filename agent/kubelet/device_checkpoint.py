@@ -2,7 +2,7 @@
 (kubelet: pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go).
 
 The checksum covers only `Data`. Most device ids identify a device; where they are arbitrary, the
-plugin's answer does (`grants.of_answer`).
+plugin's answer does (`reported_devices.of_answer`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.device_holders import grants
+from agent.allocate.device_holders import reported_devices
 from agent.kubelet import statefile
 from agent.kubelet.podresources import MAX_NODE
 from agent.kubelet.statefile import Checked, StateFileError
@@ -201,7 +201,7 @@ def _text(
     )
 
 
-def grants_of(
+def reported_devices_of(
     checkpoint: DeviceCheckpoint, boot_id: str = ""
 ) -> tuple[tuple[ReportedDevices, ...], tuple[str, ...]]:
     """The devices of containers, and problems. The ids name the devices; the plugin's answer adds
@@ -221,7 +221,7 @@ def grants_of(
             )
         )
         try:
-            reported += grants.of_answer(entry.uid, entry.container, entry.answer)
+            reported += reported_devices.of_answer(entry.uid, entry.container, entry.answer)
         except WireError as error:
             problems.append(f"pod {entry.uid}, {entry.container}: AllocResp: {error}")
     return tuple(reported), tuple(problems)

@@ -354,10 +354,10 @@ def _correct(container: pb.ContainerResources, correction: ContainerCorrection, 
 
 
 def _types(entry: pb.ContainerDevices, keys: Keys) -> set[str]:
-    grant = ReportedDevices(
+    reported = ReportedDevices(
         "", "", entry.resource_name, tuple(entry.device_ids), HoldingSource.CHECKPOINT
     )
-    return {each.type for each in meaning(grant, keys).holdings}
+    return {each.type for each in meaning(reported, keys).holdings}
 
 
 def _entry(resource: str, device: CorrectedDevice) -> pb.ContainerDevices:

@@ -228,7 +228,7 @@ class _Agent:
         locator = CgroupLocator(hierarchy)
         self.reconciler = Reconciler(
             topology,
-            RuntimeView(cri, locator, requests=settings.cpu_policy != "none", grants=True),
+            RuntimeView(cri, locator, requests=settings.cpu_policy != "none", devices=True),
             cache,
             NodeObject(node_name, self.sources),
             KubeletView(

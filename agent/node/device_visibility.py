@@ -150,7 +150,7 @@ class DeviceVisibilityView:
         cluster: ClusterState,
         cache: ClusterCache,
         pods: tuple[Pod, ...],
-        grants: tuple[ReportedDevices, ...],
+        reported_devices: tuple[ReportedDevices, ...],
         before: Holders,
     ) -> tuple[DeviceState, DeviceVisibility | None]:
         """The devices and their visibility, which is UNDECIDED until PCI could be listed and the
@@ -162,7 +162,7 @@ class DeviceVisibilityView:
             return DeviceState(), None
         cached = cache.known
         published = cluster.devices or cached.devices
-        state = self._devices.observe(topology, published, cached.node, pods, grants)
+        state = self._devices.observe(topology, published, cached.node, pods, reported_devices)
         if state is None:
             return DeviceState(), UNDECIDED
         if published is not None:

@@ -151,14 +151,14 @@ class DeviceView:
         published: Published | None,
         node: ApiNode,
         pods: Collection[Pod],
-        grants: Iterable[ReportedDevices] = (),
+        reported_devices: Iterable[ReportedDevices] = (),
     ) -> DeviceState | None:
         """The devices in this pass; None before PCI could be listed, and on a node with devices
         before `published` is known. What can't be read is logged once.
 
         `published`: the Device object when the agent started, None while it is not known.
-        `grants`: devices that the kubelet gave to pods according to PodResources, and those that
-            containers show."""
+        `reported_devices`: devices that the kubelet gave to pods according to PodResources, and
+            those that containers show."""
         plugged = self._plugged
         plugged.update(topology)
         if not plugged.known:
@@ -179,7 +179,7 @@ class DeviceView:
         self.state = numbered = self._numbered(topology, node, health, allocations)
         device_keys = keys(numbered.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
         resolved = resolve_holdings(
-            (*grants, *self._checkpoint.grants()),
+            (*reported_devices, *self._checkpoint.reported_devices()),
             device_keys,
             {uid: names(of_pod, numbered.devices) for uid, of_pod in allocations.items()},
             {pod.uid for pod in pods},

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.device_holders import grants
-from agent.allocate.device_holders.grants import Carriers
+from agent.allocate.device_holders import reported_devices
+from agent.allocate.device_holders.reported_devices import Carriers
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cgroup.names import absolute, of_cpuset, own_root
 from agent.host import processes
@@ -180,7 +180,7 @@ def device_drift(
     if gpus:
         shown = {
             name
-            for each in grants.of_carriers("", "", carriers)
+            for each in reported_devices.of_carriers("", "", carriers)
             if not each.resource or each.resource.startswith(_NVIDIA)
             for name in each.names
             if not name.startswith("/")

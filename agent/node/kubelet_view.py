@@ -16,8 +16,8 @@ from typing import Final, Protocol
 import msgspec
 
 from agent.allocate.device_holders.coexistence import conflicts
-from agent.allocate.device_holders.grants import of_pod_resources
 from agent.allocate.device_holders.holdings import claimed_cpus
+from agent.allocate.device_holders.reported_devices import of_pod_resources
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.shares import kubelet_may_own
 from agent.host.daemon import Periodic
@@ -58,7 +58,7 @@ class KubeletState(msgspec.Struct, frozen=True):
     """The report of PodResources."""
     cpus: KubeletCpus
     """The CPUs of pods, by CPU manager state, PodResources and claims."""
-    grants: tuple[ReportedDevices, ...] = ()
+    reported_devices: tuple[ReportedDevices, ...] = ()
     """Devices and CPUs of pods, also those that only containers show."""
 
 
@@ -88,10 +88,12 @@ class KubeletView:
 
         Raises StateFileError before the first readable answer."""
         resources = self._pod_resources.now(topology, pods)
-        grants = (*resources.grants, *shown)
+        reported_devices = (*resources.reported_devices, *shown)
         none = KubeletCpus() if self._configuration.has_no_static_policy else None
         cpus = self._cpu_manager.cpus(resources.cpus or none)
-        return KubeletState(resources, self._claims.with_claims(cpus, grants), grants)
+        return KubeletState(
+            resources, self._claims.with_claims(cpus, reported_devices), reported_devices
+        )
 
     def device_nodes(self, state: KubeletState) -> DeviceNodes | None:
         """The NUMA nodes of the devices that plugins gave, by the checkpoint, which the kubelet
@@ -202,7 +204,7 @@ class PodResourcesState(msgspec.Struct, frozen=True):
     """The portions of devices that plugins gave to the kubelet."""
     reserved_memory_bytes: Mapping[int, int] = {}
     """By NUMA node."""
-    grants: tuple[ReportedDevices, ...] = ()
+    reported_devices: tuple[ReportedDevices, ...] = ()
     """Devices by plugin or driver."""
     reserved_cpus: CpuSet = EMPTY
     """The CPUs that no pod gets exclusively."""
@@ -255,7 +257,7 @@ class PodResourcesStateView:
             for each in pod.containers
         }
         if answer.allocatable is None:
-            return PodResourcesState(held, grants=given, device_nodes=near)
+            return PodResourcesState(held, reported_devices=given, device_nodes=near)
         kept_back = reserved(topology, answer.allocatable)
         return PodResourcesState(
             held,
@@ -346,14 +348,14 @@ class DeviceCheckpointView:
         self._path = os.path.join(kubelet_dir, device_checkpoint.FILE_NAME)
         self._boot_id = boot_id()
         self._stamp = stamp("")
-        self._grants: tuple[ReportedDevices, ...] = ()
+        self._devices: tuple[ReportedDevices, ...] = ()
         self._nodes: DeviceNodes | None = None
         self._sources = sources or Sources()
 
-    def grants(self) -> tuple[ReportedDevices, ...]:
+    def reported_devices(self) -> tuple[ReportedDevices, ...]:
         """The devices of containers; empty without a checkpoint. Logs once what can't be read."""
         self._refresh()
-        return self._grants
+        return self._devices
 
     def nodes(self) -> DeviceNodes | None:
         """The NUMA nodes of devices by container; empty without a checkpoint, None if it could
@@ -371,7 +373,7 @@ class DeviceCheckpointView:
                 return
             self._stamp = now
             self._nodes = device_checkpoint.nodes_of(read)
-            self._grants, problems = device_checkpoint.grants_of(read, self._boot_id)
+            self._devices, problems = device_checkpoint.reported_devices_of(read, self._boot_id)
             self._report(*(f"{self._path}: {each}" for each in problems))
 
     def _report(self, *problems: str) -> None:
@@ -385,9 +387,11 @@ class ResourceClaimView:
     def __init__(self) -> None:
         self._logged: frozenset[tuple[int, str]] = frozenset()
 
-    def with_claims(self, kubelet: KubeletCpus, grants: Iterable[ReportedDevices]) -> KubeletCpus:
-        """Adds the CPUs of the claims among `grants`."""
-        found = claimed_cpus(grants)
+    def with_claims(
+        self, kubelet: KubeletCpus, reported_devices: Iterable[ReportedDevices]
+    ) -> KubeletCpus:
+        """Adds the CPUs of the claims among `reported_devices`."""
+        found = claimed_cpus(reported_devices)
         overlapping = (
             f"pod {each.refused.uid} has CPUs {each.refused.part}, which pod {each.kept.uid} has"
             for each in conflicts(found.holdings, {})

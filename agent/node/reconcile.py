@@ -233,7 +233,7 @@ class Reconciler:
     def _resolve(self, seen: Observation) -> Resolved:
         pods, seen_uids = self._pods(seen.managed.pods, seen.cluster)
         all_pods = (*pods, *(pod for pod in seen.listed.pods if self._excludes(pod)))
-        kubelet = self._kubelet.state(seen.topology, all_pods, seen.managed.grants)
+        kubelet = self._kubelet.state(seen.topology, all_pods, seen.managed.devices)
         static = kubelet.cpus.static
         pods = admitted(pods, seen_uids, static=static)
         of_node = self._node_object.configuration(self._cluster.known.node, seen.topology)
@@ -328,7 +328,7 @@ class Reconciler:
             seen.cluster,
             self._cluster,
             node.all_pods,
-            node.kubelet.grants,
+            node.kubelet.reported_devices,
             self._publisher.device_holders,
         )
         before = self._publisher.last

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.device_holders import grants
+from agent.allocate.device_holders import reported_devices
 from agent.cgroup import names
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri, RuntimeContainer, Sandbox, VerboseStatus
@@ -34,7 +34,7 @@ fit."""
 _MAX_STATUS_BYTES: Final = 10 << 20
 """The most bytes of all paths and CPU lists that are kept; those of a container take half a
 kilobyte."""
-_MAX_GRANT_BYTES: Final = 8 << 20
+_MAX_DEVICE_BYTES: Final = 8 << 20
 """The most bytes of the names of all devices that containers show."""
 
 
@@ -72,7 +72,7 @@ class RuntimeState(msgspec.Struct, frozen=True):
     statuses: dict[str, VerboseStatus]
     """By container id, for those that were inspected in this pass. It has all created containers,
     which start with the values in their status (cpuset "": every CPU of the parent)."""
-    grants: tuple[ReportedDevices, ...] = ()
+    devices: tuple[ReportedDevices, ...] = ()
     """The devices and CPUs that containers show."""
 
 
@@ -82,16 +82,16 @@ class RuntimeView:
     one in each pass, in case a notification was lost.
 
     `requests`: whether to read the requests of containers, also of those that have ended.
-    `grants`: whether to read the devices that containers show, from the same answer as their
+    `devices`: whether to read the devices that containers show, from the same answer as their
         cgroup."""
 
     def __init__(
-        self, cri: Cri, locator: CgroupLocator, *, requests: bool = False, grants: bool = False
+        self, cri: Cri, locator: CgroupLocator, *, requests: bool = False, devices: bool = False
     ) -> None:
         self._cri = cri
         self._locator = locator
         self._requests = requests
-        self._grants: dict[str, tuple[ReportedDevices, ...]] | None = {} if grants else None
+        self._devices: dict[str, tuple[ReportedDevices, ...]] | None = {} if devices else None
         self._shares: dict[str, int] = {}
         self._hugepages: dict[str, Mapping[int, int]] = {}
         self._stale: set[str] = set()
@@ -102,7 +102,7 @@ class RuntimeView:
         self._skipped_until: dict[str, float] = {}  # by id, the end on the monotonic clock
         self._too_large: dict[str, ContainerState | None] = {}  # by id, the state at that time
         self._status_texts = _Texts("paths and CPUs", _MAX_STATUS_BYTES)
-        self._grant_texts = _Texts("names of devices", _MAX_GRANT_BYTES)
+        self._device_texts = _Texts("names of devices", _MAX_DEVICE_BYTES)
         self._timed_out = False
 
     def observe(self) -> RuntimeState:
@@ -137,9 +137,9 @@ class RuntimeView:
                 by_uid.setdefault(sandbox.uid, []).append(sandbox)
         ended = self._newest_ended(containers) if self._requests else {}
         pods = [self._pod(of_pod, by_sandbox, ended) for _, of_pod in sorted(by_uid.items())]
-        shown = (self._grants or {}).get
-        grants = tuple(grant for each in living for grant in shown(each.id, ()))
-        return RuntimeState(tuple(pods), statuses, grants)
+        shown = (self._devices or {}).get
+        devices = tuple(reported for each in living for reported in shown(each.id, ()))
+        return RuntimeState(tuple(pods), statuses, devices)
 
     def changed(self, container_id: str) -> None:
         self._stale.add(container_id)
@@ -152,14 +152,14 @@ class RuntimeView:
         container. `uid` is empty for a pod that appeared after the sandboxes were listed."""
         group = self._groups.get(listed.id)
         stale = self._requests and (listed.id in self._stale or listed.id not in self._shares)
-        no_grants = self._grants is not None and uid != "" and listed.id not in self._grants
-        if listed.state is ContainerState.CREATED or group is None or stale or no_grants:
-            read = partial(self._cri.container_status, carriers=no_grants)
+        unread = self._devices is not None and uid != "" and listed.id not in self._devices
+        if listed.state is ContainerState.CREATED or group is None or stale or unread:
+            read = partial(self._cri.container_status, carriers=unread)
             status = self._inspect(listed.id, read, listed.state)
             if status is None:
                 return None
-            if self._grants is not None and status.carriers is not None:
-                self._grants[listed.id] = self._grants_of(listed, uid, status.carriers)
+            if self._devices is not None and status.carriers is not None:
+                self._devices[listed.id] = self._reported_of(listed, uid, status.carriers)
                 status = msgspec.structs.replace(status, carriers=None)
             statuses[listed.id] = status
             if listed.id not in self._unanswered:
@@ -269,18 +269,18 @@ class RuntimeView:
             self._sandboxes[sandbox_id] = status
         return status
 
-    def _grants_of(
-        self, container: RuntimeContainer, uid: str, carriers: grants.Carriers
+    def _reported_of(
+        self, container: RuntimeContainer, uid: str, carriers: reported_devices.Carriers
     ) -> tuple[ReportedDevices, ...]:
         """The devices and CPUs that a container shows. Those of its environment are left out when
-        the names of all containers take more than half of _MAX_GRANT_BYTES: the pod's author writes
-        the environment, and it proves nothing.
+        the names of all containers take more than half of _MAX_DEVICE_BYTES: the pod's author
+        writes the environment, and it proves nothing.
 
-        Raises RpcError beyond _MAX_GRANT_BYTES."""
-        reported = grants.of_carriers(uid, container.name, carriers)
-        if self._grant_texts.total_bytes + _text_bytes(_names(reported)) > _MAX_GRANT_BYTES // 2:
+        Raises RpcError beyond _MAX_DEVICE_BYTES."""
+        reported = reported_devices.of_carriers(uid, container.name, carriers)
+        if self._device_texts.total_bytes + _text_bytes(_names(reported)) > _MAX_DEVICE_BYTES // 2:
             reported = tuple(one for one in reported if one.source is not HoldingSource.ENVIRONMENT)
-        self._grant_texts.hold(container.id, _names(reported))
+        self._device_texts.hold(container.id, _names(reported))
         return reported
 
     def _inspect(
@@ -328,12 +328,12 @@ class RuntimeView:
         _keep(self._shares, containers)
         _keep(self._hugepages, containers)
         _keep(self._ended, containers)
-        _keep(self._grants or {}, containers)
+        _keep(self._devices or {}, containers)
         self._stale &= containers
         self._unanswered &= sandboxes | containers
         _keep(self._too_large, sandboxes | containers)
         self._status_texts.keep(sandboxes | containers)
-        self._grant_texts.keep(containers)
+        self._device_texts.keep(containers)
         for gone in self._skipped_until.keys() - sandboxes - containers:
             del self._skipped_until[gone]
 

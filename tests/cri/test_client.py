@@ -7,7 +7,7 @@ import json
 import pytest
 from google.protobuf.message import Message
 
-from agent.allocate.device_holders.grants import Carriers
+from agent.allocate.device_holders.reported_devices import Carriers
 from agent.cri.client import (
     MAX_INFO_BYTES,
     MAX_ITEMS,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate import batch
-from agent.allocate.device_holders import grants
+from agent.allocate.device_holders import reported_devices
 from agent.allocate.devices import partitions
 from agent.model import bounds
 from agent.model.cpu.cpuset import CpuSet
@@ -70,8 +70,8 @@ READERS: list[tuple[str, Read, int]] = [
     ),
     (listing.GONE_MINORS, listing.decode_gone, OBJECT_LIST),
     (interconnect.GPU_LINKS, interconnect.decode_links, OBJECT_LIST),
-    (holding.DEVICES_CHECKPOINTS, grants.of_device_object, OBJECT_LIST),
-    (holding.GPU_CHECKPOINTS, grants.of_device_object, OBJECT_LIST),
+    (holding.DEVICES_CHECKPOINTS, reported_devices.of_device_object, OBJECT_LIST),
+    (holding.GPU_CHECKPOINTS, reported_devices.of_device_object, OBJECT_LIST),
     (GPU_PARTITIONS, lambda texts: partitions.partitions({}, texts, {}), OBJECT_LIST),
 ]
 EACH = pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.allocate.device_holders.grants import Carriers, of_carriers
+from agent.allocate.device_holders.reported_devices import Carriers, of_carriers
 from agent.discover.gpuwatcher import GpuTiming, GpuWatcher
 from agent.kube.store import EmbeddedStore
 from agent.model.devices import device_object, interconnect
@@ -313,14 +313,14 @@ def test_allocations_are_counted_and_invalid_annotations_are_reported_once(
 def test_a_card_that_the_kubelet_assigned_is_in_use_and_published(mixed: Node) -> None:
     first = mixed.until(lambda report: report.devices)
     uuid = first.devices[0].uuid
-    grant = ReportedDevices("a", "main", "nvidia.com/gpu", (uuid,), HoldingSource.CHECKPOINT)
-    seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (pod("a"),), [grant])
+    reported = ReportedDevices("a", "main", "nvidia.com/gpu", (uuid,), HoldingSource.CHECKPOINT)
+    seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (pod("a"),), [reported])
     assert seen is not None
     assert seen.report.held == {("gpu", 0): first.devices[0].resources}
     (reported,) = msgspec.json.decode(seen.report.annotations[DEVICES_CHECKPOINTS])
     assert (reported["podUID"], reported["deviceIDs"]) == ("a", [uuid])
     assert [each.uid for each in seen.existing] == ["a"]
-    deleted = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (), [grant])
+    deleted = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (), [reported])
     assert deleted is not None
     assert (deleted.report.held, deleted.existing) == ({}, ())
 
@@ -331,13 +331,15 @@ def test_allocated_cards_can_be_withheld_from_the_device_object(
     mixed.view.close()
     mixed.view = mixed.new_view(withhold=True)
     first = mixed.until(lambda report: report.devices)
-    grant = ReportedDevices(
+    reported = ReportedDevices(
         "a", "main", "nvidia.com/gpu", (first.devices[1].uuid,), HoldingSource.CHECKPOINT
     )
 
-    def objects(*grants: ReportedDevices) -> tuple[list[int], int, int]:
+    def objects(*reported_devices: ReportedDevices) -> tuple[list[int], int, int]:
         """The gpu-core of the Device object, the Node and the NodeResourceTopology."""
-        seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (pod("a"),), grants)
+        seen = mixed.view.observe(
+            TOPOLOGY, mixed.published, mixed.api_node, (pod("a"),), reported_devices
+        )
         assert seen is not None
         values = ReportValues(
             "n", TOPOLOGY, {}, (), (), Reserved(), NodeConfiguration(), seen.report
@@ -357,7 +359,7 @@ def test_allocated_cards_can_be_withheld_from_the_device_object(
     count = len(first.devices)
     whole, free, zone = objects()
     assert (whole, free) == ([100] * count, 100 * count)
-    assert objects(grant) == ([100, 0, *[100] * (count - 2)], free - 100, zone - 100)
+    assert objects(reported) == ([100, 0, *[100] * (count - 2)], free - 100, zone - 100)
     assert objects() == (whole, free, zone), "its pod released it"
 
 
@@ -367,12 +369,14 @@ def test_a_card_of_two_pods_is_reported(mixed: Node, caplog: pytest.LogCaptureFi
     holder = msgspec.structs.replace(
         pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(allocation).decode()}
     )
-    grants = [
+    reported_devices = [
         ReportedDevices(uid, "main", "", (first.devices[0].uuid,), HoldingSource.CONTAINER)
         for uid in ("a", "b")
     ]
     for _ in range(2):
-        mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (holder, pod("b")), grants)
+        mixed.view.observe(
+            TOPOLOGY, mixed.published, mixed.api_node, (holder, pod("b")), reported_devices
+        )
     lines = [each.getMessage() for each in caplog.records if "belongs to" in each.getMessage()]
     uuid = first.devices[0].uuid
     assert lines == [
@@ -413,11 +417,13 @@ def test_a_running_pod_keeps_its_card_after_a_change_of_its_annotation(
     changed = msgspec.structs.replace(
         pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(allocation).decode()}
     )
-    grants = [
+    reported_devices = [
         ReportedDevices("a", "main", "nvidia.com/gpu", (one.uuid,), HoldingSource.CHECKPOINT),
         ReportedDevices("a", "side", "", (one.uuid,), HoldingSource.CONTAINER),
     ]
-    seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (changed,), grants)
+    seen = mixed.view.observe(
+        TOPOLOGY, mixed.published, mixed.api_node, (changed,), reported_devices
+    )
     assert seen is not None
     assert [(each.device, each.source) for each in seen.existing] == [
         (one.uuid, HoldingSource.CONTAINER)
@@ -525,10 +531,12 @@ def test_a_network_card_in_its_pods_namespace_stays_healthy(tmp_path: Path, held
     buses.write_files(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
     view = view_of(root)
     names = ("0000:17:00.0",) if held else ()
-    grants = [ReportedDevices("a", "main", "example.com/nic", names, HoldingSource.CHECKPOINT)]
+    reported_devices = [
+        ReportedDevices("a", "main", "example.com/nic", names, HoldingSource.CHECKPOINT)
+    ]
 
     def health_of_nic() -> list[bool]:
-        seen = view.observe(TOPOLOGY, Published(), ApiNode(), (pod("a"),), grants)
+        seen = view.observe(TOPOLOGY, Published(), ApiNode(), (pod("a"),), reported_devices)
         assert seen is not None
         return health(seen.report)
 

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from agent.allocate.device_holders.grants import Carriers
+from agent.allocate.device_holders.reported_devices import Carriers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.visibility import DeviceNode, Visibility, VisibleGpu

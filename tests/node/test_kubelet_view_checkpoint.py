@@ -23,17 +23,17 @@ def put(folder: Path, text: str) -> None:
     new.replace(path)
 
 
-def test_without_a_checkpoint_there_are_no_grants(tmp_path: Path) -> None:
+def test_without_a_checkpoint_there_are_no_reported_devices(tmp_path: Path) -> None:
     view = DeviceCheckpointView(str(tmp_path))
-    assert (view.grants(), view.nodes()) == ((), {})
+    assert (view.reported_devices(), view.nodes()) == ((), {})
 
 
-def test_grants_are_read_once_the_checkpoint_is_written(tmp_path: Path) -> None:
+def test_devices_are_read_once_the_checkpoint_is_written(tmp_path: Path) -> None:
     view = DeviceCheckpointView(str(tmp_path))
-    assert view.grants() == ()
+    assert view.reported_devices() == ()
     put(tmp_path, json.dumps(REAL))
-    assert view.grants()[0] == REPORTED
-    assert view.grants() is view.grants()
+    assert view.reported_devices()[0] == REPORTED
+    assert view.reported_devices() is view.reported_devices()
 
 
 def test_numa_nodes_of_devices(tmp_path: Path) -> None:
@@ -55,12 +55,12 @@ def test_a_torn_file_is_logged_once_and_leaves_the_last_valid_answer(
 ) -> None:
     put(tmp_path, json.dumps(REAL))
     view = DeviceCheckpointView(str(tmp_path))
-    before = view.grants()
+    before = view.reported_devices()
     caplog.clear()
     put(tmp_path, content)
     for _ in range(3):
-        assert view.grants() == before
+        assert view.reported_devices() == before
     assert len(caplog.records) == 1
     assert FILE_NAME in caplog.text
     put(tmp_path, json.dumps(REAL))
-    assert view.grants() == before
+    assert view.reported_devices() == before

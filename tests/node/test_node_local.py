@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.allocate.device_holders.grants import Carriers
+from agent.allocate.device_holders.reported_devices import Carriers
 from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.cri.client import Sandbox
 from agent.discover.cpus import TopologyView

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from agent.allocate import pools
-from agent.allocate.device_holders.grants import Carriers
+from agent.allocate.device_holders.reported_devices import Carriers
 from agent.cgroup import writer
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.allocate.device_holders.grants import Carriers
+from agent.allocate.device_holders.reported_devices import Carriers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cri.client import VerboseStatus
 from agent.model.devices.holding import HoldingSource, ReportedDevices
@@ -18,9 +18,9 @@ from agent.rpc.grpc import RpcError
 from tests.node.world import World, with_resources
 
 
-def runtime_view(world: World, *, requests: bool = False, grants: bool = False) -> RuntimeView:
+def runtime_view(world: World, *, requests: bool = False, devices: bool = False) -> RuntimeView:
     locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
-    return RuntimeView(world.runtime, locator, requests=requests, grants=grants)
+    return RuntimeView(world.runtime, locator, requests=requests, devices=devices)
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_ended_containers_are_listed_if_requests_matter(world: World) -> None:
 
 
 def test_devices_of_a_container_are_requested_once(world: World) -> None:
-    observer = runtime_view(world, grants=True)
+    observer = runtime_view(world, devices=True)
     pod = world.sandbox("p")
     with_variable, plain = world.container(pod, "with-variable"), world.container(pod, "plain")
     created = world.container(pod, "created", state=ContainerState.CREATED)
@@ -188,29 +188,29 @@ def test_devices_of_a_container_are_requested_once(world: World) -> None:
     world.runtime.carriers[with_variable.id] = Carriers(environment=variable)
     expected = (ReportedDevices("p", "with-variable", "", ("GPU-1",), HoldingSource.ENVIRONMENT),)
     for _ in range(3):
-        assert observer.observe().grants == expected
+        assert observer.observe().devices == expected
     assert sorted(world.runtime.requested_carriers) == sorted(
         [with_variable.id, plain.id, created.id]
     )
     world.end_container(with_variable)
-    assert observer.observe().grants == ()
+    assert observer.observe().devices == ()
 
 
 def test_devices_of_a_container_are_requested_again_without_an_answer(world: World) -> None:
-    observer = runtime_view(world, grants=True)
+    observer = runtime_view(world, devices=True)
     container = world.container(world.sandbox("p"))
     world.runtime.carriers[container.id] = Carriers(cdi_devices=("nvidia.com/gpu=GPU-1",))
     world.runtime.failing[container.id] = Code.UNKNOWN
-    assert observer.observe().grants == ()
+    assert observer.observe().devices == ()
     del world.runtime.failing[container.id]
-    assert [each.names for each in observer.observe().grants] == [("GPU-1",)]
+    assert [each.names for each in observer.observe().devices] == [("GPU-1",)]
 
 
 @pytest.mark.parametrize("state", [ContainerState.CREATED, ContainerState.RUNNING])
 def test_a_status_that_is_too_large_is_requested_and_reported_once(
     world: World, caplog: pytest.LogCaptureFixture, state: ContainerState
 ) -> None:
-    observer = runtime_view(world, requests=True, grants=True)
+    observer = runtime_view(world, requests=True, devices=True)
     container = world.container(world.sandbox("p"), state=state)
     world.runtime.failing[container.id] = Code.RESOURCE_EXHAUSTED
     for _ in range(3):
@@ -222,7 +222,7 @@ def test_a_status_that_is_too_large_is_requested_and_reported_once(
 
 
 def test_a_status_that_was_too_large_is_requested_again_after_a_change(world: World) -> None:
-    observer = runtime_view(world, grants=True)
+    observer = runtime_view(world, devices=True)
     container = world.container(world.sandbox("p"), state=ContainerState.CREATED)
     variable = (("NVIDIA_VISIBLE_DEVICES", "GPU-1"),)
     world.runtime.carriers[container.id] = Carriers(environment=variable)
@@ -234,9 +234,9 @@ def test_a_status_that_was_too_large_is_requested_again_after_a_change(world: Wo
     observer.observe()
     assert world.runtime.status_calls[container.id] == 2
     world.runtime.failing.clear()
-    assert observer.observe().grants == ()
+    assert observer.observe().devices == ()
     observer.changed(container.id)
-    assert [each.names for each in observer.observe().grants] == [("GPU-1",)]
+    assert [each.names for each in observer.observe().devices] == [("GPU-1",)]
 
 
 def test_the_status_of_a_sandbox_that_is_too_large_is_requested_once(
@@ -270,7 +270,7 @@ def test_texts_of_all_statuses_are_bounded(world: World, observer: RuntimeView) 
 def test_names_in_environments_of_many_containers_are_left_out_and_others_are_kept(
     world: World,
 ) -> None:
-    observer = runtime_view(world, grants=True)
+    observer = runtime_view(world, devices=True)
     pod = world.sandbox("p")
     names = ",".join(f"GPU-{number}" + "a" * 60 for number in range(900))
     for number in range(100):
@@ -279,14 +279,14 @@ def test_names_in_environments_of_many_containers_are_left_out_and_others_are_ke
             environment=(("NVIDIA_VISIBLE_DEVICES", names),),
             cdi_devices=(f"nvidia.com/gpu=GPU-{number}",),
         )
-    found = observer.observe().grants
+    found = observer.observe().devices
     by_runtime = [each.names for each in found if each.source is HoldingSource.CONTAINER]
     assert len(by_runtime) == 100
     assert 0 < len(found) - len(by_runtime) < 100
 
 
 def test_names_of_devices_in_requests_are_bounded(world: World) -> None:
-    observer = runtime_view(world, grants=True)
+    observer = runtime_view(world, devices=True)
     pod = world.sandbox("p")
     names = tuple(f"nvidia.com/gpu=GPU-{number}" + "a" * 60 for number in range(700))
     for number in range(200):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from agent.allocate.device_holders.grants import Carriers
+from agent.allocate.device_holders.reported_devices import Carriers
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cri.client import Cri, RuntimeContainer, Sandbox, VerboseStatus
@@ -235,7 +235,10 @@ class World:
         hierarchy = Hierarchy(str(self.cpuset.parent))
         controllers = Controllers(str(self.cpuset.parent), hierarchy.handles)
         runtime = RuntimeView(
-            self.runtime, CgroupLocator(hierarchy), requests=local is not None, grants=True
+            self.runtime,
+            CgroupLocator(hierarchy),
+            requests=local is not None,
+            devices=True,
         )
         journal = Journal(self.state / "journal")
         notices = CpuNotices(str(self.state))

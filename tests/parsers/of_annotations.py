@@ -12,7 +12,7 @@ import msgspec
 import urllib3
 
 from agent.allocate import batch
-from agent.allocate.device_holders import grants
+from agent.allocate.device_holders import reported_devices
 from agent.allocate.devices import partitions
 from agent.allocate.node_allocator.answer import spec_text
 from agent.cgroup import names
@@ -281,7 +281,7 @@ _TEXTS: Final[list[tuple[str, Read, tuple[str, ...], tuple[str, ...]]]] = [
     ),
     (
         holding.DEVICES_CHECKPOINTS,
-        grants.of_device_object,
+        reported_devices.of_device_object,
         (_CHECKPOINTS,),
         ("model.devices.holding:decode",),
     ),

@@ -16,8 +16,8 @@ from typing import Any, Final
 import pytest
 from google.protobuf.message import DecodeError, Message
 
-from agent.allocate.device_holders import grants
 from agent.allocate.device_holders import names as holder_names
+from agent.allocate.device_holders import reported_devices
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import Hierarchy
@@ -256,7 +256,7 @@ _HOLDERS: Final = holder_names.keys(
 
 def _info(text: str) -> object:
     carried = client.device_carriers(text)
-    found = grants.of_carriers("u", "c", carried)
+    found = reported_devices.of_carriers("u", "c", carried)
     return (
         client.status_of(text),
         carried,
@@ -725,7 +725,11 @@ def _kubelet() -> Iterator[Target]:
 
 def _checkpoint(raw: bytes) -> object:
     found = device_checkpoint.decode(raw)
-    return found, device_checkpoint.grants_of(found, "other"), device_checkpoint.nodes_of(found)
+    return (
+        found,
+        device_checkpoint.reported_devices_of(found, "other"),
+        device_checkpoint.nodes_of(found),
+    )
 
 
 def _words(words: list[str]) -> object:
@@ -753,7 +757,7 @@ def _pod_resources() -> Iterator[Target]:
 
     def read(raw: bytes) -> object:
         found = podresources.pods(podresources_pb2.ListPodResourcesResponse.FromString(raw))
-        reported = grants.of_pod_resources(found, {each.key: "u" for each in found})
+        reported = reported_devices.of_pod_resources(found, {each.key: "u" for each in found})
         return found, [holder_names.meaning(each, _HOLDERS) for each in reported]
 
     yield Target(

@@ -21,8 +21,8 @@ from typing import Final
 import msgspec
 
 from agent.allocate.device_holders.coexistence import conflicts
-from agent.allocate.device_holders.grants import CPU_DRIVER
 from agent.allocate.device_holders.names import Keys, is_number, meaning
+from agent.allocate.device_holders.reported_devices import CPU_DRIVER
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.devices import device_allocation
 from agent.model.devices.device_allocation import AllocatedDevices, DeviceAmounts, VirtualFunctions
@@ -62,7 +62,7 @@ class ResolvedHoldings(msgspec.Struct, frozen=True):
 
 
 def resolve_holdings(
-    grants: Iterable[ReportedDevices],
+    reported_devices: Iterable[ReportedDevices],
     keys: Keys,
     allocated: Mapping[str, Mapping[str, Set[str]]],
     present: Collection[str] | None,
@@ -80,28 +80,29 @@ def resolve_holdings(
     problems: list[str] = []
     notes: list[str] = []
     unproven: list[str] = []
-    present_grants = [
-        grant
-        for grant in sorted(grants, key=_grant_order)
-        if present is None or grant.uid in present
+    of_present = [
+        reported
+        for reported in sorted(reported_devices, key=_source_order)
+        if present is None or reported.uid in present
     ]
     proven = {
         _part(holding)
-        for grant in present_grants
-        if grant.source is not HoldingSource.ENVIRONMENT
-        for holding in meaning(grant, keys).holdings
+        for reported in of_present
+        if reported.source is not HoldingSource.ENVIRONMENT
+        for holding in meaning(reported, keys).holdings
     }
-    for grant in present_grants:
-        by_environment = grant.source is HoldingSource.ENVIRONMENT
-        if by_environment and grant.resource == CPU_DRIVER:
+    for reported in of_present:
+        by_environment = reported.source is HoldingSource.ENVIRONMENT
+        if by_environment and reported.resource == CPU_DRIVER:
             continue
-        of_pod = allocated.get(grant.uid, {})
+        of_pod = allocated.get(reported.uid, {})
         if DeviceType.GPU in of_pod:
             # Numbers may have changed since the container was created.
-            kept = tuple(name for name in grant.names if not is_number(name))
-            grant = msgspec.structs.replace(grant, names=kept)
-        read = meaning(grant, keys)
-        title = f"pod {grant.uid}, {grant.container}: {grant.resource or grant.source.value}"
+            kept = tuple(name for name in reported.names if not is_number(name))
+            reported = msgspec.structs.replace(reported, names=kept)
+        read = meaning(reported, keys)
+        by = reported.resource or reported.source.value
+        title = f"pod {reported.uid}, {reported.container}: {by}"
         listed = read.unknown[:_MAX_LISTED]
         names_alone = list(read.unknown) if by_environment else []
         if not by_environment:
@@ -155,8 +156,8 @@ def _quoted(name: str) -> str:
     return repr(name[:_MAX_CHARACTERS])
 
 
-def _grant_order(grant: ReportedDevices) -> tuple[int, str, str, str]:
-    return _ORDER[grant.source], grant.uid, grant.container, grant.resource
+def _source_order(reported: ReportedDevices) -> tuple[int, str, str, str]:
+    return _ORDER[reported.source], reported.uid, reported.container, reported.resource
 
 
 def _order(holding: DeviceHolding) -> tuple[str, ...]:
@@ -312,27 +313,28 @@ class ClaimedCpus(msgspec.Struct, frozen=True):
     """Claims whose CPUs can't be reserved."""
 
 
-def claimed_cpus(grants: Iterable[ReportedDevices]) -> ClaimedCpus:
+def claimed_cpus(reported_devices: Iterable[ReportedDevices]) -> ClaimedCpus:
     """The CPUs in the claims that the kubelet reports, and in those that containers' variables
     name."""
-    grants = tuple(grants)
+    reported_devices = tuple(reported_devices)
     claims: dict[tuple[str, str], list[ReportedDevices]] = {}
-    for grant in grants:
-        if grant.source is HoldingSource.CLAIM and _gives_cpus(grant):
-            claims.setdefault((grant.uid, grant.container), []).append(grant)
+    for reported in reported_devices:
+        if reported.source is HoldingSource.CLAIM and _gives_cpus(reported):
+            claims.setdefault((reported.uid, reported.container), []).append(reported)
     by_uid: dict[str, dict[str, CpuSet]] = {}
     holdings: list[DeviceHolding] = []
     problems: list[str] = []
-    for grant in grants:
-        if grant.source is not HoldingSource.ENVIRONMENT or grant.resource != CPU_DRIVER:
+    for reported in reported_devices:
+        if reported.source is not HoldingSource.ENVIRONMENT or reported.resource != CPU_DRIVER:
             continue
-        title = f"pod {grant.uid}, {grant.container}: CPUs {', '.join(grant.names)} in a variable"
-        of_container = claims.get((grant.uid, grant.container), ())
-        claim = next((named for named in of_container if _is_of(named, grant.claim)), None)
+        named_cpus = ", ".join(reported.names)
+        title = f"pod {reported.uid}, {reported.container}: CPUs {named_cpus} in a variable"
+        of_container = claims.get((reported.uid, reported.container), ())
+        claim = next((named for named in of_container if _is_of(named, reported.claim)), None)
         if claim is None:
             problems.append(f"{title}, and the kubelet reports no such claim")
             continue
-        read = meaning(msgspec.structs.replace(grant, claim=claim.claim), {})
+        read = meaning(msgspec.structs.replace(reported, claim=claim.claim), {})
         problems += [f"{title}: {name!r} {why}" for name, why in read.left]
         problems += [f"{title}: {name!r} is not a list of CPUs" for name in read.unknown]
         for holding in read.holdings:
@@ -344,11 +346,11 @@ def claimed_cpus(grants: Iterable[ReportedDevices]) -> ClaimedCpus:
     return ClaimedCpus(by_uid, tuple(holdings), tuple(problems))
 
 
-def _gives_cpus(grant: ReportedDevices) -> bool:
-    return grant.resource == CPU_DRIVER or any(map(_CPU_DEVICE.fullmatch, grant.names))
+def _gives_cpus(reported: ReportedDevices) -> bool:
+    return reported.resource == CPU_DRIVER or any(map(_CPU_DEVICE.fullmatch, reported.names))
 
 
-def _is_of(grant: ReportedDevices, uid: str) -> bool:
-    """Whether the grant has a name `claim-UID` or `claim-UID-...` of this uid."""
-    names = (each.rpartition("=")[2] for each in grant.cdi)
+def _is_of(reported: ReportedDevices, uid: str) -> bool:
+    """Whether one of the names is `claim-UID` or `claim-UID-...` of this uid."""
+    names = (each.rpartition("=")[2] for each in reported.cdi)
     return any(name == f"claim-{uid}" or name.startswith(f"claim-{uid}-") for name in names)

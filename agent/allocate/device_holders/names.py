@@ -81,7 +81,7 @@ resource name."""
 
 
 class Meaning(msgspec.Struct, frozen=True):
-    """The meaning of a grant's names."""
+    """The meaning of reported names."""
 
     holdings: tuple[DeviceHolding, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
@@ -137,13 +137,13 @@ def is_number(name: str) -> bool:
     return _NUMBER.fullmatch(name) is not None
 
 
-def meaning(grant: ReportedDevices, keys: Keys) -> Meaning:
-    """Resolves every name of the grant by its row."""
+def meaning(reported: ReportedDevices, keys: Keys) -> Meaning:
+    """Resolves every name by its row."""
     holdings: list[DeviceHolding] = []
     left: list[tuple[str, str]] = []
     unknown: list[str] = []
-    for name in dict.fromkeys(grant.names):
-        row, match = _row(grant.resource, name)
+    for name in dict.fromkeys(reported.names):
+        row, match = _row(reported.resource, name)
         if row.form is Form.CPUS:
             target = _cpus(name)
         else:
@@ -157,15 +157,15 @@ def meaning(grant: ReportedDevices, keys: Keys) -> Meaning:
         part = match.expand(row.part) if row.part else target.part
         holdings.append(
             DeviceHolding(
-                grant.uid,
-                grant.container,
-                grant.resource,
+                reported.uid,
+                reported.container,
+                reported.resource,
                 target.type,
                 target.device,
-                Form.REPLICA if grant.share else row.form or target.form,
-                grant.share or part,
-                source=grant.source,
-                claim=grant.claim,
+                Form.REPLICA if reported.share else row.form or target.form,
+                reported.share or part,
+                source=reported.source,
+                claim=reported.claim,
             )
         )
     return Meaning(tuple(holdings), tuple(left), tuple(unknown))

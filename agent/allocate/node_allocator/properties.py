@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate import layout as layouts
-from agent.allocate.device_holders import grants
+from agent.allocate.device_holders import reported_devices
 from agent.allocate.device_holders.holdings import functions_taken, resolve_holdings, taken
 from agent.allocate.device_holders.names import keys
 from agent.allocate.devices import partitions
@@ -244,7 +244,7 @@ def _links(text: str, objective: GpuObjective) -> LinkTable | None:
 
 def _imported(device: DeviceObject, faults: list[str]) -> dict[str, Imported]:
     try:
-        reported = grants.of_device_object(device.annotations)
+        reported = reported_devices.of_device_object(device.annotations)
     except AnnotationError as error:
         faults.append(f"Device {device.name}: {error}")
         return {}

@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from agent.allocate.device_holders import grants
+from agent.allocate.device_holders import reported_devices
 from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
 from agent.allocate.node_allocator.pod_request import kind_of
 from agent.allocate.placement.demand import NO_KIND, PodKind
@@ -276,7 +276,7 @@ def devices(text: bytes) -> DeviceObject | Unreadable:
     except ObjectError as error:
         return _unreadable(error)
     try:
-        grants.of_device_object(read.annotations)
+        reported_devices.of_device_object(read.annotations)
     except AnnotationError as error:
         # Without this list it is unknown which devices are in use.
         return _unreadable(ObjectError(device_object.KIND, read.name, str(error)))

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.device_holders.coexistence import conflicts
-from agent.allocate.device_holders.grants import Carriers, of_carriers, of_device_object
 from agent.allocate.device_holders.holdings import (
     ResolvedHoldings,
     functions_taken,
@@ -16,6 +15,7 @@ from agent.allocate.device_holders.holdings import (
     without_taken,
 )
 from agent.allocate.device_holders.names import keys, meaning
+from agent.allocate.device_holders.reported_devices import Carriers, of_carriers, of_device_object
 from agent.allocate.devices.allocation import allocate
 from agent.allocate.devices.inventory import inventory, node_devices
 from agent.allocate.refusal import Refusal
@@ -93,9 +93,11 @@ def test_devices_in_a_container_count_in_addition_to_the_allocation() -> None:
 def test_a_huge_variable_costs_neither_time_nor_log_lines() -> None:
     """Any user may set such a variable."""
     value = ",".join(["GPU-a1", *map(str, range(10, 20_000)), "GPU-" + "9" * 9_000])
-    (grant,) = of_carriers("a", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", value),)))
-    assert len(grant.names) <= 1024
-    found = resolve(grant)
+    (reported,) = of_carriers(
+        "a", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", value),))
+    )
+    assert len(reported.names) <= 1024
+    found = resolve(reported)
     (line,) = found.unproven
     assert line.startswith("pod a, main: environment: it names devices that neither the kubelet")
     assert line.endswith("(1024 in all)")
@@ -315,7 +317,7 @@ device_names = st.lists(
     max_size=4,
 )
 resources = st.sampled_from(["nvidia.com/gpu", "gpu.nvidia.com", "intel.com/sriov", ""])
-some_grants = st.lists(
+some_reported_devices = st.lists(
     st.builds(
         ReportedDevices,
         st.sampled_from("ab"),
@@ -335,7 +337,7 @@ some_grants = st.lists(
 )
 
 
-@given(some_grants)
+@given(some_reported_devices)
 def test_a_reader_of_the_device_object_counts_the_same_devices_as_the_node(
     found: list[ReportedDevices],
 ) -> None:
@@ -363,7 +365,7 @@ REQUESTS = (
 )
 
 
-@given(some_grants, st.booleans())
+@given(some_reported_devices, st.booleans())
 def test_a_scheduler_allocates_no_device_that_pods_hold(
     found: list[ReportedDevices], annotated: bool
 ) -> None:
@@ -398,8 +400,8 @@ def test_a_scheduler_allocates_no_device_that_pods_hold(
             raise AssertionError("the allocation never fails")
 
 
-@given(some_grants, st.randoms(use_true_random=False))
-def test_the_order_of_grants_changes_nothing(found: list[ReportedDevices], random: object) -> None:
+@given(some_reported_devices, st.randoms(use_true_random=False))
+def test_the_order_of_reports_changes_nothing(found: list[ReportedDevices], random: object) -> None:
     expected = resolve(*found)
     random.shuffle(found)  # type: ignore[attr-defined]
     assert holding.encode(resolve(*found).holdings) == holding.encode(expected.holdings)

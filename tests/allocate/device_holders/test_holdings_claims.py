@@ -3,8 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.device_holders.grants import Carriers, of_carriers
 from agent.allocate.device_holders.holdings import claimed_cpus
+from agent.allocate.device_holders.reported_devices import Carriers, of_carriers
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.holding import HoldingSource, ReportedDevices
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from agent.allocate.device_holders.coexistence import conflicts
-from agent.allocate.device_holders.grants import of_pod_resources
 from agent.allocate.device_holders.names import meaning
+from agent.allocate.device_holders.reported_devices import of_pod_resources
 from agent.model.devices.holding import Form, HoldingSource, ReportedDevices
 from agent.model.pod.pod_resources import (
     ClaimedDevice,

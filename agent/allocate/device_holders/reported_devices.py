@@ -1,5 +1,5 @@
-"""Grants: devices and CPUs that a device plugin or a DRA driver gave to a container, from the
-PodResources API of the kubelet, from the annotations of a Device object, and from the container
+"""Devices and CPUs that a device plugin or a DRA driver gave to a container, as reported by the
+PodResources API of the kubelet, by the annotations of a Device object, and by the container
 itself or the plugin's answer: environment, mounts, CDI names and device nodes."""
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Carriers(msgspec.Struct, frozen=True):
 def of_carriers(
     uid: str, container: str, carriers: Carriers, answer: HoldingSource | None = None
 ) -> tuple[ReportedDevices, ...]:
-    """One grant for each source, resource, driver or CDI kind, and claim on CPUs. If a variable is
+    """One value for each source, resource, driver or CDI kind, and claim on CPUs. If a variable is
     set twice, the last value counts.
 
-    `answer`: the source of all grants except those by device nodes, if it is not the container."""
+    `answer`: the source of all values except those by device nodes, if it is not the container."""
     named: dict[tuple[HoldingSource, str], list[str]] = {}
     carried = (
         (answer or HoldingSource.CONTAINER, _qualified_names(carriers.cdi_devices)),
@@ -120,8 +120,8 @@ _CONTAINER_PATH, _HOST_PATH, _NAME = 1, 2, 1
 
 
 def of_answer(uid: str, container: str, answer: bytes | None) -> tuple[ReportedDevices, ...]:
-    """The grants of a device plugin's ContainerAllocateResponse: it names devices whose ids have no
-    meaning. Raises WireError for bytes that are not such a message."""
+    """The devices of a device plugin's ContainerAllocateResponse: it names devices whose ids have
+    no meaning. Raises WireError for bytes that are not such a message."""
     return of_carriers(uid, container, answered(answer or b""), HoldingSource.ANSWER)
 
 

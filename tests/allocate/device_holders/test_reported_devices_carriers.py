@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.device_holders.grants import Carriers, of_carriers
+from agent.allocate.device_holders.reported_devices import Carriers, of_carriers
 from agent.model.devices.holding import HoldingSource
 
 MOUNTS = "/var/run/nvidia-container-devices"

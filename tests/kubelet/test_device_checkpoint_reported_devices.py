@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.device_holders.grants import Carriers, answered
+from agent.allocate.device_holders.reported_devices import Carriers, answered
 from agent.kubelet import device_checkpoint
-from agent.kubelet.device_checkpoint import grants_of
+from agent.kubelet.device_checkpoint import reported_devices_of
 from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.model.wire import patch
 
@@ -61,7 +61,7 @@ def test_a_real_answer() -> None:
 
 @pytest.mark.parametrize("ids", [["GPU-b", "GPU-a"], {"1": ["GPU-b"], "0": ["GPU-a", "GPU-b"]}])
 def test_ids_in_a_list_and_by_numa_node(ids: Any) -> None:
-    found, problems = grants_of(checkpoint(ids))
+    found, problems = reported_devices_of(checkpoint(ids))
     assert problems == ()
     assert found == (
         ReportedDevices(
@@ -71,7 +71,7 @@ def test_ids_in_a_list_and_by_numa_node(ids: Any) -> None:
 
 
 def test_ids_and_answer() -> None:
-    found, problems = grants_of(checkpoint({"-1": ["tegra"]}, TEGRA))
+    found, problems = reported_devices_of(checkpoint({"-1": ["tegra"]}, TEGRA))
     assert problems == ()
     assert found == (
         ReportedDevices("pod", "main", "nvidia.com/gpu", ("tegra",), HoldingSource.CHECKPOINT),
@@ -80,7 +80,9 @@ def test_ids_and_answer() -> None:
 
 
 def test_an_invalid_answer_is_reported_and_the_ids_count() -> None:
-    found, problems = grants_of(checkpoint(["GPU-a"], base64.b64encode(b"\x0a\x7f").decode()))
+    found, problems = reported_devices_of(
+        checkpoint(["GPU-a"], base64.b64encode(b"\x0a\x7f").decode())
+    )
     assert [each.names for each in found] == [("GPU-a",)]
     (problem,) = problems
     assert problem.startswith("pod pod, main: AllocResp: ")
@@ -98,7 +100,7 @@ def test_an_invalid_answer_is_reported_and_the_ids_count() -> None:
 def test_checkpoint_of_another_boot_is_reported(
     recorded: str, boot: str, problems: tuple[str, ...]
 ) -> None:
-    found, reported = grants_of(checkpoint(["GPU-a"], BootID=recorded), boot)
+    found, reported = reported_devices_of(checkpoint(["GPU-a"], BootID=recorded), boot)
     assert reported == problems
     assert len(found) == 1
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from agent.allocate.device_holders.grants import of_device_object
+from agent.allocate.device_holders.reported_devices import of_device_object
 from agent.model.devices.holding import (
     DEVICES_CHECKPOINTS,
     GPU_CHECKPOINTS,
