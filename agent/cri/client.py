@@ -17,10 +17,9 @@ import msgspec
 
 from agent.allocate.device_holders.reported_devices import Carriers
 from agent.allocate.shares import unequal_resources
-from agent.hooks.requests import hugepages
 from agent.model import bounds, wire
 from agent.model.devices import visibility
-from agent.model.linux_resources import NO_RESOURCES, CpuQuota, LinuxResources, to_cri
+from agent.model.linux_resources import NO_RESOURCES, CpuQuota, LinuxResources, hugepages, to_cri
 from agent.model.pod.pods import ContainerState, pod_metadata, pod_uid
 from agent.model.verdict import Code
 from agent.proto import DecodeError, Message
@@ -87,15 +86,13 @@ class VerboseStatus(msgspec.Struct, frozen=True):
 
     `cgroups_path`: of the OCI spec (`/parent/ID` or `slice:prefix:ID`); `resources`: of the spec,
     with which the container starts. `carriers`: what shows its devices, None unless requested.
-    `hugepages`: by page size, the limits in bytes. `unequal`: of a sandbox, where the pod's CPU
-    limit differs from its request."""
+    `unequal`: of a sandbox, where the pod's CPU limit differs from its request."""
 
     pid: int = 0
     cgroup_parent: str = ""
     cgroups_path: str = ""
     resources: LinuxResources = NO_RESOURCES
     carriers: Carriers | None = None
-    hugepages: dict[int, int] = {}
     unequal: str = ""
 
 
@@ -266,7 +263,9 @@ class _SpecResources(msgspec.Struct, rename="camel"):
     memory: _SpecMemory | None = None
     hugepage_limits: list[_SpecHugepages] | None = None
 
-    def values(self) -> LinuxResources:
+    def values(self, requested: _ConfigResources) -> LinuxResources:
+        # Without the hugetlb controller the spec has no limits of huge pages.
+        limits = self.hugepage_limits or requested.hugepage_limits or ()
         cpu, memory = self.cpu or _SpecCpu(), self.memory or _SpecMemory()
         return LinuxResources(
             cpuset=cpu.cpus or None,
@@ -274,6 +273,7 @@ class _SpecResources(msgspec.Struct, rename="camel"):
             shares=cpu.shares or None,
             quota=CpuQuota.of(cpu.quota or 0, cpu.period or 0),
             memory_limit_bytes=memory.limit or None,
+            hugepages=hugepages((each.page_size, each.limit) for each in limits),
         )
 
 
@@ -327,9 +327,8 @@ def status_of(info: str) -> VerboseStatus:
         return VerboseStatus()
     spec = found.spec.linux if found.spec and found.spec.linux else _SpecLinux()
     config = found.config.linux if found.config and found.config.linux else _ConfigLinux()
-    specified = spec.resources or _SpecResources()
     configured = config.resources or _ConfigResources()
-    resources = specified.values()
+    resources = (spec.resources or _SpecResources()).values(configured)
     texts = (config.cgroup_parent, spec.cgroups_path, resources.cpuset, resources.mems)
     if any(len(each or "") > MAX_PATH_BYTES for each in texts):
         return VerboseStatus()
@@ -338,11 +337,6 @@ def status_of(info: str) -> VerboseStatus:
         config.cgroup_parent,
         spec.cgroups_path,
         resources,
-        # Without the hugetlb controller the spec has no limits.
-        hugepages=hugepages(
-            (each.page_size, each.limit)
-            for each in specified.hugepage_limits or configured.hugepage_limits or ()
-        ),
         unequal=unequal_resources(
             configured.cpu_shares, configured.cpu_quota, configured.cpu_period
         ),

@@ -143,10 +143,7 @@ class Admission:
             if waits and snapshot is not None and cpuset.local_request(request, snapshot):
                 creation.announced = True
                 notification = ContainerAnnounced(
-                    request.pod,
-                    request.container_name,
-                    request.requested.shares or 0,
-                    request.hugepages,
+                    request.pod, request.container_name, request.requested
                 )
             creation.waiting.notify(self._notifier.notify, notification)
             return Wait()

@@ -17,7 +17,6 @@ from agent.hooks.requests import (
     CreateContainer,
     UpdateContainer,
     announced_pod,
-    hugepages,
 )
 from agent.model.devices import visibility
 from agent.model.devices.visibility import Mount
@@ -49,10 +48,6 @@ _NODE_PATH, _NODE_HOST_PATH, _NODE_PERMISSIONS = 1, 2, 3
 _CONTAINER_PATH, _HOST_PATH, _READ_ONLY = 1, 2, 3
 # UpdateContainerResourcesRequest: linux
 _UPDATE_RESOURCES = (2,)
-# LinuxContainerResources
-_HUGEPAGE_LIMITS = 8
-# HugepageLimit
-_PAGE_SIZE, _LIMIT = 1, 2
 
 
 def run_pod_sandbox(message: bytes) -> PodAnnounced:
@@ -63,15 +58,10 @@ def run_pod_sandbox(message: bytes) -> PodAnnounced:
 def create_container(message: bytes) -> CreateContainer:
     """What decisions read of a CreateContainerRequest. Raises WireError."""
     config = merged(message, CONFIG)
-    resources = merged(message, *CREATE_RESOURCES)
     return CreateContainer(
         _pod(merged(message, _SANDBOX_CONFIG)),
         text(merged(config, 1), 1),
-        from_cri(resources),
-        hugepages(
-            (text(each, _PAGE_SIZE), number(each, _LIMIT))
-            for each in payloads(resources, _HUGEPAGE_LIMITS)
-        ),
+        from_cri(merged(message, *CREATE_RESOURCES)),
     )
 
 

@@ -8,12 +8,10 @@ requests that the hooks could not decide.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -30,18 +28,16 @@ from agent.model.notifications import (
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.pod.pods import Pod, pod_metadata, pod_uid
 from agent.model.pod.qos import kube_class
-from agent.model.quantities import QuantityError, page_bytes
 from agent.model.settings.failure_policy import FailurePolicies
 from agent.model.verdict import Refuse, Wait
 
 
 class CreateContainer(msgspec.Struct, frozen=True):
-    """A request to create a container. `hugepages`: by page size, the limits in bytes."""
+    """A request to create a container."""
 
     pod: PodAnnounced
     container_name: str
     requested: LinuxResources = NO_RESOURCES
-    hugepages: dict[int, int] = {}
 
 
 class ContainerName(msgspec.Struct, frozen=True):
@@ -92,20 +88,6 @@ def announced(pod: PodAnnounced, created_at: int) -> Pod:
         kube_class=kube_class(pod.cgroup_parent),
         created_at=created_at,
     )
-
-
-_MAX_PAGE_SIZES: Final = 16
-
-
-def hugepages(limits: Iterable[tuple[str, int]]) -> dict[int, int]:
-    """By page size, the bytes of a request's or a spec's limits. A kubelet sets a limit for each
-    page size of the machine, 0 for those that the container does not request."""
-    found = {}
-    for size, limit_bytes in islice(limits, _MAX_PAGE_SIZES):
-        with contextlib.suppress(QuantityError):
-            if limit_bytes > 0 and (page := page_bytes(size)) > 0:
-                found[page] = limit_bytes
-    return found
 
 
 FIELDS: Final = (

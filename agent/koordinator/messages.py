@@ -48,7 +48,7 @@ def sandbox(request: pb.PodSandboxHookRequest) -> PodAnnounced:
 
 
 def create(request: pb.ContainerResourceHookRequest) -> CreateContainer:
-    """What decisions read of a request to create a container."""
+    """What decisions read of a request to create a container. Raises WireError."""
     return CreateContainer(
         _pod_of(request), request.container_meta.name, _requested(request.container_resources)
     )
@@ -70,7 +70,7 @@ def carried(request: pb.ContainerResourceHookRequest) -> Carried:
 def update(request: pb.ContainerResourceHookRequest) -> UpdateContainer:
     """What decisions read of a request to update a container. koord-runtime-proxy merges the
     caller's values into those that the container got before, also from hooks. It does not know the
-    earlier values of a container that is older than itself."""
+    earlier values of a container that is older than itself. Raises WireError."""
     pod, container = request.pod_meta, request.container_meta
     return UpdateContainer(
         container.id,
@@ -107,7 +107,7 @@ def response(
 def _resources(changed: LinuxResources) -> pb.LinuxContainerResources:
     """The message is that of the CRI."""
     if changed.memory_limit_bytes == UNLIMITED:
-        changed = changed.without(("memory_limit_bytes",))
+        changed = changed.without("memory_limit_bytes")
     return pb.LinuxContainerResources.FromString(to_cri(changed))
 
 

@@ -33,6 +33,7 @@ from agent.model.notifications import PodAnnounced
 from agent.model.settings import failure_policy
 from agent.model.settings.failure_policy import Deadlines
 from agent.model.verdict import Code, FailureReason, Refuse, Wait
+from agent.model.wire import WireError
 from agent.proto import DecodeError
 from agent.proto import koordinator_hooks_pb2 as pb
 from agent.rpc.held_calls import HeldCalls
@@ -116,7 +117,7 @@ class HookService:
             self.calls[hook] += 1
         try:
             return self._answers[hook](message, call, caller)
-        except DecodeError as error:
+        except (DecodeError, WireError) as error:
             return self._unhooked(hook, call, FailureReason.MALFORMED, str(error))
         except Exception as error:  # noqa: BLE001  the one guard around a hook
             log.error("the hook %s failed: %r", hook, error)

@@ -7,12 +7,15 @@ cgroup (`cgroup.limits`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 import msgspec
 
 from agent.model import wire
+from agent.model.quantities import QuantityError, page_bytes
 
 UNLIMITED: Final = -1
 PERIOD_MICROSECONDS: Final = 100_000
@@ -64,6 +67,8 @@ class LinuxResources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     quota: CpuQuota | None = None
     memory_limit_bytes: int | None = None
     """May be UNLIMITED."""
+    hugepages: dict[int, int] | None = None
+    """By page size, the limits in bytes. They are read, and never written."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,7 +84,7 @@ class LinuxResources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         """These values, and those of `others` for the fields that are not set here."""
         return msgspec.structs.replace(others, **{name: getattr(self, name) for name in self.names})
 
-    def without(self, names: Collection[str]) -> LinuxResources:
+    def without(self, *names: str) -> LinuxResources:
         """A copy in which these fields are not set."""
         if all(getattr(self, name) is None for name in names):
             return self
@@ -110,7 +115,19 @@ RUNTIME_DEFAULTS: Final = LinuxResources(
 
 _CRI_TEXTS: Final = {6: "cpuset", 7: "mems"}
 _CRI_NUMBERS: Final = {3: "shares", 4: "memory_limit_bytes"}
-_CRI_PERIOD, _CRI_QUOTA = 1, 2
+_CRI_PERIOD, _CRI_QUOTA, _CRI_HUGEPAGES = 1, 2, 8
+_MAX_PAGE_SIZES: Final = 16
+
+
+def hugepages(limits: Iterable[tuple[str, int]]) -> dict[int, int] | None:
+    """The limits of a request or a spec. A kubelet sets a limit for each page size of the machine,
+    0 for those that the container does not request."""
+    by_size = {}
+    for size, limit_bytes in islice(limits, _MAX_PAGE_SIZES):
+        with contextlib.suppress(QuantityError):
+            if limit_bytes > 0 and (page := page_bytes(size)) > 0:
+                by_size[page] = limit_bytes
+    return by_size or None
 
 
 def from_cri(message: bytes) -> LinuxResources:
@@ -120,6 +137,10 @@ def from_cri(message: bytes) -> LinuxResources:
     return msgspec.structs.replace(
         NO_RESOURCES,
         quota=CpuQuota.of(numbers.get(_CRI_QUOTA, 0), numbers.get(_CRI_PERIOD, 0)),
+        hugepages=hugepages(
+            (wire.text(limit, 1), wire.number(limit, 2))
+            for limit in wire.payloads(message, _CRI_HUGEPAGES)
+        ),
         **{name: texts.get(field) or None for field, name in _CRI_TEXTS.items()},
         **{name: numbers.get(field) or None for field, name in _CRI_NUMBERS.items()},
     )

@@ -44,10 +44,8 @@ class ContainerAnnounced(msgspec.Struct, frozen=True, tag="container"):
 
     pod: PodAnnounced
     name: str
-    shares: int
-    """Its CPU request follows from these."""
-    hugepages: dict[int, int] = {}
-    """The requested bytes by page size."""
+    requested: LinuxResources
+    """Its CPU request follows from the shares."""
 
 
 class ContainerFailed(msgspec.Struct, frozen=True, tag="container-failed"):

@@ -48,7 +48,7 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     def without(self, *fields: str) -> Wanted:
         """A copy that does not decide about these fields of its resources."""
-        resources = self.resources.without(fields)
+        resources = self.resources.without(*fields)
         if resources is self.resources:
             return self
         return msgspec.structs.replace(self, resources=resources)

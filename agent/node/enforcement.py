@@ -177,7 +177,7 @@ class Enforcement:
         outcome = writer.apply(self._hierarchy, self._journal, sandboxes)
         limits = wanted_limits(runtime.pods, decision)
         if self.memory_stays:
-            limits = {group: each.without(("mems",)) for group, each in limits.items()}
+            limits = {group: each.without("mems") for group, each in limits.items()}
         others = values.apply(
             self._controllers, self._journal, limits, migrate=self._migrate_memory
         )
@@ -250,7 +250,7 @@ class Enforcement:
             del self._restored[gone]
         self._updater.update(
             {
-                each.id: wanted.without(("mems",)) if self.memory_stays else wanted
+                each.id: wanted.without("mems") if self.memory_stays else wanted
                 for pod in runtime.pods
                 for of_pod in (decision.pods[pod.uid],)
                 for each in pod.containers

@@ -189,7 +189,9 @@ def _claims(
     for coming in announced:
         if coming.name not in seen:
             seen.add(coming.name)
-            yield claim(coming.name, coming.created_at, coming.shares, None, coming.hugepages), ""
+            requested = coming.requested
+            shares, hugepages = requested.shares or 0, requested.hugepages or {}
+            yield claim(coming.name, coming.created_at, shares, None, hugepages), ""
     for past in pod.ended:
         if past.name in seen:
             continue

@@ -17,6 +17,7 @@ from agent.hooks.requests import announced
 from agent.host import locks
 from agent.host.files import reason
 from agent.host.locks import FrontendSession
+from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import (
     ContainerAnnounced,
     Notification,
@@ -211,11 +212,9 @@ class AnnouncedPods:
 class AnnouncedContainer(msgspec.Struct, frozen=True):
     uid: str
     name: str
-    shares: int
+    requested: LinuxResources
     created_at: int
     """The time of its first notification, in nanoseconds since 1970."""
-    hugepages: dict[int, int] = {}
-    """The requested bytes by page size."""
 
 
 class _ContainerEntry(msgspec.Struct, frozen=True):
@@ -240,7 +239,7 @@ class AnnouncedContainers:
         known = self._containers.get(key)
         created_at = known.container.created_at if known else wall_nanoseconds
         self._containers[key] = _ContainerEntry(
-            AnnouncedContainer(*key, notification.shares, created_at, notification.hugepages),
+            AnnouncedContainer(*key, notification.requested, created_at),
             now_seconds + PATIENCE_SECONDS,
             notification.pod.session,
         )

@@ -229,7 +229,7 @@ class AnnouncedPodGroups:
 def _replaced(controllers: Controllers, group: str, created: Created) -> tuple[OriginalValue, ...]:
     """The requested values, for the files that have another value; none when the group can't be
     read. Values that the frontend passed on unchanged (`kept`) are left out."""
-    original = created.requested.over(RUNTIME_DEFAULTS).without(created.kept)
+    original = created.requested.over(RUNTIME_DEFAULTS).without(*created.kept)
     return _values(controllers, group, original)
 
 

@@ -164,7 +164,7 @@ class RuntimeView:
             statuses[listed.id] = status
             if listed.id not in self._unanswered:
                 self._shares[listed.id] = status.resources.shares or 0
-                self._hugepages[listed.id] = status.hugepages
+                self._hugepages[listed.id] = status.resources.hugepages or {}
                 self._stale.discard(listed.id)
             if listed.state is ContainerState.RUNNING and group is None:
                 parent = self._status(listed.sandbox_id).cgroup_parent

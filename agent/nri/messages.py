@@ -21,10 +21,9 @@ from agent.hooks.requests import (
     Changes,
     DeviceFields,
     announced_pod,
-    hugepages,
 )
 from agent.model.devices import visibility
-from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, CpuQuota, LinuxResources
+from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, CpuQuota, LinuxResources, hugepages
 from agent.model.notifications import PodAnnounced
 from agent.model.pod.pods import pod_uid
 from agent.proto import nri_pb2 as pb
@@ -103,18 +102,13 @@ def requested_resources(resources: pb.LinuxResources) -> LinuxResources:
     return msgspec.structs.replace(
         NO_RESOURCES,
         quota=CpuQuota.of(cpu.quota.value, cpu.period.value),
+        hugepages=hugepages((each.page_size, each.limit) for each in resources.hugepage_limits),
         **{name: getattr(cpu, field) or None for field, name in _TEXTS.items()},
         **{
             name: getattr(getattr(resources, part), field).value or None
             for (part, field), name in _NUMBERS.items()
         },
     )
-
-
-def requested_hugepages(container: pb.Container) -> dict[int, int]:
-    """By page size, the limits in bytes."""
-    limits = container.linux.resources.hugepage_limits
-    return hugepages((each.page_size, each.limit) for each in limits)
 
 
 def carried(container: pb.Container, sandbox: pb.PodSandbox) -> Carried:

@@ -287,8 +287,7 @@ class PluginService:
         container = messages.reported(event.container, event.pod)
         if method == "CreateContainer":
             pod, name = messages.pod(event.pod), event.container.name
-            hugepages = messages.requested_hugepages(event.container)
-            request = CreateContainer(pod, name, container.requested, hugepages)
+            request = CreateContainer(pod, name, container.requested)
             mounted = frozenset(each.destination for each in event.container.mounts)
             carried = partial(messages.carried, event.container, event.pod)
             call = PluginCall(container, request, self._budget_seconds, mounted, carried)

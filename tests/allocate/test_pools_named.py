@@ -91,7 +91,7 @@ def test_a_pod_is_limited_to_the_sum_of_its_own_containers() -> None:
     pod_ = pod(batch("main", "none"), named=("main",))
     decided = decide(TOPOLOGY, (pod_,), KubeletCpus(), {}, {}).pods["p"]
     assert decided.containers.keys() == {"main"}
-    assert decided.group == decided.containers["main"].resources.without(("cpuset",))
+    assert decided.group == decided.containers["main"].resources.without("cpuset")
 
 
 @pytest.mark.parametrize("kube_class", ["guaranteed", "burstable", None])

@@ -148,7 +148,7 @@ def test_huge_pages_of_a_container(requested: object, spec: object) -> None:
     config = {"linux": {"resources": {"hugepage_limits": requested}}}
     runtime_spec = {"linux": {"resources": {"hugepageLimits": spec}}}
     found = FakeStatus(json.dumps({"config": config, "runtimeSpec": runtime_spec}))
-    assert found.sandbox_status("s").hugepages == {2 << 20: 4 << 20}
+    assert found.sandbox_status("s").resources.hugepages == {2 << 20: 4 << 20}
 
 
 @pytest.mark.parametrize("text", ["a" * (MAX_INFO_BYTES + 1), "[" + "1," * (1 << 18) + "1]"])

@@ -44,7 +44,7 @@ TWO_OWNERS = msgspec.structs.replace(
     OWNED, owners=(*OWNED.owners, Owner("p", "ns/p", QoS.LSE, "2"))
 )
 CPU_1 = Changes(LinuxResources("1"))
-LIMITS = ("mems", "shares", "quota", "memory_limit_bytes")
+LIMITS = ("mems", "shares", "quota", "memory_limit_bytes", "hugepages")
 CHANGE = SnapshotRequest(waits=False)
 """The notification of a change for which no call waits."""
 
@@ -202,7 +202,7 @@ def test_the_values_that_a_creation_replaces_are_reported(harness: AdmissionHarn
     harness.admission.created(creation, "c1")
     (notification,) = harness.notifications()
     assert notification == Created(
-        "c1", LinuxResources("0-1", shares=512), ("mems", "memory_limit_bytes")
+        "c1", LinuxResources("0-1", shares=512), ("mems", "memory_limit_bytes", "hugepages")
     )
 
 

@@ -18,9 +18,10 @@ from tests.hooks.snapshots import EMPTY
 
 STATIC = msgspec.structs.replace(EMPTY, cpu_policy="static")
 REQUEST = msgspec.structs.replace(
-    container("g", "Guaranteed", shares=1024), hugepages={2 << 20: 4 << 20}
+    container("g", "Guaranteed"),
+    requested=LinuxResources(shares=1024, hugepages={2 << 20: 4 << 20}),
 )
-ANNOUNCED = ContainerAnnounced(REQUEST.pod, "main", 1024, {2 << 20: 4 << 20})
+ANNOUNCED = ContainerAnnounced(REQUEST.pod, "main", REQUEST.requested)
 FAILED = ContainerFailed("g", "main")
 
 

@@ -10,7 +10,7 @@ from agent.hooks import cri
 from agent.hooks.requests import UNCHANGED, CarriedNode, Changes
 from agent.model import wire
 from agent.model.devices.visibility import Mount
-from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
+from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, CpuQuota, LinuxResources
 from agent.proto import cri_pb2 as pb
 
 
@@ -239,5 +239,5 @@ def test_huge_pages_of_a_request() -> None:
         cri.patch((*cri.CREATE_RESOURCES, 8), cri.patch((1,), size) + cri.patch((2,), limit))
         for _, size, limit in limits
     )
-    assert cri.create_container(raw).hugepages == {2 << 20: 4 << 20, 64 << 10: 1}
-    assert cri.create_container(b"").hugepages == {}
+    assert cri.create_container(raw).requested.hugepages == {2 << 20: 4 << 20, 64 << 10: 1}
+    assert cri.create_container(b"").requested == NO_RESOURCES

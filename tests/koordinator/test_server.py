@@ -158,10 +158,15 @@ def test_a_malformed_request_passes_by_policy(
     assert harness.raw(hook, message) == b""
 
 
-def test_a_malformed_request_fails_by_policy(tmp_path: Path) -> None:
+GROUP = b"\xa3\x01\xa4\x01"
+"""An unknown field of a type that no message of Kubernetes has."""
+
+
+@pytest.mark.parametrize("message", [b"\xff", b"\x22\x04" + GROUP])
+def test_a_malformed_request_fails_by_policy(tmp_path: Path, message: bytes) -> None:
     harness = ServerHarness(tmp_path, hook_failure_policy="*=ignore,CreateContainer=fail")
     with pytest.raises(grpc.RpcError) as error:
-        harness.raw("PreCreateContainer", b"\xff")
+        harness.raw("PreCreateContainer", message)
     assert status_of(error)[0] is grpc.StatusCode.INVALID_ARGUMENT
     assert status_of(error)[1].startswith(
         "CreateContainer: a container whose request could not be read"

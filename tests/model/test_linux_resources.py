@@ -92,7 +92,7 @@ def test_set_values_replace_others(one: LinuxResources, other: LinuxResources) -
     both = one.over(other)
     assert both.over(other) == one.over(both) == both
     assert set(both.names) == set(one.names) | set(other.names)
-    assert both.without(one.names) == other.without(one.names)
+    assert both.without(*one.names) == other.without(*one.names)
 
 
 @given(RESOURCES)
@@ -124,3 +124,10 @@ def test_the_last_value_of_a_field_counts_and_others_are_left_out() -> None:
 def test_a_list_that_is_not_utf8_is_an_error() -> None:
     with pytest.raises(WireError):
         from_cri(patch((6,), b"\xff"))
+
+
+def test_huge_pages_are_read_and_never_written() -> None:
+    limit = patch((1,), "2MB") + patch((2,), 4 << 20)
+    resources = from_cri(patch((8,), limit))
+    assert resources == LinuxResources(hugepages={2 << 20: 4 << 20})
+    assert to_cri(resources) == b""

@@ -57,7 +57,7 @@ def guaranteed(world: World, uid: str, qos: str = "", *, handler: str = "") -> S
 
 def announced_container(uid: str, cpus: int, name: str = "main") -> ContainerAnnounced:
     pod = PodAnnounced(uid, "ns", uid, {}, {}, f"/kubepods/pod{uid}")
-    return ContainerAnnounced(pod, name, 1024 * cpus)
+    return ContainerAnnounced(pod, name, LinuxResources(shares=1024 * cpus))
 
 
 def decided(world: World, uid: str, name: str = "main") -> Wanted:
@@ -592,14 +592,13 @@ def test_container_gets_cpus_where_its_huge_pages_are_free(two_nodes: World) -> 
     for uid, pages, expected in (("a", 4, "5-6"), ("b", 3, "0-1"), ("c", 1, "2-3")):
         sandbox = guaranteed(two_nodes, uid)
         hugepages = {2 << 20: pages * 2 << 20}
-        agent.notified([msgspec.structs.replace(announced_container(uid, 2), hugepages=hugepages)])
+        requested = LinuxResources(shares=2048, hugepages=hugepages)
+        agent.notified([msgspec.structs.replace(announced_container(uid, 2), requested=requested)])
         agent.reconcile()
         assert decided(two_nodes, uid).cpuset == expected
         container = two_nodes.container(sandbox, cpus=2, cpuset=expected)
-        requested = two_nodes.runtime.statuses[container.id]
-        two_nodes.runtime.statuses[container.id] = msgspec.structs.replace(
-            requested, hugepages=hugepages
-        )
+        status = two_nodes.runtime.statuses[container.id]
+        two_nodes.runtime.statuses[container.id] = with_resources(status, hugepages=hugepages)
         agent.reconcile()
 
 

@@ -75,7 +75,7 @@ class Churn(RuleBasedStateMachine):
         """The kubelet requests a container; with `is_created` False its creation fails."""
         cpus = self.requests[uid]
         pod = PodAnnounced(uid, "ns", uid, {}, {}, f"/kubepods/pod{uid}")
-        self.agent.notified([ContainerAnnounced(pod, "main", 1024 * cpus)])
+        self.agent.notified([ContainerAnnounced(pod, "main", LinuxResources(shares=1024 * cpus))])
         before = None if not self.static else self.exclusive()
         self.agent.reconcile()
         if before is not None:

@@ -177,7 +177,11 @@ def announce_and_stay(state_dir: str, uid: str) -> None:
     session = locks.lock_for_relay(state_dir).session()
     notifier = Notifier(f"{state_dir}/notifications.sock", session)
     notifier.notify(msgspec.structs.replace(ANNOUNCED, uid=uid))
-    notifier.notify(ContainerAnnounced(msgspec.structs.replace(ANNOUNCED, uid=uid), "main", 1024))
+    notifier.notify(
+        ContainerAnnounced(
+            msgspec.structs.replace(ANNOUNCED, uid=uid), "main", LinuxResources(shares=1024)
+        )
+    )
     signal.pause()
 
 

@@ -1,6 +1,7 @@
 import msgspec
 import pytest
 
+from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import ContainerAnnounced, PodAnnounced
 from agent.model.pod import apiobjects
 from agent.model.pod.apiobjects import ApiPod, Phase
@@ -56,20 +57,21 @@ def pod(*names: str) -> Pod:
 
 def test_announced_container_is_kept_until_its_pod_has_it_or_ends() -> None:
     announced = AnnouncedContainers()
-    announced.add(ContainerAnnounced(NOTIFICATION, "a", 1024), 0.0, 7)
-    announced.add(ContainerAnnounced(NOTIFICATION, "a", 2048, {2 << 20: 4 << 20}), 1.0, 9)
+    announced.add(ContainerAnnounced(NOTIFICATION, "a", LinuxResources(shares=1024)), 0.0, 7)
+    requested = LinuxResources(shares=2048, hugepages={2 << 20: 4 << 20})
+    announced.add(ContainerAnnounced(NOTIFICATION, "a", requested), 1.0, 9)
     (container,) = announced.missing_from([pod("b")], 2.0)
-    assert container == AnnouncedContainer("u", "a", 2048, 7, {2 << 20: 4 << 20})
+    assert container == AnnouncedContainer("u", "a", requested, 7)
     assert announced.missing_from([pod("a", "b")], 2.0) == ()
     assert announced.missing_from([pod("b")], 2.0) == (), "it has ended"
-    announced.add(ContainerAnnounced(NOTIFICATION, "a", 1024), 3.0, 11)
+    announced.add(ContainerAnnounced(NOTIFICATION, "a", LinuxResources(shares=1024)), 3.0, 11)
     assert announced.missing_from([], 3.0) == ()
 
 
 def test_announced_container_is_dropped_or_expires() -> None:
     announced = AnnouncedContainers()
     for name in ("a", "b"):
-        announced.add(ContainerAnnounced(NOTIFICATION, name, 1024), 0.0, 7)
+        announced.add(ContainerAnnounced(NOTIFICATION, name, LinuxResources(shares=1024)), 0.0, 7)
     announced.drop("u", "a")
     announced.drop("u", "a")
     assert [each.name for each in announced.missing_from([pod()], 0.0)] == ["b"]
@@ -132,7 +134,7 @@ def test_a_call_that_another_proxy_repeats_belongs_to_that_proxy() -> None:
     repeated = msgspec.structs.replace(OTHER, session=(1, 3))
     for pod in (OTHER, repeated):
         announced.add(pod, 0.0, 7)
-        containers.add(ContainerAnnounced(pod, "a", 1024), 0.0, 7)
+        containers.add(ContainerAnnounced(pod, "a", LinuxResources(shares=1024)), 0.0, 7)
     for each in (announced, containers):
         each.session_ended((1, 2))
     (kept,) = announced.missing_from([], 0.0)

@@ -86,7 +86,7 @@ def test_an_owner_gets_its_cpus_and_other_pods_get_the_pool(harness: PluginHarne
     assert harness.notifications()[0] == Created(
         "c",
         LinuxResources(shares=512),
-        ("mems", "shares", "quota", "memory_limit_bytes"),
+        ("mems", "shares", "quota", "memory_limit_bytes", "hugepages"),
     )
     assert harness.create(container("d", "p"), pod("p", "LS")) == "0,2-3"
 

@@ -119,4 +119,4 @@ def test_huge_pages_of_a_container() -> None:
     container = pb.Container()
     container.linux.resources.hugepage_limits.add(page_size="2MB", limit=4 << 20)
     container.linux.resources.hugepage_limits.add(page_size="1GB", limit=0)
-    assert messages.requested_hugepages(container) == {2 << 20: 4 << 20}
+    assert messages.reported(container, None).requested.hugepages == {2 << 20: 4 << 20}

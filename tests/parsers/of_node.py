@@ -568,7 +568,7 @@ def _koordinator() -> Iterator[Target]:
             "koordinator.service:HookService._stopped",
             "koordinator.service:HookService._update",
         ),
-        (DecodeError,),
+        (DecodeError, wire.WireError),
     )
     yield Target(
         "PodSandboxHookRequest",
@@ -819,7 +819,9 @@ def _own_files(folder: Path) -> Iterator[Target]:
         notifications.encode(each)
         for each in (
             announced,
-            notifications.ContainerAnnounced(announced, "c", 512, {1 << 21: 1}),
+            notifications.ContainerAnnounced(
+                announced, "c", LinuxResources(shares=512, hugepages={1 << 21: 1})
+            ),
             notifications.Created(
                 "c",
                 LinuxResources("0-3", mems="0", shares=2, quota=CpuQuota(3), memory_limit_bytes=4),

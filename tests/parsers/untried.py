@@ -44,7 +44,6 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     "it reads one number, and leaves other text out": (
         "__main__:_columns",
         "cli.page:forward",
-        "node.own_processes:http_address",
         "node.own_processes:series",
     ),
     "the API server's answer, to a command of the administrator": (
@@ -83,6 +82,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "host.daemon:ServiceManager.__init__",
         "nri.daemon:launched",
     ),
+    "the kubelet writes the token that the API server issued": ("kube.auth:own_pod",),
     "the administrator writes the options": (
         "cli.top:_seconds",
         "cli.options:duration_seconds",

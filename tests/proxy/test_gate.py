@@ -32,7 +32,7 @@ from tests.proxy.harness import GateHarness, creation
 
 CREATE_PATH = b"/runtime.v1.RuntimeService/CreateContainer"
 CHANGE = SnapshotRequest(waits=False)
-LIMITS = ("mems", "shares", "quota", "memory_limit_bytes")
+LIMITS = ("mems", "shares", "quota", "memory_limit_bytes", "hugepages")
 NO_REPLY = pytest.mark.parametrize("reply", [None, b"", b"\xff garbage"])
 """A call that failed, or whose reply does not name what was created."""
 
