@@ -133,14 +133,6 @@ def test_an_allocated_pod_waits_until_the_agent_has_decided(
         assert "pod ns/new: no devices after 60 s: the agent has" in answer.message
 
 
-def test_an_allocated_pod_gets_its_devices_with_the_decision(harness: AdmissionHarness) -> None:
-    harness.publish(msgspec.structs.replace(WITH_DEVICES, pods={}))
-    of_pod = creation(harness, "own")
-    assert harness.create(of_pod, OTHER) == Wait()
-    harness.publish(WITH_DEVICES)
-    assert variable(harness.create(of_pod, OTHER), OTHER) == ("GPU-own",)
-
-
 @pytest.mark.parametrize(
     ("node", "inspected"),
     [

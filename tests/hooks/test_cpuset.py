@@ -1,5 +1,7 @@
 """The cpuset that the hook decides from a request, the snapshot and the assumed containers."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.pools import Pool, Pools
 from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import PodAnnounced
-from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Wait
@@ -318,11 +320,20 @@ def test_container_with_cpus_of_the_kubelet_waits_while_another_container_may_ho
     assert cpuset.create(whole_cpus("2-3"), static(blocked), []) == Wait("held by ns/x")
 
 
-def test_fraction_of_a_cpu_is_not_assigned_by_the_kubelet() -> None:
+def test_fraction_or_another_number_of_cpus_is_not_assigned_by_the_kubelet() -> None:
     shares = CreateContainer(whole_cpus("").pod, "main", LinuxResources("0,2-3", shares=512))
-    assert cpuset.create(shares, static(Wanted(LinuxResources("0,2"))), []) == Override(
-        Wanted(LinuxResources("0,2"))
-    )
+    on_pool = Wanted(LinuxResources("0,2"))
+    for creation in (shares, whole_cpus("2-4")):
+        assert cpuset.create(creation, static(on_pool), []) == Override(on_pool)
+
+
+def test_be_pod_that_the_agent_does_not_know_has_the_limits_of_its_batch_resources() -> None:
+    creation = request("new", "BE")
+    limits = {"kubernetes.io/batch-cpu": "1", "kubernetes.io/batch-memory": "1Gi"}
+    spec = json.dumps({"containers": {"main": {"requests": limits, "limits": limits}}})
+    creation.pod.annotations[EXTENDED_RESOURCE_SPEC] = spec
+    batch = LinuxResources("0,2-3", None, 2, CpuQuota(1_000), 1 << 30)
+    assert cpuset.create(creation, snapshot(), []) == Override(Wanted(batch))
 
 
 @pytest.mark.parametrize(

@@ -15,36 +15,6 @@ def finish_pass(assumed: AssumedContainers) -> None:
     assumed.seen(msgspec.structs.replace(EMPTY, listed_at=time.monotonic_ns()))
 
 
-def test_creations_of_an_earlier_proxy_are_unknown_until_the_next_pass() -> None:
-    assumed = AssumedContainers()
-    (start,) = assumed.all(EMPTY)
-    assert start.may_hold(CpuSet([7]))
-    assumed.seen(EMPTY)
-    assert assumed.all(EMPTY) == (start,), "this pass began before the start of the proxy"
-    finish_pass(assumed)
-    assert assumed.all(EMPTY) == ()
-
-
-def test_creation_in_progress_is_kept_over_passes() -> None:
-    assumed = AssumedContainers()
-    number = assumed.assume(ASSUMED)
-    finish_pass(assumed)
-    assert assumed.all(EMPTY) == (ASSUMED,)
-    assumed.answered(number, "c")
-    assert assumed.of("c") is not None
-    finish_pass(assumed)
-    assert (assumed.all(EMPTY), assumed.of("c")) == ((), None)
-
-
-def test_failed_creation_counts_until_the_next_pass() -> None:
-    assumed = AssumedContainers()
-    number = assumed.assume(ASSUMED)
-    assumed.failed(number)
-    assert ASSUMED.cpus in [each.cpus for each in assumed.all(EMPTY)]
-    finish_pass(assumed)
-    assert assumed.all(EMPTY) == ()
-
-
 def test_unknown_number_is_ignored() -> None:
     assumed = AssumedContainers()
     assumed.answered(99, "c")

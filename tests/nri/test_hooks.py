@@ -8,20 +8,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.hooks.cpuset import AssumedContainer
 from agent.hooks.requests import CreateContainer, UpdateContainer, Verdict
 from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, CpuQuota, LinuxResources
 from agent.model.notifications import (
     ContainerFailed,
     Created,
-    PodAnnounced,
     Resized,
     SnapshotRequest,
 )
 from agent.model.pod.qos import QoS
 from agent.model.settings.failure_policy import Deadlines
 from agent.model.snapshot import PodWanted, Wanted
-from agent.model.verdict import Code, Wait
+from agent.model.verdict import Code, Refuse, Wait
 from agent.nri.conflicts import Conflicts
 from agent.nri.containers import Containers
 from agent.nri.hooks import NriHooks
@@ -63,22 +61,6 @@ def unregistered(tmp_path: Path) -> Iterator[PluginHarness]:
     it = PluginHarness(tmp_path)
     yield it
     it.close()
-
-
-def test_a_sandbox_notifies_the_agent(harness: PluginHarness) -> None:
-    harness.runtime.call("RunPodSandbox", pb.EventRequest(pod=pod("p", "LS")), pb.Empty)
-    (notification,) = harness.notifications()
-    assert isinstance(notification, PodAnnounced)
-    assert (notification.uid, notification.labels, notification.cgroup_parent) == (
-        "p",
-        {"koordinator.sh/qosClass": "LS"},
-        "/kubepods/burstable/podp",
-    )
-
-
-def test_the_agent_is_notified_of_a_removed_sandbox(harness: PluginHarness) -> None:
-    harness.runtime.call("RemovePodSandbox", pb.EventRequest(pod=pod("p", "LS")), pb.Empty)
-    assert harness.notifications() == [SnapshotRequest(waits=False, sandbox_uid="p")]
 
 
 def test_an_owner_gets_its_cpus_and_other_pods_get_the_pool(harness: PluginHarness) -> None:
@@ -355,19 +337,6 @@ def test_a_change_before_the_creations_event_is_not_a_conflict(harness: PluginHa
     assert not harness.conflicts.found
 
 
-def test_containers_created_without_the_plugin_may_hold_any_cpu_until_the_next_pass(
-    harness: PluginHarness,
-) -> None:
-    harness.runtime.drop()
-    harness.runtime.timeout_milliseconds = 1000
-    harness.runtime.set_up(container("new", "p"), pods=(pod("p"),))
-    assert SnapshotRequest() in harness.notifications()
-    status = harness.runtime.response(harness.begin_create(container("o", "own"), OWN)).status
-    assert "a container that was created without a hook may hold" in status.message
-    harness.publish(OWNED)
-    assert harness.create(container("o", "own"), OWN) == "1"
-
-
 @pytest.mark.parametrize("created", [True, False])
 def test_a_creation_without_an_event_is_settled_by_the_next_session(
     harness: PluginHarness, created: bool
@@ -381,16 +350,6 @@ def test_a_creation_without_an_event_is_settled_by_the_next_session(
     assert any(isinstance(each, Created) for each in harness.notifications()) == created
 
 
-def test_a_held_creation_of_an_ended_session_holds_no_cpus(harness: PluginHarness) -> None:
-    harness.publish(EMPTY)
-    harness.begin_create(container("c", "own"), OWN)
-    harness.runtime.until("held", lambda: harness.link.held)
-    harness.runtime.drop()
-    harness.runtime.set_up()
-    assert not harness.link.held
-    assert all(each.answered_at is not None for each in harness.assumed.all(None))
-
-
 def test_a_plugin_that_ends_refuses_a_held_owner(harness: PluginHarness) -> None:
     """If the plugin only disconnected, the runtime would create it with the requested values."""
     harness.publish(EMPTY)
@@ -399,28 +358,6 @@ def test_a_plugin_that_ends_refuses_a_held_owner(harness: PluginHarness) -> None
     harness.link.close()
     status = harness.runtime.response(stream).status
     assert status.message == "CreateContainer: pod ns/own: the plugin ends"
-
-
-def test_a_failed_hook_is_answered_by_the_policy_and_its_container_is_assumed(
-    harness: PluginHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> None:
-        raise ValueError("broken")
-
-    monkeypatch.setattr("agent.hooks.cpuset.create", broken)
-    refused = harness.runtime.response(harness.begin_create(container("b", "p"), pod("p"))).status
-    assert refused.message.endswith("ValueError: broken; it could take CPUs 1 of pod ns/own")
-    harness.publish(EMPTY)
-    assert harness.create(container("c", "p"), pod("p")) == ""
-    assert AssumedContainer("", "pod ns/p", None) == msgspec.structs.replace(
-        harness.assumed.all(None)[-1], answered_at=None
-    )
-    status = harness.runtime.response(harness.begin_create(container("o", "own"), OWN)).status
-    assert status.message == "CreateContainer: pod ns/own: ValueError: broken"
-    assert harness.admission.outcomes.failed == {
-        ("CreateContainer", "LS", "internal_error"): 1,
-        ("CreateContainer", "LSE", "internal_error"): 1,
-    }
 
 
 def test_the_allocated_card_replaces_the_plugins(harness: PluginHarness) -> None:
@@ -457,57 +394,86 @@ class AdmissionOnly(AdmissionHarness):
         )
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> AdmissionOnly:
+    """The agent has published an owner."""
+    it = AdmissionOnly(monkeypatch)
+    it.publish(OWNED)
+    return it
+
+
 @pytest.mark.parametrize("budget_seconds", [60.0, 3.0])
 def test_a_call_waits_until_the_deadline_of_its_hook_or_of_the_runtime(
-    monkeypatch: pytest.MonkeyPatch, budget_seconds: float
+    alone: AdmissionOnly, budget_seconds: float
 ) -> None:
-    it = AdmissionOnly(monkeypatch)
-    it.publish(OWNED)
-
     def waits(decide: Callable[[PluginCall], Verdict], call: PluginCall) -> None:
         for step in (0.0, min(9.0, budget_seconds) - 0.1):
-            it.wait(step)
+            alone.wait(step)
             assert decide(call) == Wait()
-        it.wait(0.2)
+        alone.wait(0.2)
         assert decide(call) != Wait()
 
-    waits(it.hooks.create, it.call(requested("new", "LSE", "2"), budget_seconds))
+    waits(alone.hooks.create, alone.call(requested("new", "LSE", "2"), budget_seconds))
     unknown = UpdateContainer("unknown", LinuxResources("0-1"))
-    waits(it.hooks.update, it.call(unknown, budget_seconds))
+    waits(alone.hooks.update, alone.call(unknown, budget_seconds))
 
 
-def test_a_held_creation_of_an_ended_session_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    it = AdmissionOnly(monkeypatch)
-    it.publish(msgspec.structs.replace(EMPTY, cpu_policy="static"))
-    call = it.call(requested("g", "Guaranteed", shares=1024))
-    assert it.hooks.create(call) == Wait()
-    it.notifications()
-    it.hooks.abandoned(call)
-    assert it.notifications() == [ContainerFailed("g", "main")]
+def test_a_held_creation_of_an_ended_session_is_withdrawn(alone: AdmissionOnly) -> None:
+    alone.publish(msgspec.structs.replace(EMPTY, cpu_policy="static"))
+    call = alone.call(requested("g", "Guaranteed", shares=1024))
+    assert alone.hooks.create(call) == Wait()
+    alone.notifications()
+    alone.hooks.abandoned(call)
+    assert alone.notifications() == [ContainerFailed("g", "main")]
 
 
-def test_an_ended_container_has_no_cpus_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    it = AdmissionOnly(monkeypatch)
-    it.publish(OWNED)
-    call = it.call(requested("p", "LS"))
-    it.hooks.create(call)
-    it.hooks.created(call.container)
-    it.notifications()
-    assert it.assumed.of("c") is not None
-    it.hooks.ended(call.container)
-    assert it.assumed.of("c") is None
-    assert it.notifications() == [SnapshotRequest(waits=False)]
+def test_an_ended_container_has_no_cpus_and_is_reported(alone: AdmissionOnly) -> None:
+    call = alone.call(requested("p", "LS"))
+    alone.hooks.create(call)
+    alone.hooks.created(call.container)
+    alone.notifications()
+    assert alone.assumed.of("c") is not None
+    alone.hooks.ended(call.container)
+    assert alone.assumed.of("c") is None
+    assert alone.notifications() == [SnapshotRequest(waits=False)]
 
 
 @pytest.mark.parametrize("shares", [None, 300])
 def test_a_resize_is_reported_unless_it_may_be_the_agents(
-    monkeypatch: pytest.MonkeyPatch, shares: int | None
+    alone: AdmissionOnly, shares: int | None
 ) -> None:
-    it = AdmissionOnly(monkeypatch)
     wanted = Wanted(LinuxResources("0,2-3", shares=shares))
-    it.publish(msgspec.structs.replace(OWNED, containers={"c": wanted}, cpu_policy="static"))
-    call = it.call(UpdateContainer("c", LinuxResources(shares=300)))
-    it.hooks.update(call)
-    it.hooks.updated(call.container)
+    alone.publish(msgspec.structs.replace(OWNED, containers={"c": wanted}, cpu_policy="static"))
+    call = alone.call(UpdateContainer("c", LinuxResources(shares=300)))
+    alone.hooks.update(call)
+    alone.hooks.updated(call.container)
     expected = [] if shares else [Resized("c", LinuxResources(shares=300))]
-    assert it.notifications() == expected
+    assert alone.notifications() == expected
+
+
+def test_sandboxes_and_containers_that_the_plugin_missed_are_reported(alone: AdmissionOnly) -> None:
+    alone.hooks.pod_announced(requested("p").pod)
+    alone.hooks.pod_removed("p")
+    removed = SnapshotRequest(waits=False, sandbox_uid="p")
+    assert alone.notifications() == [requested("p").pod, removed]
+    assert alone.hooks.synchronize([]) == {}
+    assert alone.notifications() == [SnapshotRequest()]
+    assert alone.hooks.create(alone.call(requested("own", "LSE", "1"))) == Wait()
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_failed_hook_is_answered_by_the_policy_of_its_pod(
+    alone: AdmissionOnly, read: bool
+) -> None:
+    """A creation that continues may take unknown CPUs until its result is known."""
+    alone.publish(EMPTY)
+    owner = alone.call(requested("own", "LSE", "1"))
+    alone.hooks.create(owner)
+    answer = alone.hooks.unhooked("CreateContainer", owner, "internal_error", "broken")
+    assert answer == Refuse(Code.INTERNAL, "CreateContainer: pod ns/own: broken")
+    call = alone.call(requested("p", "LS")) if read else None
+    assert alone.hooks.unhooked("CreateContainer", call, "internal_error", "broken") is None
+    assert [each.answered_at is None for each in alone.assumed.all(None)] == [read]
+    if call is not None:
+        alone.hooks.created(call.container)
+        assert alone.assumed.of("c") is not None
