@@ -234,7 +234,7 @@ class HookedCalls:
             stream.stage = Stage.HELD
             self._held.hold(stream, self._ask(self._decide, stream))
             return
-        self._held.release(stream)
+        self._release(stream)
         if isinstance(verdict, Refuse):
             self._refuse(stream, encoded)
             return
@@ -346,7 +346,7 @@ class HookedCalls:
 
     def _finish(self, stream: HeldStream, message: bytes | None) -> None:
         """The call has ended, at any stage."""
-        call, tap, held = stream.call, stream.tap, self._held.release(stream)
+        call, tap, held = stream.call, stream.tap, self._release(stream)
         stream.tap = None
         self._remove(stream)
         if call is None:
@@ -355,6 +355,13 @@ class HookedCalls:
             self._gate.abandoned(call)
         elif tap is not None:
             self._gate.reply(call, message)
+
+    def _release(self, stream: HeldStream) -> bool:
+        """Whether the call was held."""
+        if stream.stage is not Stage.HELD:
+            return False
+        stream.stage = Stage.SENDING
+        return self._held.release(stream)
 
     def _remove(self, stream: HeldStream) -> None:
         self.streams.pop(stream.id, None)

@@ -273,7 +273,7 @@ class ConnectionBudget:
         have sent too much, or it has waited too long."""
         budget, limits = self._budget, self._limits
         now = time.monotonic()
-        if stream not in budget.waiting:
+        if not stream.waiting_since:
             stream.waiting_since = now
             budget.waiting.hold(stream, ask)
         received_bytes = max(len(stream.body) - stream.reserved_bytes, 0)
@@ -284,9 +284,11 @@ class ConnectionBudget:
 
     def stop_waiting(self, stream: HeldStream) -> None:
         """The request has its reservation, or does not need one any more."""
-        if self._budget.waiting.release(stream):
+        if stream.waiting_since:
+            self._budget.waiting.release(stream)
             self._budget.waiting_bytes -= stream.waiting_bytes
             stream.waiting_bytes = 0
+            stream.waiting_since = 0.0
 
     def release(self, stream: HeldStream) -> None:
         """The relay holds nothing for the stream any more."""
