@@ -18,7 +18,6 @@ from agent.hooks.requests import (
 from agent.model.linux_resources import CpuQuota, LinuxResources
 from agent.model.notifications import (
     Created,
-    PodFailed,
     Resized,
     SnapshotRequest,
 )
@@ -82,17 +81,6 @@ def test_a_sandbox_waits_only_while_its_cgroup_may_have_cpus_of_another_pod(
     assert harness.admission.create_sandbox(sandbox) == UNCHANGED
     assert harness.outcomes.failed_open == ({(RUN, "LS", "timeout"): 1} if waits else {})
     assert ("pod ns/p: its cgroup may have CPUs of other pods" in caplog.text) is waits
-
-
-@pytest.mark.parametrize(
-    ("made", "notification"),
-    [(True, SnapshotRequest(waits=False, sandbox_uid="p")), (False, PodFailed("p"))],
-)
-def test_the_result_of_a_sandbox_ends_the_announcement(
-    harness: AdmissionHarness, made: bool, notification: object
-) -> None:
-    harness.admission.pod_created(pod("p"), made=made)
-    assert harness.notifications() == [notification]
 
 
 UNDECIDED = "the agent has not decided about this pod"
@@ -311,12 +299,6 @@ def test_an_owner_does_not_wait_for_a_start_with_the_values_of_its_snapshot(
     assert harness.notifications() == []
 
 
-def test_an_update_of_a_known_container_keeps_its_cpus(harness: AdmissionHarness) -> None:
-    harness.publish(OWNED)
-    assert harness.update("c-own", "0-3") == CPU_1
-    assert harness.update("c-kubelet", "0-1") == UNCHANGED
-
-
 def test_an_update_of_a_new_container_gets_the_assumed_cpus(harness: AdmissionHarness) -> None:
     harness.publish(OWNED)
     harness.created(container("ls", "LS"), "c-ls")
@@ -374,12 +356,6 @@ def test_a_resize_is_reported_unless_it_may_be_the_agents(
     update = harness.update_of("c", shares=shares)
     harness.admission.updated(update, may_be_of_agent=may_be_of_agent)
     assert harness.notifications() == [Resized("c", LinuxResources(shares=shares))] * resized
-
-
-def test_without_a_snapshot_no_resize_is_reported(harness: AdmissionHarness) -> None:
-    update = harness.update_of("c", shares=512)
-    harness.admission.updated(update)
-    assert harness.notifications() == []
 
 
 UNREAD = {
