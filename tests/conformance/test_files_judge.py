@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from conformance import files
-from conformance.files import KINDS, CaseKind, Disagreement, FileError, FileResult
-from tests.conformance import vectors
+from conformance.files import CaseKind, Disagreement, FileError, FileResult
 from tests.conformance.parity import CORRECT, NEGATIVE, PARITY, WRONG, ZERO, case
 
 OTHER = CaseKind("other", "tests.conformance.absent", frozenset({"other"}))
@@ -73,11 +72,3 @@ def test_an_invalid_case_is_named(tmp_path: Path, cases: list[Any], reason: str)
     with pytest.raises(FileError) as caught:
         judge_cases(tmp_path, *cases)
     assert str(caught.value).startswith(f"{tmp_path}/cases{reason}")
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_vectors_of_the_replaced_systems(kind: CaseKind) -> None:
-    result = files.judge(str(vectors.file(kind.name)))
-    assert result.kind == kind.name
-    assert result.first is None
-    assert result.passes

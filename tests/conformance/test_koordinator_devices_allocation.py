@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from conformance.device_differences import DIFFERENCES
 from conformance.koordinator_devices import judge_allocation
-from tests.conformance.vectors import count_verdicts
 
 CORE = "koordinator.sh/gpu-core"
 RATIO = "koordinator.sh/gpu-memory-ratio"
@@ -58,7 +56,6 @@ def case(
 
 SAME_SWITCH = [device("gpu", 0, "p0"), device("gpu", 1, "p0")]
 TWO_SWITCHES = [device("gpu", 0, "p0"), device("gpu", 1, "p1")]
-SAME_PCIE = {"joint": {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}}
 JOINT = {"joint": {"deviceTypes": ["gpu", "rdma"]}}
 FAILS = {"error": "Insufficient GPU Devices", "code": "Unschedulable"}
 
@@ -67,26 +64,6 @@ def allocation(
     cards: list[dict[str, Any]], nic: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
     return {"allocation": {"gpu": cards} | ({"rdma": nic} if nic else {})}
-
-
-def test_agreement() -> None:
-    assert judge_allocation(
-        case({CARDS: "1"}, SAME_SWITCH, {0: 10}, "", allocation(gpu_entries(100, 1)))
-    ).agrees
-    assert judge_allocation(case({CARDS: "2"}, SAME_SWITCH, {0: 10}, "", FAILS)).agrees
-    assert judge_allocation(
-        case({CARDS: "1"}, SAME_SWITCH, None, "", allocation(gpu_entries(100, 0)), numa=[0])
-    ).agrees
-
-
-@pytest.mark.parametrize(
-    "expect",
-    [allocation(gpu_entries(100, 1)), allocation(gpu_entries(99, 0)), FAILS],
-    ids=["card", "amount", "error"],
-)
-def test_another_answer_is_a_disagreement(expect: dict[str, Any]) -> None:
-    verdict = judge_allocation(case({CARDS: "1"}, SAME_SWITCH, None, "", expect))
-    assert (verdict.agrees, verdict.declared) == (False, None)
 
 
 def test_another_score_is_declared_only_if_it_is_that_of_one_device() -> None:
@@ -100,91 +77,12 @@ def test_another_score_is_declared_only_if_it_is_that_of_one_device() -> None:
     assert scored(74) is None
 
 
-TABLE = {"2": [{"minors": [0, 1], "allocationScore": 1}, {"minors": [2, 3], "allocationScore": 5}]}
 FOUR = [device("gpu", each, f"p{each // 2}") for each in range(4)]
-UNHEALTHY_NIC = device("rdma", 1, "p0", health=False)
-LEVEL = {"hint": {"gpu": {"exclusivePolicy": "PCIeLevel"}}}
 
 
 @pytest.mark.parametrize(
     ("case_", "name"),
     [
-        (
-            case(
-                {GPU: "10"},
-                SAME_SWITCH,
-                {0: 10, 1: 80},
-                "MostAllocated",
-                allocation(gpu_entries(10, 0)),
-            ),
-            "shares-as-requested",
-        ),
-        (
-            case(
-                {CARDS: "2"}, FOUR, None, "", allocation(gpu_entries(100, 0, 1)), partitions=TABLE
-            ),
-            "partition-order",
-        ),
-        (
-            case(
-                {CARDS: "2", RDMA: "100"},
-                [*TWO_SWITCHES, device("rdma", 0, "p0"), device("rdma", 1, "p1")],
-                None,
-                "",
-                allocation(gpu_entries(100, 0, 1), nics(0, 1)),
-                pod=JOINT,
-            ),
-            "as-many-as-requested",
-        ),
-        (
-            case(
-                {CARDS: "1", RDMA: "100"},
-                [*TWO_SWITCHES, device("rdma", 0, "p1")],
-                None,
-                "",
-                FAILS,
-                pod=SAME_PCIE,
-            ),
-            "switch-that-works",
-        ),
-        (
-            case(
-                {RDMA: "1"},
-                [device("rdma", 0, "p0"), UNHEALTHY_NIC],
-                None,
-                "",
-                FAILS,
-                pod={"hint": {"rdma": {"allocateStrategy": "ApplyForAll"}}},
-            ),
-            "for-all-healthy",
-        ),
-        (
-            case(
-                {"koordinator.sh/gpu.shared": "2", MEMORY: "200"},
-                SAME_SWITCH,
-                None,
-                "",
-                FAILS,
-                pod={"hint": {"gpu": {"requiredTopologyScope": "PCIe"}}},
-            ),
-            "several-shares-in-scope",
-        ),
-        (case({CORE: "200", MEMORY: "200"}, SAME_SWITCH, None, "", FAILS), "core-of-several-cards"),
-        (
-            case({CARDS: "1"}, FOUR, {0: 10}, "", allocation(gpu_entries(100, 1)), pod=LEVEL),
-            "pcie-level-exclusion",
-        ),
-        (
-            case(
-                {CARDS: "1", RDMA: "1"},
-                [*TWO_SWITCHES, device("rdma", 0, "p1")],
-                None,
-                "",
-                allocation(gpu_entries(100, 0), nics(0, amount=1)),
-                pod={"joint": {"deviceTypes": ["rdma", "gpu"]}},
-            ),
-            "gpu-beside-nic",
-        ),
         (
             case(
                 {RATIO: "10"},
@@ -238,11 +136,3 @@ def test_virtual_functions_in_string_order() -> None:
     assert verdict.declared == "functions-by-number"
     topolets = {"allocation": {"rdma": [{**nics(0, amount=1)[0], "vfs": ["0000:40:00.2"]}]}}
     assert judge_allocation(case({RDMA: "1"}, [one], None, "", topolets, pod={"hint": hint})).agrees
-
-
-def test_koordinators_vectors() -> None:
-    counted = count_verdicts("koordinator-device-allocate", judge_allocation)
-    listed = {each.name for each in DIFFERENCES if each.listed}
-    assert counted.keys() <= {None, *listed}
-    different_choices = counted.total() - counted[None] - counted["score-of-what-is-held"]
-    assert 0 < different_choices < 0.06 * counted.total()

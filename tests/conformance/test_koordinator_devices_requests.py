@@ -2,16 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from conformance.device_differences import (
     CORE_OF_SEVERAL,
     FRACTIONS_ADD_UP,
     HEALTHY_ALONE,
     UNEVEN_SHARES,
 )
-from conformance.koordinator_devices import JUDGES, judge_request
-from tests.conformance.vectors import count_verdicts
+from conformance.koordinator_devices import judge_request
 
 CORE = "koordinator.sh/gpu-core"
 RATIO = "koordinator.sh/gpu-memory-ratio"
@@ -38,44 +35,6 @@ def case(
 ) -> dict[str, Any]:
     pod_ = {"containers": [{"requests": requests}], **pod}
     return {"pod": pod_, "devices": devices, "expect": expect}
-
-
-HALF = {
-    "total": {CORE: 50, RATIO: 50},
-    "count": 1,
-    "per": {CORE: 50, RATIO: 50},
-    "shared": True,
-    "filled": [{"minor": 0, "resources": {CORE: 50, RATIO: 50, MEMORY: 4096}}],
-}
-
-
-def test_agreement() -> None:
-    half = {"koordinator.sh/gpu": "50"}
-    assert judge_request(case(half, [card(0)], {"gpu": HALF})).agrees
-    assert judge_request(case(half, [card(0, False)], {"gpu": {**HALF, "filled": None}})).agrees
-    lacking = {"gpu": {"total": HALF["total"], "insufficient": True}}
-    assert judge_request(case(half, [nic(0)], lacking)).agrees
-    assert judge_request(case({RDMA: "150"}, [], {"error": "unit"})).agrees
-    assert judge_request(case({CORE: "50"}, [], {"error": "combination"})).agrees
-    assert judge_request(case({"cpu": "1"}, [], {"skip": True})).agrees
-
-
-def test_init_containers_and_sidecars_count_as_in_kubernetes() -> None:
-    side = {"requests": {"koordinator.sh/gpu": "20"}, "always": True}
-    once = {"requests": {"koordinator.sh/gpu": "30"}}
-    pod = case({"koordinator.sh/gpu": "30"}, [card(0)], {"gpu": HALF}, initContainers=[side, once])
-    assert judge_request(pod).agrees
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("total", {}), ("count", 2), ("per", {}), ("shared", False), ("filled", None)],
-)
-def test_every_field_is_compared(field: str, value: object) -> None:
-    other = {"gpu": {**HALF, field: value}}
-    verdict = judge_request(case({"koordinator.sh/gpu": "50"}, [card(0)], other))
-    assert not verdict.agrees
-    assert verdict.declared is None
 
 
 def test_declared_differences() -> None:
@@ -110,13 +69,3 @@ def test_fractions_that_are_added_before_they_are_rounded_are_declared() -> None
     plain = {"requests": whole, "always": True}
     even = case(whole, [card(0)], {"error": "combination"}, initContainers=[plain])
     assert judge_request(even).declared is None, "without fractions the sums are the same"
-
-
-def test_koordinators_vectors() -> None:
-    counted = count_verdicts("koordinator-device-requests", judge_request)
-    assert FRACTIONS_ADD_UP.name not in counted
-    assert {*counted, FRACTIONS_ADD_UP.name} == {
-        None,
-        *(each.name for each in JUDGES["koordinator-device-requests"].differences),
-    }
-    assert counted[None] > 0.95 * counted.total()

@@ -6,7 +6,6 @@ import pytest
 
 from conformance.files import CaseVerdict
 from conformance.koordinator_node_numa import MORE_THAN_REQUESTED, judge_take_cpus
-from tests.conformance.vectors import count_verdicts
 
 CASE = {
     "shape": [1, 1, 4, 2],
@@ -24,24 +23,6 @@ CASE = {
 
 def judge_case(**other: Any) -> CaseVerdict:
     return judge_take_cpus({**CASE, **other})
-
-
-def test_agreement() -> None:
-    assert judge_case() == CaseVerdict(agrees=True, actual={"cpuset": "2-4"})
-    assert judge_case(preferred="6-7") == CaseVerdict(agrees=False, actual={"cpuset": "2,6-7"})
-    assert judge_case(need=8, expect={"error": "too few"}) == CaseVerdict(
-        agrees=True, actual={"error": "not-enough-cpus"}
-    )
-
-
-def test_an_answer_and_an_error_disagree() -> None:
-    assert judge_case(expect={"error": "too few"}) == CaseVerdict(
-        agrees=False, actual={"cpuset": "2-4"}
-    )
-    assert judge_case(need=0, expect={"error": "none"}) == CaseVerdict(
-        agrees=False, actual={"cpuset": ""}
-    )
-    assert judge_case(need=8) == CaseVerdict(agrees=False, actual={"error": "not-enough-cpus"})
 
 
 @pytest.mark.parametrize(
@@ -69,12 +50,6 @@ def test_declared_differences(other: dict[str, Any], declared: str | None) -> No
 def test_a_case_without_a_key_is_an_error(key: str) -> None:
     with pytest.raises(KeyError, match=key):
         judge_take_cpus({name: value for name, value in CASE.items() if name != key})
-
-
-def test_koordinators_vectors() -> None:
-    counted = count_verdicts("koordinator-take-cpus", judge_take_cpus)
-    declared = counted[MORE_THAN_REQUESTED.name]
-    assert 0 < declared <= 0.02 * counted.total()
 
 
 def test_a_cpu_with_a_huge_ref_count_is_not_available() -> None:

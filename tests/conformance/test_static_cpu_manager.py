@@ -45,29 +45,6 @@ def test_reasons_for_the_shared_pool(kube_class: str, cpu_milli: int, reason: Sh
     assert node.default == "0-15"
 
 
-def test_cpus_are_taken_from_the_nodes_of_the_hint_first() -> None:
-    node = Node(policy(TWO))
-    assert node.cpus(pod("a", "2"), "c0", 1) == "4,12"
-    assert node.cpus(pod("b", "8"), "c0", 1) == "1,5-7,9,13-15"
-    assert node.default == "0,2-3,8,10-11"
-
-
-@pytest.mark.parametrize(("names", "expected"), [((), "2,10"), (("align-by-socket",), "1,9")])
-def test_align_by_socket_takes_from_all_nodes_of_the_socket(
-    names: tuple[str, ...], expected: str
-) -> None:
-    """Core 0 is reserved, so node 0 has fewer free CPUs than node 1 of the same socket."""
-    node = Node(policy(machine(2, 2, 2, 2), *names, reserved="0,8"))
-    assert node.cpus(pod("a", "2"), "c0", 1) == expected
-
-
-def test_a_container_keeps_its_assigned_cpus() -> None:
-    node = Node(policy(TWO))
-    first = node.cpus(pod("a", "2"), "c0")
-    again = node.place(pod("a", "2"), "c0", 1)
-    assert again == Exclusive(mask(first), repeated=True)
-
-
 def test_reserved_cpus_are_never_assigned() -> None:
     node = Node(policy(TWO, reserved="0-7"))
     assert node.refused(pod("a", "9"), "c0") == AllocationRefused(
@@ -75,36 +52,6 @@ def test_reserved_cpus_are_never_assigned() -> None:
     )
     assert node.cpus(pod("a", "8"), "c0") == "8-15"
     assert node.default == "0-7"
-
-
-def test_cpus_of_terminated_init_containers_are_reused() -> None:
-    node = Node(policy(TWO, reserved="0,8"))
-    with_init = pod("a", "2", "2", init=("4", "1s"))
-    assert node.cpus(with_init, "i0") == "1-2,9-10"
-    assert node.place(with_init, "i1") == Exclusive(mask("1"), reused=mask("1"))
-    assert node.place(with_init, "c0") == Exclusive(mask("2,10"), reused=mask("2,10"))
-    assert node.place(with_init, "c1") == Exclusive(mask("3,11"))
-    assert node.default == "0,4-8,12-15"
-
-
-def test_cpus_of_an_init_container_are_reused_by_its_pod_only() -> None:
-    node = Node(policy(TWO))
-    assert node.cpus(pod("a", "2", init=("4",)), "i0") == "1-2,9-10"
-    assert node.cpus(pod("b", "2"), "c0") == "3,11"
-
-
-def test_removal_of_a_container_frees_the_cpus_that_no_other_container_has() -> None:
-    node = Node(policy(TWO))
-    with_init = pod("a", "2", init=("4",))
-    node.cpus(with_init, "i0")
-    node.cpus(with_init, "c0")
-    node.remove(with_init, "i0")
-    assert node.default == "0,2-8,10-15"
-    node.remove(with_init, "c0")
-    assert node.state.default == TWO.cpus
-    assert node.state.assigned == {}
-    node.remove(with_init, "c0")
-    assert node.state.default == TWO.cpus
 
 
 @pytest.mark.parametrize(
