@@ -123,24 +123,32 @@ class AdmissionHarness:
         return self.admission.update(self.update_of(container_id, cpus))
 
 
-def pod(uid: str, qos: str = "", claim: str = "", *, allocated: bool = False) -> PodAnnounced:
-    """A Burstable pod, or a Guaranteed one with the QoS class `Guaranteed`. `claim`: a cpuset, or a
-    whole resource-status. `allocated`: a scheduler allocated devices to it."""
+def pod(
+    uid: str, qos: str = "", claim: str = "", kube: str | None = None, *, allocated: bool = False
+) -> PodAnnounced:
+    """`claim`: a cpuset, or a whole resource-status. `kube`: the cgroup of its QoS class, "" for
+    Guaranteed; None: BestEffort for a BE pod, Burstable for others. `allocated`: a scheduler
+    allocated devices to it."""
     annotations = {}
     if claim:
         status = claim if claim.startswith("{") else f'{{"cpuset": "{claim}"}}'
         annotations[RESOURCE_STATUS] = status
     if allocated:
         annotations[DEVICE_ALLOCATED] = "{}"
-    guaranteed = qos == "Guaranteed"
-    labels = {QOS_LABEL: qos} if qos and not guaranteed else {}
-    parent = f"/kubepods/pod{uid}" if guaranteed else f"/kubepods/burstable/pod{uid}"
-    return PodAnnounced(uid, "ns", uid, labels, annotations, parent)
+    if kube is None:
+        kube = "/besteffort" if qos == "BE" else "/burstable"
+    labels = {QOS_LABEL: qos} if qos else {}
+    return PodAnnounced(uid, "ns", uid, labels, annotations, f"/kubepods{kube}/pod{uid}")
 
 
 def container(
-    uid: str, qos: str = "", claim: str = "", cpus: str | None = None, shares: int = 512
+    uid: str,
+    qos: str = "",
+    claim: str = "",
+    cpus: str | None = None,
+    shares: int = 512,
+    kube: str | None = None,
 ) -> CreateContainer:
     """Container `main` of such a pod. `cpus`: the cpuset of its request."""
     requested = LinuxResources(cpus, shares=shares)
-    return CreateContainer(pod(uid, qos, claim), "main", requested)
+    return CreateContainer(pod(uid, qos, claim, kube), "main", requested)

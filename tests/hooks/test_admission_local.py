@@ -18,7 +18,7 @@ from tests.hooks.snapshots import EMPTY
 
 STATIC = msgspec.structs.replace(EMPTY, cpu_policy="static")
 REQUEST = msgspec.structs.replace(
-    container("g", "Guaranteed"),
+    container("g", kube=""),
     requested=LinuxResources(shares=1024, hugepages={2 << 20: 4 << 20}),
 )
 ANNOUNCED = ContainerAnnounced(REQUEST.pod, "main", REQUEST.requested)

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,29 +13,13 @@ from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.pools import Pool, Pools
 from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
-from agent.model.notifications import PodAnnounced
-from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS
-from agent.model.pod.qos import QOS_LABEL, QoS
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Wait
+from tests.hooks.admission_harness import container as request
 
 OWN = Wanted(LinuxResources("1", quota=NO_QUOTA), exclusive=True)
-
-
-def request(
-    uid: str = "p",
-    qos: str = "",
-    claim: str = "",
-    parent: str = "",
-    requested: str = "",
-) -> CreateContainer:
-    """Without a `parent`, a BE pod has the QoS class BestEffort, any other pod Burstable."""
-    parent = parent or f"/kubepods/{'besteffort' if qos == 'BE' else 'burstable'}/podp"
-    labels = {QOS_LABEL: qos} if qos else {}
-    notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
-    return CreateContainer(
-        PodAnnounced(uid, "ns", uid, labels, notes, parent), "main", LinuxResources(requested)
-    )
 
 
 def pools(ls: str = "0,2-3", be: str = "0,2-3", system: str = "") -> Pools:
@@ -43,22 +28,23 @@ def pools(ls: str = "0,2-3", be: str = "0,2-3", system: str = "") -> Pools:
     return {name: (Pool(0, 0, cpus),) if cpus else () for name, cpus in by_name.items()}
 
 
+BASE = Snapshot(
+    generation=1,
+    listed_at=100,
+    boot_id="b",
+    kubelet_static=False,
+    pools=pools(),
+    owners=(Owner("own", "ns/own", QoS.LSE, "1"),),
+    pods={
+        "own": PodWanted("ns/own", QoS.LSE, OWN),
+        "ls": PodWanted("ns/ls", QoS.LS, Wanted(LinuxResources("0,2-3"))),
+    },
+    containers={"c1": Wanted(LinuxResources("1")), "kubelets": Wanted()},
+)
+
+
 def snapshot(**changes: object) -> Snapshot:
-    values: dict[str, object] = {
-        "generation": 1,
-        "listed_at": 100,
-        "boot_id": "b",
-        "kubelet_static": False,
-        "pools": pools(),
-        "owners": (Owner("own", "ns/own", QoS.LSE, "1"),),
-        "pods": {
-            "own": PodWanted("ns/own", QoS.LSE, OWN),
-            "ls": PodWanted("ns/ls", QoS.LS, Wanted(LinuxResources("0,2-3"))),
-        },
-        "containers": {"c1": Wanted(LinuxResources("1")), "kubelets": Wanted()},
-        **changes,
-    }
-    return Snapshot(**values)  # type: ignore[arg-type]
+    return msgspec.structs.replace(BASE, **changes)
 
 
 def override(*cpus: int, own: bool = False) -> Override:
@@ -91,7 +77,7 @@ IN_FLIGHT = AssumedContainer("other", "pod ns/other", CpuSet([1, 2]))
             id="BE shares with LSR",
         ),
         pytest.param(
-            request("new", "BE", parent="/kubepods/podp"),
+            request("new", "BE", kube=""),
             snapshot(pools=pools(be="0-3"), owners=(Owner("own", "ns/own", QoS.LSR, "1"),)),
             [],
             override(0, 2, 3),
@@ -134,7 +120,7 @@ IN_FLIGHT = AssumedContainer("other", "pod ns/other", CpuSet([1, 2]))
             id="without CPUs assumed as exclusive",
         ),
         pytest.param(
-            request("own", parent="/kubepods/podown"),
+            request("own", kube=""),
             snapshot(pods={"own": PodWanted("ns/own", QoS.LS, Wanted())}),
             [],
             Keep(),
@@ -159,7 +145,7 @@ def test_answers_to_a_creation(
             request("new", "LSE", "2"), snapshot(), [], "has not decided", id="claim, undecided"
         ),
         pytest.param(
-            request("new", parent="/kubepods/podnew"),
+            request("new", kube=""),
             snapshot(kubelet_static=True),
             [],
             "has not decided",
@@ -207,12 +193,9 @@ def test_creation_waits(
     assert reason in answer.reason
 
 
-def whole_cpus(
-    requested: str, cpus: int = 2, qos: str = "", claim: str = "", parent: str = "/kubepods/podp"
-) -> CreateContainer:
+def whole_cpus(requested: str, cpus: int = 2, qos: str = "", claim: str = "") -> CreateContainer:
     """A request for whole CPUs, as a kubelet sends it."""
-    creation = request("p", qos, claim, parent)
-    return CreateContainer(creation.pod, "main", LinuxResources(requested, shares=1024 * cpus))
+    return request("p", qos, claim, requested, shares=1024 * cpus, kube="")
 
 
 def static(wanted: Wanted | None, **changes: object) -> Snapshot:
@@ -388,21 +371,21 @@ def test_update_of_an_unknown_container_keeps_the_cpus_of_the_kubelet() -> None:
         ),
         pytest.param(request("x", "LS", "2"), None, [], Keep(), id="no snapshot"),
         pytest.param(
-            request("x", parent="/kubepods/podx", requested="0-1"),
+            request("x", kube="", cpus="0-1"),
             snapshot(kubelet_static=True),
             [],
             override(0),
             id="the static kubelet's choice, without owned CPUs",
         ),
         pytest.param(
-            request("x", parent="/kubepods/podx", requested="1"),
+            request("x", kube="", cpus="1"),
             snapshot(kubelet_static=True),
             [],
             Wait("other pods own all the CPUs that it requests"),
             id="the static kubelet chose owned CPUs alone: no cpuset would mean every CPU",
         ),
         pytest.param(
-            request("x", parent="/kubepods/podx"),
+            request("x", kube=""),
             snapshot(kubelet_static=True),
             [],
             override(0, 2, 3),
@@ -497,6 +480,6 @@ def test_unknown_system_pod(system: str, cpus: list[int]) -> None:
 def test_guaranteed_pod_waits_for_the_static_kubelet_unless_its_label_selects_a_pool(
     qos: str, claim: str, waits: bool
 ) -> None:
-    creation = request("new", qos, claim, parent="/kubepods/podnew")
+    creation = request("new", qos, claim, kube="")
     answer = cpuset.create(creation, snapshot(kubelet_static=True), [])
     assert isinstance(answer, Wait) == waits

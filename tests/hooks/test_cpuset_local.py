@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from agent.allocate.shares import whole_cpus
@@ -11,12 +12,11 @@ from agent.hooks.cri import create_container, mounted
 from agent.hooks.requests import CreateContainer
 from agent.model.cpu.pools import Pool
 from agent.model.linux_resources import NO_QUOTA, LinuxResources
-from agent.model.notifications import PodAnnounced
-from agent.model.pod.annotations import RESOURCE_STATUS
-from agent.model.pod.qos import QOS_LABEL, QoS
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import CpuPolicy, Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Wait
 from agent.proto import cri_pb2 as pb
+from tests.hooks.admission_harness import container
 
 TWO = Wanted(LinuxResources("1-2", quota=NO_QUOTA), exclusive=True)
 POOL = Wanted(LinuxResources("0,3"))
@@ -31,10 +31,8 @@ def request(
     claim: str = "",
     kube: str = "",
 ) -> CreateContainer:
-    labels = {QOS_LABEL: qos} if qos else {}
-    notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
-    pod = PodAnnounced(uid, "ns", uid, labels, notes, f"/kubepods{kube}/pod{uid}")
-    return CreateContainer(pod, name, LinuxResources(shares=shares))
+    creation = container(uid, qos, claim, shares=shares, kube=kube)
+    return msgspec.structs.replace(creation, container_name=name)
 
 
 def snapshot(policy: CpuPolicy = "static", **containers: Wanted) -> Snapshot:

@@ -420,7 +420,7 @@ def test_a_call_waits_until_the_deadline_of_its_hook_or_of_the_runtime(
 
 def test_a_held_creation_of_an_ended_session_is_withdrawn(alone: AdmissionOnly) -> None:
     alone.publish(msgspec.structs.replace(EMPTY, cpu_policy="static"))
-    call = alone.call(requested("g", "Guaranteed", shares=1024))
+    call = alone.call(requested("g", shares=1024, kube=""))
     assert alone.hooks.create(call) == Wait()
     alone.notifications()
     alone.hooks.abandoned(call)
