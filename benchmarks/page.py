@@ -71,7 +71,7 @@ def loads(tab: Tab) -> int:
 
 def opened(browser: Browser, port: int) -> Tab:
     tab = browser.tab()
-    tab.shape(1440, 900)
+    tab.resize(1440, 900)
     tab.open(f"http://localhost:{port}/page")
     tab.until(f"document.querySelectorAll('.cpu[data-cpu]').length === {CPUS}")
     tab.events(3)

@@ -274,7 +274,7 @@ def cluster() -> bytes:
 def _screenshot(address: str, ready: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder, browsing(Path(folder)) as browser:
         tab = browser.tab()
-        tab.shape(1280, 860, dark=True)
+        tab.resize(1280, 860, dark=True)
         tab.open(address)
         tab.until(ready)
         tab.events(_LOAD_SECONDS)

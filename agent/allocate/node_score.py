@@ -38,7 +38,7 @@ class ScoreInput(msgspec.Struct, frozen=True):
     """The state of the node, without the pod."""
 
     options: TopologyOptions
-    account: NodeAllocation
+    node_allocation: NodeAllocation
     whole: WholeNode
 
 
@@ -70,19 +70,19 @@ def score(
     points = []
     if Measure.RESOURCES in args.measures:
         points.append(_by_resources(args, state, request, allocation))
-    known = state.account.node_ids
-    used = _nodes(state, allocation) & known
+    node_ids = state.node_allocation.node_ids
+    used = _nodes(state, allocation) & node_ids
     if used and Measure.NUMA_NODES in args.measures:
         strategy = _labelled(state.options, args.node.type)
-        busy = len(used | (state.account.busy_nodes() & known))
-        points.append(by_count(strategy, busy, len(known)))
+        busy = len(used | (state.node_allocation.busy_nodes() & node_ids))
+        points.append(by_count(strategy, busy, len(node_ids)))
     return sum(points) // len(points) if points else 0
 
 
 def bound(args: SchedulerArgs, state: ScoreInput, request: ResourceRequest) -> int:
     """An upper bound of `score` on the node over all allocations for the request. It costs less
     time than an offer, and nodes whose bound is too low need no offer."""
-    kind, account = args.node.type, state.account
+    kind, node_allocation = args.node.type, state.node_allocation
     if args.rules is Rules.KOORDINATOR or kind not in (
         Strategy.MOST_ALLOCATED,
         Strategy.LEAST_ALLOCATED,
@@ -94,10 +94,10 @@ def bound(args: SchedulerArgs, state: ScoreInput, request: ResourceRequest) -> i
         resources = _whole_bound(state, request, kind, weights)
         numa = _numa_bound(state, request, kind, weights)
     points = [max(resources, numa)] if Measure.RESOURCES in args.measures else []
-    if Measure.NUMA_NODES in args.measures and account.node_ids:
+    if Measure.NUMA_NODES in args.measures and node_allocation.node_ids:
         strategy = _labelled(state.options, args.node.type)
-        busy = len(account.busy_nodes() & account.node_ids)
-        points.append(_count_bound(strategy, busy, len(account.node_ids)))
+        busy = len(node_allocation.busy_nodes() & node_allocation.node_ids)
+        points.append(_count_bound(strategy, busy, len(node_allocation.node_ids)))
     # A pod that is bound to no NUMA node has no points for them.
     return max(resources, sum(points) // len(points) if points else 0)
 
@@ -127,15 +127,15 @@ def _numa_bound(
     """An upper bound of the score by NUMA nodes, which is that of the worst NUMA node of the pod. A
     pod on one NUMA node gets at most the best score of the nodes with room for all of it. A pod on
     several gets at most the second-best score of all nodes."""
-    account, most = state.account, _most(state, request, kind)
-    totals, left = account.totals(), account.available()
+    node_allocation, most = state.node_allocation, _most(state, request, kind)
+    totals, left = node_allocation.totals(), node_allocation.available()
     scores, single = [], 0
     for node, total in totals.items():
         score = utilization_score(
             kind,
             weights,
             total,
-            {name: account.used(node, name) + most.get(name, 0) for name in weights},
+            {name: node_allocation.used(node, name) + most.get(name, 0) for name in weights},
         )
         scores.append(score)
         room = left.get(node, {})
@@ -172,7 +172,7 @@ def _by_resources(
 ) -> int:
     if not allocation.amounts:
         return _of_whole(args, state, request, allocation)
-    totals = state.account.totals()
+    totals = state.node_allocation.totals()
     weights = weights_that_count(args.node.weights, request.requests)
     return min(
         utilization_score(
@@ -180,7 +180,7 @@ def _by_resources(
             weights,
             totals.get(node, {}),
             {
-                name: state.account.used(node, name)
+                name: state.node_allocation.used(node, name)
                 + _paid(state.options, allocation, name, amounts.get(name, 0))
                 for name in weights
             },
@@ -209,7 +209,7 @@ def _of_whole(
 
 def _used_of_whole(state: ScoreInput) -> dict[str, int]:
     """The requests of the node's pods, with the CPUs that pods own amplified."""
-    owned_milli = 1000 * state.account.holdings.full(1).bit_count()
+    owned_milli = 1000 * state.node_allocation.holdings.full(1).bit_count()
     used = dict(state.whole.requested)
     used["cpu"] = used.get("cpu", 0) - owned_milli + state.options.amplified(owned_milli)
     return used
@@ -218,11 +218,11 @@ def _used_of_whole(state: ScoreInput) -> dict[str, int]:
 def _as_koordinator(
     args: SchedulerArgs, state: ScoreInput, request: ResourceRequest, allocation: PodAllocation
 ) -> int:
-    options, account = state.options, state.account
+    options, node_allocation = state.options, state.node_allocation
     policy = _numa_policy(options, request)
     if policy is NumaPolicy.NONE:
         return _of_whole(args, state, request, allocation)
-    totals = account.totals()
+    totals = node_allocation.totals()
     capacity, used = state.whole.allocatable, dict(state.whole.requested)
     single = policy is NumaPolicy.SINGLE_NUMA_NODE and len(totals) > 1
     if allocation.amounts and (single or policy is NumaPolicy.RESTRICTED):
@@ -230,9 +230,9 @@ def _as_koordinator(
         for node in allocation.amounts:
             for name, total in totals.get(node, {}).items():
                 capacity[name] = capacity.get(name, 0) + total
-                used[name] = used.get(name, 0) + account.recorded_used(node, name)
+                used[name] = used.get(name, 0) + node_allocation.recorded_used(node, name)
     if allocation.cpus:
-        used["cpu"] = options.amplified(1000 * account.holdings.full(1).bit_count())
+        used["cpu"] = options.amplified(1000 * node_allocation.holdings.full(1).bit_count())
     return _with_pod(args, options, request, allocation, capacity, used)
 
 
@@ -252,8 +252,8 @@ def _with_pod(
 
 
 def _numa_policy(options: TopologyOptions, request: ResourceRequest) -> NumaPolicy:
-    found = in_force(options.policies, options.profile, request)
-    return NumaPolicy.NONE if isinstance(found, Refusal) else found.numa
+    policies = in_force(options.policies, options.profile, request)
+    return NumaPolicy.NONE if isinstance(policies, Refusal) else policies.numa
 
 
 def _paid(options: TopologyOptions, allocation: PodAllocation, name: str, amount: int) -> int:

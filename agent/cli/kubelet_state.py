@@ -81,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.output == "json":
             # The answers of device plugins (bytes) contain environment variables, which may be
             # secrets.
-            shape = {"schema_version": SCHEMA_VERSION, name: state_folder.body(shown)}
-            json.dump(shape, sys.stdout, indent=1, default=lambda raw: f"{len(raw)} bytes")
+            document = {"schema_version": SCHEMA_VERSION, name: state_folder.body(shown)}
+            json.dump(document, sys.stdout, indent=1, default=lambda raw: f"{len(raw)} bytes")
             print(flush=True)
         else:
             width = format.columns(200)

@@ -45,7 +45,7 @@ class HookedCalls:
         self._limits = budget.limits
         self._credit = credit
         self._down = down
-        self._account = ConnectionBudget(budget)
+        self._budget = ConnectionBudget(budget)
         self._held = held
         self._ask_again = ask_again
 
@@ -125,8 +125,8 @@ class HookedCalls:
                 stream.stage = Stage.ENDED
                 self.streams[stream.id] = stream
 
-    def granted(self, stream: HeldStream, credit: int) -> int:
-        """The upstream granted the stream credit. Returns the part that goes to the client. Raises
+    def credited(self, stream: HeldStream, credit: int) -> int:
+        """The upstream gave the stream credit. Returns the part that goes to the client. Raises
         FrameError."""
         stream.window += credit
         if stream.window > frames.MAX_WINDOW:
@@ -182,10 +182,10 @@ class HookedCalls:
         """Reserves memory for the message, or waits for it."""
         if stream.reserved_bytes == stream.needs_bytes:
             self._read_message(stream)
-        elif self._account.reserve(stream, stream.needs_bytes):
-            self._account.stop_waiting(stream)
+        elif self._budget.reserve(stream, stream.needs_bytes):
+            self._budget.stop_waiting(stream)
             self._read_message(stream)
-        elif not self._account.wait(stream, self._ask(self._reserve_memory, stream)):
+        elif not self._budget.wait(stream, self._ask(self._reserve_memory, stream)):
             self._stats.no_room += 1
             why = f"other requests use the memory for one of {stream.needs_bytes} bytes: try again"
             self._refuse(stream, grpc.trailers_only(Code.RESOURCE_EXHAUSTED, why))
@@ -278,7 +278,7 @@ class HookedCalls:
         if isinstance(verdict, Refuse):
             self._refuse(stream, encoded)
             return False
-        self._account.stop_waiting(stream)
+        self._budget.stop_waiting(stream)
         stream.call = call
         stream.tap = ReplyTap(self._limits.reply_bytes)
         return True
@@ -326,7 +326,7 @@ class HookedCalls:
             self._down.insert(frames.window_update(stream.id, credit))
 
     def _sent(self, stream: HeldStream) -> None:
-        self._account.release(stream)
+        self._budget.release(stream)
         self.timing.message_sent(stream.id)
         if stream.stage is Stage.PASSING:
             self._drained(stream)
@@ -367,4 +367,4 @@ class HookedCalls:
         self.streams.pop(stream.id, None)
         self.uplink.drop(stream.id)
         stream.body.clear()
-        self._account.release(stream)
+        self._budget.release(stream)

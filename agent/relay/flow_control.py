@@ -1,9 +1,8 @@
 """Flow control and order of one relayed connection (RFC 9113, sections 5.2 and 6.9).
 
 `Lane` is one direction: slices of received bytes, with frames of the relay between them. `Credit`
-accounts for the connection's windows. `Uplink` sends the frames that can't pass to the upstream at
-once, in the order that HTTP/2 needs.
-"""
+counts the bytes of the connection's windows. `Uplink` sends the frames that can't pass to the
+upstream at once, in the order that HTTP/2 needs."""
 
 from __future__ import annotations
 
@@ -62,11 +61,11 @@ class Lane:
 
 
 class Credit:
-    """The account of the connection's window.
+    """The connection's window.
 
     The window that the client sees is the upstream's real window, less the bytes that the relay has
     taken over from the client and not sent yet, plus `excess`: the bytes that the client may send
-    although the upstream has granted no credit for them. A frame that is taken over from the client
+    although the upstream has given no credit for them. A frame that is taken over from the client
     lowers `excess`; bytes that are committed to the upstream raise it. While it is above zero, the
     relay keeps the upstream's credit up to this difference. When it is below zero, the client gets
     the difference at once.
@@ -88,8 +87,8 @@ class Credit:
         the old value until it sees the ACK.
         """
 
-    def granted(self, credit: int) -> int:
-        """The upstream granted credit. Returns the part that goes to the client."""
+    def credited(self, credit: int) -> int:
+        """The upstream gave credit. Returns the part that goes to the client."""
         self.window += credit
         kept = min(credit, self.excess)
         self.excess -= kept
@@ -105,7 +104,7 @@ class Credit:
         return change
 
     def settle(self) -> int:
-        """Returns the credit to grant to the client when `excess` is below zero."""
+        """Returns the credit to give to the client when `excess` is below zero."""
         due, self.excess = -self.excess, 0
         return due
 
@@ -130,7 +129,7 @@ class Uplink:
     - Messages that were taken over leave from the buffers of their streams (`sending`), as far as
       the windows of the connection and the stream allow. A stream never waits for the window of
       another stream.
-    - A DATA frame of another stream, for which the relay granted credit but the upstream did not,
+    - A DATA frame of another stream, for which the relay gave credit but the upstream did not,
       waits in `queue`, in order. Everything that must not overtake it waits behind it: DATA, the
       client's SETTINGS ACK (the old windows apply before it), and a header block of a stream whose
       DATA waits (trailers). Header blocks share one compression state, so everything that opens or

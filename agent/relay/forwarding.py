@@ -315,14 +315,14 @@ class Downward:
                     credit_bytes = frames.read_uint(data[at + 9 : end], kind)
                     passed = credit_bytes
                     if at < start:  # it was sent, or a part of it
-                        self._record_grant(number, credit_bytes)
+                        self._record_credit(number, credit_bytes)
                     elif not number:
                         if credit.excess > 0:
-                            passed = credit.granted(credit_bytes)
+                            passed = credit.credited(credit_bytes)
                         else:
                             credit.window += credit_bytes
                     elif number in streams:
-                        passed = self._calls.granted(streams[number], credit_bytes)
+                        passed = self._calls.credited(streams[number], credit_bytes)
                     if passed != credit_bytes:
                         if start < at:
                             lane.chunks.append(data[start:at])
@@ -365,7 +365,7 @@ class Downward:
         """Some bytes of an unfinished frame were not sent."""
         return len(self._kept) > self._torn_bytes
 
-    def _record_grant(self, number: int, credit: int) -> None:
+    def _record_credit(self, number: int, credit: int) -> None:
         """Records a WINDOW_UPDATE that goes to the client."""
         if not number:
             self._credit.window += credit

@@ -143,7 +143,7 @@ class HeldStream:
     `window`: the upstream's window for this stream.
 
     `owed`: the bytes for which the client did not get credit yet. `kept`: the upstream's credit for
-    this stream that the client did not get. `debt`: in PASSING, the credit that the relay granted
+    this stream that the client did not get. `debt`: in PASSING, the credit that the relay gave
     to the client, and the upstream not yet to the relay.
 
     `announced`: the stream's HEADERS were sent. `done`: the client has ended its side. `ends`:

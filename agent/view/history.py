@@ -15,11 +15,11 @@ from agent.view.format import printable, table
 _HEAD: Final = ("TIME", "PROCESS", "EVENT", "POD", "CONTAINER", "CHANGE", "WHY")
 
 
-def as_table(records: Iterable[Record], width: int, zone: datetime.tzinfo | None = None) -> str:
-    """A row for each record, with times in `zone`; None: the local zone."""
+def as_table(records: Iterable[Record], width: int, timezone: datetime.tzinfo | None = None) -> str:
+    """A row for each record, with times in `timezone`; None: the local timezone."""
     rows = [
         (
-            local(each.time, zone).isoformat(" ", "milliseconds"),
+            local(each.time, timezone).isoformat(" ", "milliseconds"),
             each.process,
             each.event,
             printable(each.title) or _numa_node(each),
@@ -32,11 +32,11 @@ def as_table(records: Iterable[Record], width: int, zone: datetime.tzinfo | None
     return "\n".join(table([_HEAD, *rows], width)) + "\n" if rows else "No records.\n"
 
 
-def local(stamp: str, zone: datetime.tzinfo | None = None) -> datetime.datetime:
-    """The time of a record in `zone` (None: the local zone); 1970-01-01 for a text that is not a
-    time."""
+def local(stamp: str, timezone: datetime.tzinfo | None = None) -> datetime.datetime:
+    """The time of a record in `timezone` (None: the local timezone); 1970-01-01 for a text that is
+    not a time."""
     try:
-        return datetime.datetime.fromisoformat(stamp).astimezone(zone)
+        return datetime.datetime.fromisoformat(stamp).astimezone(timezone)
     except (ValueError, OverflowError):
         return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -67,17 +67,17 @@ def pod_histories(records: Sequence[Record]) -> list[PodHistory]:
     return [PodHistory(title, uid, tuple(sentences)) for (title, uid), sentences in by_pod.items()]
 
 
-def as_text(histories: Sequence[PodHistory], zone: datetime.tzinfo | None = None) -> str:
-    """The histories with a heading for each pod and each day, and times in `zone`; None: the local
-    zone."""
+def as_text(histories: Sequence[PodHistory], timezone: datetime.tzinfo | None = None) -> str:
+    """The histories with a heading for each pod and each day, and times in `timezone`; None: the
+    local timezone."""
     lines = []
     for history in histories:
         lines.append(printable(f"Pod {history.title}, uid {history.uid or 'unknown'}"))
-        days = groupby(history.sentences, key=lambda each: local(each[0], zone).date())
+        days = groupby(history.sentences, key=lambda each: local(each[0], timezone).date())
         for day, sentences in days:
             lines.append(f"  {day:%A, %Y-%m-%d}")
             for stamp, text in sentences:
-                moment = local(stamp, zone)
+                moment = local(stamp, timezone)
                 lines.append(
                     f"    {moment:%H:%M:%S}.{moment.microsecond // 1000:03}"
                     f"{moment:%z}  {printable(text)}"

@@ -36,7 +36,7 @@ def server(node: ServedNode) -> Iterator[HttpServer]:
 @pytest.fixture
 def tab(browser: Browser, server: HttpServer) -> Iterator[Tab]:
     tab = browser.tab()
-    tab.shape(1440, 900)
+    tab.resize(1440, 900)
     tab.open(f"http://localhost:{server.port}/page")
     tab.until("document.querySelectorAll('.cpu[data-cpu]').length === 64", "the CPUs are drawn")
     tab.until("document.querySelectorAll('#pods tr').length === 4", "the pods are drawn")
@@ -203,7 +203,7 @@ def test_axe_finds_no_violation(
     node.reconcile()
     node.unhealthy = {6: "Xid 79"}
     tab.until("!document.getElementById('attention').hidden")
-    tab.shape(width, 844, dark=dark)
+    tab.resize(width, 844, dark=dark)
     for address in ("", "#pod=ns/db", "#cpu=5"):
         tab.run(f"location.hash = '{address}'")
         tab.until(f"document.getElementById('detail').hidden === {'false' if address else 'true'}")

@@ -451,15 +451,15 @@ class Fuzz:
         self.check_quiet()
 
     def check_credit(self) -> None:
-        """The client may have credit that the relay granted before the server did. The relay keeps
+        """The client may have credit that the relay gave before the server did. The relay keeps
         as much of the server's next credit, no more."""
         ahead = self.client.outbound_flow_control_window - self.server.inbound_flow_control_window
         assert ahead >= 0
         if ahead:
             self.server.increment_flow_control_window(ahead)
             self.carry_all()
-        granted = self.server.inbound_flow_control_window
-        assert self.client.outbound_flow_control_window == granted
+        window = self.server.inbound_flow_control_window
+        assert self.client.outbound_flow_control_window == window
 
     def check_window(self) -> None:
         """The relay knows the server's window: of a message that it took over, it sends as much as
@@ -478,7 +478,7 @@ class Fuzz:
         stream = self.streams[held]
         while stream.left:
             part = bytes(stream.left[: self.client.local_flow_control_window(held)])
-            assert part, "the relay grants no credit for a message that it takes over"
+            assert part, "the relay gives no credit for a message that it takes over"
             del stream.left[: len(part)]
             self.client.send_data(held, part, end_stream=not stream.left)
             self.carry_all()

@@ -34,7 +34,7 @@ def server(scene: PageScene) -> Iterator[HttpServer]:
 @pytest.fixture
 def tab(browser: Browser, server: HttpServer) -> Iterator[Tab]:
     it = browser.tab()
-    it.shape(1440, 900)
+    it.resize(1440, 900)
     it.open(f"http://localhost:{server.port}/page#holder={HOLDER}")
     it.until("document.querySelectorAll('#nodes tr').length === 25", "the nodes are drawn")
     it.until("document.getElementById('status').dataset.state === 'good'", "the page is live")
@@ -79,7 +79,7 @@ def test_the_cluster_changes_while_the_page_is_open(scene: PageScene, tab: Tab) 
 def test_no_label_of_a_bar_overlaps_the_next(scene: PageScene, tab: Tab, width: int) -> None:
     """Nodes with hundreds of cores give a chart of many bars with long labels."""
     clusters.add_node(scene.cluster, "large", Model("large", (2, 1, 128, 2)))
-    tab.shape(width, 900)
+    tab.resize(width, 900)
     tab.until("document.querySelector('[data-key=free_cores] [data-key=\"128\"]') !== null")
     overlaps = tab.run(
         """[...document.querySelectorAll('.bars')].flatMap(bars => {
@@ -170,7 +170,7 @@ def test_without_the_holder_of_the_lease_the_page_is_empty(
 def test_axe_finds_no_violations_on_a_phone_or_with_dark_colors(
     tab: Tab, width: int, dark: bool
 ) -> None:
-    tab.shape(width, 844, dark=dark)
+    tab.resize(width, 844, dark=dark)
     tab.run("location.hash = '#node=node-00004'")
     tab.until("document.getElementById('detail').innerText.includes('GPU 7')")
     assert tab.violations() == []

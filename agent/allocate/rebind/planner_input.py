@@ -40,16 +40,18 @@ def placed_node(
     if options.kubelet_static:
         return NoPlan((f"the kubelet of node {name} assigns CPUs (static CPU policy)",))
     layout = options.layout
-    account = NodeAllocation(options)
+    node_allocation = NodeAllocation(options)
     for holding in allocator.holdings.values():
-        account.add(holding.allocation)
+        node_allocation.add(holding.allocation)
     placed = []
     most_owned = {}
     for uid in sorted(allocator.holdings):
         request = requests.get(uid)
         if request is not None:
             request = msgspec.structs.replace(request, default_bind=options.profile.bind)
-        pod = _placed_pod(options, account, allocator.holdings[uid], request, fixed.get(uid, ""))
+        pod = _placed_pod(
+            options, node_allocation, allocator.holdings[uid], request, fixed.get(uid, "")
+        )
         if pod is None:
             continue
         placed.append(pod)
@@ -57,13 +59,13 @@ def placed_node(
             # The pool of a pod that bursts must not shrink, since its limit must fit into the pool.
             for area in layout.nodes:
                 if pod.place >> area.id & 1:
-                    held = account.holdings.full(1)
+                    held = node_allocation.holdings.full(1)
                     most_owned[area.id] = (area.cpus & held).bit_count()
     return PlacedNode(
         layout,
         layout.cpus & ~options.kept.mask,
         tuple(placed),
-        _rooms(account, placed),
+        _rooms(node_allocation, placed),
         options.amplified(1000),
         most_owned,
     )
@@ -94,7 +96,7 @@ def _with(amounts: Amounts, memory: Mapping[int, Mapping[str, int]]) -> Amounts:
 
 def _placed_pod(
     options: TopologyOptions,
-    account: NodeAllocation,
+    node_allocation: NodeAllocation,
     assigned: AssignedPod,
     request: ResourceRequest | None,
     fixed: str,
@@ -133,7 +135,7 @@ def _placed_pod(
         allocation.exclusive,
         memory,
         near,
-        _not_movable(options, account, assigned) or fixed,
+        _not_movable(options, node_allocation, assigned) or fixed,
     )
 
 
@@ -154,7 +156,9 @@ def _stays(
     return bool(unrecorded)
 
 
-def _not_movable(options: TopologyOptions, account: NodeAllocation, assigned: AssignedPod) -> str:
+def _not_movable(
+    options: TopologyOptions, node_allocation: NodeAllocation, assigned: AssignedPod
+) -> str:
     """Why the pod is never moved, "" if it may be."""
     cpus = assigned.allocation.cpus
     if assigned.reservation:
@@ -164,12 +168,12 @@ def _not_movable(options: TopologyOptions, account: NodeAllocation, assigned: As
     online = CpuSet.from_int(options.layout.cpus if options.layout else 0)
     if offline := cpus - online:
         return f"its CPUs {offline} are not online"
-    if shared := cpus & CpuSet.from_int(account.holdings.full(2)):
+    if shared := cpus & CpuSet.from_int(node_allocation.holdings.full(2)):
         return f"other pods hold its CPUs {shared} too"
     return ""
 
 
-def _rooms(account: NodeAllocation, pods: list[PlacedPod]) -> Amounts:
+def _rooms(node_allocation: NodeAllocation, pods: list[PlacedPod]) -> Amounts:
     """The most that the pods of the plan may have together: the allocatable amounts, without those
     that other pods use, and without those that these pods use without a record."""
     counted: dict[tuple[int, str], int] = {}
@@ -181,8 +185,8 @@ def _rooms(account: NodeAllocation, pods: list[PlacedPod]) -> Amounts:
         node: {
             name: total
             if name == _CPU
-            else total - account.used(node, name) + counted.get((node, name), 0)
+            else total - node_allocation.used(node, name) + counted.get((node, name), 0)
             for name, total in amounts.items()
         }
-        for node, amounts in account.totals().items()
+        for node, amounts in node_allocation.totals().items()
     }

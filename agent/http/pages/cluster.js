@@ -254,7 +254,7 @@ const draw = answer => {
     found = answer;
     revision = answer.revision;
     drawFigures(); drawCharts(); drawNodes(); drawPods(); drawDecisions();
-    byId('foot').textContent = `Topolet, as the leading scheduler sees the cluster. This page changes nothing. Times are in ${ZONE}.`;
+    byId('foot').textContent = `Topolet, as the leading scheduler sees the cluster. This page changes nothing. Times are in ${TIME_ZONE}.`;
   }
   Status.good(answer.time);
 };

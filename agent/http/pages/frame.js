@@ -32,7 +32,7 @@ const keep = (parent, items, key, make, update = () => {}) => {
   for (const gone of before.values()) gone.remove();
 };
 
-const ZONE = (() => { try { return Intl.DateTimeFormat().resolvedOptions().timeZone; } catch { return 'UTC'; } })();
+const TIME_ZONE = (() => { try { return Intl.DateTimeFormat().resolvedOptions().timeZone; } catch { return 'UTC'; } })();
 const hours = new Intl.DateTimeFormat('en-GB', {hour: '2-digit', minute: '2-digit', second: '2-digit', timeZoneName: 'short'});
 const days = new Intl.DateTimeFormat('en-GB', {day: 'numeric', month: 'short', hour: '2-digit', minute: '2-digit', second: '2-digit', timeZoneName: 'short'});
 const timed = stamp => {
@@ -40,7 +40,7 @@ const timed = stamp => {
   if (Number.isNaN(when.getTime())) return 'unknown';
   return (Date.now() - when.getTime() < 12 * 3600e3 ? hours : days).format(when);
 };
-const timeElement = stamp => element('time', {datetime: stamp, title: `${stamp} (${ZONE})`, text: timed(stamp)});
+const timeElement = stamp => element('time', {datetime: stamp, title: `${stamp} (${TIME_ZONE})`, text: timed(stamp)});
 const bytes = size => {
   let value = size, unit = 0;
   while (value >= 1024 && unit < 5) { value /= 1024; unit += 1; }

@@ -347,7 +347,7 @@ const applyState = value => {
   ownerOf = new Map(node.pods.flatMap(pod => numbers(pod.own).map(cpu => [cpu, pod])));
   byId('name').textContent = node.node;
   document.title = `${node.node} \u2013 Topolet`;
-  byId('foot').textContent = `Topolet, as the agent of ${node.node} sees it. This page changes nothing. Times are in ${ZONE}.`;
+  byId('foot').textContent = `Topolet, as the agent of ${node.node} sees it. This page changes nothing. Times are in ${TIME_ZONE}.`;
   if (before !== JSON.stringify([node.cpus, node.parts])) drawMachine();
   drawHardware();
   paintCells();

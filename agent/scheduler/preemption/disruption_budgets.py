@@ -18,7 +18,7 @@ PATH: Final = f"/apis/policy/v1/{PLURAL}"
 
 class Budget(msgspec.Struct, frozen=True):
     """`allowed`: how many more pods may be disrupted now. `disrupted`: the names of the pods whose
-    disruption is granted and counted already."""
+    disruption is allowed and counted already."""
 
     namespace: str
     name: str

@@ -89,9 +89,9 @@ def _head(observed: NodeObservation, state: ScreenState, columns: int, ability: 
     left: list[Piece] = [Piece("topolet top", BOLD), Piece(f"  {terminal.clean(node.node)}")]
     sockets = len({cpu.socket for cpu in node.cpus})
     nodes = len({cpu.node for cpu in node.cpus})
-    shape = f"  {count(len(node.cpus), 'CPU')}"
-    shape += f", {count(sockets, 'socket')}, {count(nodes, 'NUMA node')}" if columns >= 100 else ""
-    left.append(Piece(shape, FAINT))
+    counts = f"  {count(len(node.cpus), 'CPU')}"
+    counts += f", {count(sockets, 'socket')}, {count(nodes, 'NUMA node')}" if columns >= 100 else ""
+    left.append(Piece(counts, FAINT))
     if used is not None:
         left += [Piece(f"  {used:4.0%} "), Piece(terminal.bar(used, 10, ability), GOOD)]
     if age is not None and columns >= 110:

@@ -28,11 +28,11 @@ func main() {
 }
 
 func decide(line []byte) any {
-	var asked struct{ Topology json.RawMessage }
-	if err := json.Unmarshal(line, &asked); err != nil {
+	var req struct{ Topology json.RawMessage }
+	if err := json.Unmarshal(line, &req); err != nil {
 		fail(err)
 	}
-	if asked.Topology != nil {
+	if req.Topology != nil {
 		answer, err := nodenumaresource.Decide(line)
 		if err != nil {
 			answer.Error = err.Error()

@@ -85,31 +85,31 @@ func fail(err error) {
 }
 
 func decide(line []byte) (answer, error) {
-	var asked request
-	if err := json.Unmarshal(line, &asked); err != nil {
+	var req request
+	if err := json.Unmarshal(line, &req); err != nil {
 		return answer{}, err
 	}
 	switch {
-	case asked.Calls < 1:
-		return answer{}, fmt.Errorf("calls: %d", asked.Calls)
-	case asked.Take != nil:
-		return take(asked)
-	case asked.Merge != nil:
-		return merge(asked)
+	case req.Calls < 1:
+		return answer{}, fmt.Errorf("calls: %d", req.Calls)
+	case req.Take != nil:
+		return take(req)
+	case req.Merge != nil:
+		return merge(req)
 	}
 	return answer{}, fmt.Errorf("neither take nor merge")
 }
 
-func take(asked request) (answer, error) {
-	available, err := cpuset.Parse(asked.Take.Available)
+func take(req request) (answer, error) {
+	available, err := cpuset.Parse(req.Take.Available)
 	if err != nil {
 		return answer{}, err
 	}
-	topo := machine(asked.Take.CPUs)
+	topo := machine(req.Take.CPUs)
 	var taken cpuset.CPUSet
-	took := timed(asked.Calls, func() {
+	took := timed(req.Calls, func() {
 		taken, err = takePacked(
-			logr.Discard(), topo, available, asked.Take.Need,
+			logr.Discard(), topo, available, req.Take.Need,
 			cpumanager.CPUSortingStrategyPacked, false,
 		)
 	})
@@ -136,12 +136,12 @@ func machine(cpus []cpu) *topology.CPUTopology {
 	}
 }
 
-func merge(asked request) (answer, error) {
+func merge(req request) (answer, error) {
 	policy := topologymanager.NewRestrictedPolicy(
-		&topologymanager.NUMAInfo{Nodes: asked.Merge.NUMANodes}, topologymanager.PolicyOptions{},
+		&topologymanager.NUMAInfo{Nodes: req.Merge.NUMANodes}, topologymanager.PolicyOptions{},
 	)
 	var providers []map[string][]topologymanager.TopologyHint
-	for index, hints := range asked.Merge.Hints {
+	for index, hints := range req.Merge.Hints {
 		var made []topologymanager.TopologyHint
 		for _, each := range hints {
 			mask, err := bitmask.NewBitMask(each.Mask...)
@@ -158,7 +158,7 @@ func merge(asked request) (answer, error) {
 	}
 	var best topologymanager.TopologyHint
 	var admit bool
-	took := timed(asked.Calls, func() { best, admit = policy.Merge(logr.Discard(), providers) })
+	took := timed(req.Calls, func() { best, admit = policy.Merge(logr.Discard(), providers) })
 	given := answer{Nanoseconds: took, Preferred: best.Preferred, Admit: admit}
 	if best.NUMANodeAffinity != nil {
 		given.Mask = best.NUMANodeAffinity.GetBits()
