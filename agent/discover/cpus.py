@@ -152,11 +152,11 @@ class _Siblings:
         """The CPUs that share with `cpu`, possibly also offline ones; None if unknown. An empty
         mask is invalid: a CPU shares with itself at least."""
         for index, (name, read) in enumerate(self._order):
-            found = read(self._tree, f"{CPU}/cpu{cpu}/topology/{name}")
-            if found:
+            members = read(self._tree, f"{CPU}/cpu{cpu}/topology/{name}")
+            if members:
                 if index:
                     self._order.insert(0, self._order.pop(index))
-                return found
+                return members
         return None
 
 
@@ -185,9 +185,9 @@ def _sockets(tree: Tree, cores: dict[int, CpuSet]) -> dict[int, CpuSet]:
         return ids[cpu]
 
     def sharers(cpu: int) -> CpuSet:
-        found = siblings.of(cpu)
-        if found is not None:
-            return found
+        members = siblings.of(cpu)
+        if members is not None:
+            return members
         return CpuSet(other for other in cores if number(other) == number(cpu))
 
     named: dict[int, CpuSet] = {}
@@ -210,21 +210,21 @@ def _sockets(tree: Tree, cores: dict[int, CpuSet]) -> dict[int, CpuSet]:
 
 def _dies(tree: Tree, socket: CpuSet) -> dict[int, int]:
     """The kernel's die id of each CPU of a socket; empty if the kernel does not report dies."""
-    known: dict[int, int] = {}
+    dies: dict[int, int] = {}
     first = socket.first()
     if first is None or _die_id(tree, first) is None:
-        return known
+        return dies
     for cpu, members in partition(socket, _Siblings(tree, _DIE_NAMES).of):
         die = _die_id(tree, cpu)
         if die is not None:
-            known.update(dict.fromkeys(members, die))
-    return known
+            dies.update(dict.fromkeys(members, die))
+    return dies
 
 
 def _package_id(tree: Tree, cpu: int) -> int | None:
     # -1 means unknown; some kernels print it unsigned.
-    found = integer(tree, f"{CPU}/cpu{cpu}/topology/physical_package_id")
-    return found if found is not None and 0 <= found < 1 << 31 else None
+    package = integer(tree, f"{CPU}/cpu{cpu}/topology/physical_package_id")
+    return package if package is not None and 0 <= package < 1 << 31 else None
 
 
 def _book(tree: Tree, cpu: int) -> tuple[int | None, ...]:
@@ -232,8 +232,8 @@ def _book(tree: Tree, cpu: int) -> tuple[int | None, ...]:
 
 
 def _die_id(tree: Tree, cpu: int) -> int | None:
-    found = optional_integer(tree, f"{CPU}/cpu{cpu}/topology/die_id")
-    return found if found is not None and 0 <= found < 1 << 31 else None
+    die = optional_integer(tree, f"{CPU}/cpu{cpu}/topology/die_id")
+    return die if die is not None and 0 <= die < 1 << 31 else None
 
 
 def _has_compute_units(tree: Tree, groups: dict[int, CpuSet]) -> bool:
@@ -291,8 +291,8 @@ def _sharers(tree: Tree, cache: str) -> CpuSet | None:
         return None
     if tree.text(f"{cache}/type") == "Instruction":
         return None
-    found = optional(cpu_map, tree, f"{cache}/shared_cpu_map")
-    return found if found is not None else optional(cpu_list, tree, f"{cache}/shared_cpu_list")
+    cpus = optional(cpu_map, tree, f"{cache}/shared_cpu_map")
+    return cpus if cpus is not None else optional(cpu_list, tree, f"{cache}/shared_cpu_list")
 
 
 _PMU_KINDS = ("core", "atom", "lowpower")

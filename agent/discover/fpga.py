@@ -71,7 +71,7 @@ def read(root: str, functions: Mapping[str, Function]) -> Fpgas:
     """The FPGAs among `functions`. One whose PCI function is missing is reported as a problem: it
     has neither an address nor a NUMA node."""
     reader = SysfsReader(Tree(root))
-    found: dict[str, Fpga] = {}
+    by_address: dict[str, Fpga] = {}
     for layout in _LAYOUTS:
         for name in filter(layout.device.fullmatch, reader.names(layout.folder)):
             path = f"{layout.folder}/{name}"
@@ -85,16 +85,16 @@ def read(root: str, functions: Mapping[str, Function]) -> Fpgas:
                 where = f"PCI function {address!r} is missing" if address else "no PCI function"
                 reader.problems.append(f"{reader.tree.path(path)}: {where}")
                 continue
-            before = found.get(address)
+            before = by_address.get(address)
             fpga = _fpga(reader, layout, functions[address], path, ports, managements)
-            found[address] = _merged(before, fpga) if before else fpga
+            by_address[address] = _merged(before, fpga) if before else fpga
     by_slot = {_slot(each.address): each for each in functions.values() if each.driver == "xclmgmt"}
     for function in functions.values():
         if function.driver == "xocl":
             fpga = _xrt(reader, function, by_slot.get(_slot(function.address)))
-            found[function.address] = fpga
+            by_address[function.address] = fpga
     return Fpgas(
-        tuple(found[address] for address in sorted(found, key=address_key)),
+        tuple(by_address[address] for address in sorted(by_address, key=address_key)),
         tuple(reader.problems),
     )
 
@@ -170,9 +170,9 @@ def _interface_id(reader: SysfsReader, management: str) -> str:
     for part in reader.names(management):
         if part.startswith("dfl-fme-region."):
             for region in reader.names(f"{management}/{part}/fpga_region"):
-                found = _id(reader, f"{management}/{part}/fpga_region/{region}/compat_id")
-                if found:
-                    return found
+                compat_id = _id(reader, f"{management}/{part}/fpga_region/{region}/compat_id")
+                if compat_id:
+                    return compat_id
     return ""
 
 

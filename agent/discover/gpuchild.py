@@ -68,8 +68,8 @@ class EventReader:
         if self._events is None:
             return False
         try:
-            known = self._nvml.must("nvmlDeviceGetSupportedEventTypes", handle)
-            wanted = known & (_XID | _STATE_EVENTS)
+            supported = self._nvml.must("nvmlDeviceGetSupportedEventTypes", handle)
+            wanted = supported & (_XID | _STATE_EVENTS)
             self._nvml.must("nvmlDeviceRegisterEvents", handle, wanted, self._events)
         except DriverGoneError:
             raise
@@ -130,10 +130,10 @@ class _Child:
                 self._events.close()
             self._events, self._watched = EventReader(self._nvml, handles), watched
         indices = {gpu.uuid: gpu.index for gpu in inventory.gpus}
-        found, silent = readings(self._nvml, handles, indices)
+        answered, silent = readings(self._nvml, handles, indices)
         if silent:
             inventory = msgspec.structs.replace(inventory, silent=inventory.silent + silent)
-        return GpuReport(inventory=inventory, readings=found)
+        return GpuReport(inventory=inventory, readings=answered)
 
     def _forward_events(self) -> None:
         assert self._events is not None

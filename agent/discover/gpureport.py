@@ -74,15 +74,15 @@ class InventoryReader:
     def _inventory(
         self, gpus: list[Gpu], silent: list[SilentGpu], handles: dict[str, Any]
     ) -> GpuInventory:
-        known = tuple(gpu.uuid for gpu in gpus)
+        uuids = tuple(gpu.uuid for gpu in gpus)
         self._reports += 1
-        anew = known != self._known or self._reports >= _LINKS_LAST
+        anew = uuids != self._known or self._reports >= _LINKS_LAST
         if anew:
             self._links = {uuid: self._links_of(handle) for uuid, handle in handles.items()}
         linked = tuple(structs.replace(gpu, links=self._links[gpu.uuid]) for gpu in gpus)
         if anew:
             self._pairs = pairs(linked, self._sharing(handles))
-            self._known, self._reports = known, 0
+            self._known, self._reports = uuids, 0
         return GpuInventory(
             self._nvml.must("nvmlSystemGetDriverVersion"),
             linked,
@@ -112,11 +112,11 @@ class InventoryReader:
 
     def _instances(self, handle: Any) -> tuple[MigInstance, ...]:
         most = self._nvml.maybe("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
-        found = (
+        instances = (
             (place, self._nvml.maybe("nvmlDeviceGetMigDeviceHandleByIndex", handle, place))
             for place in range(most)
         )
-        answered = (self._instance(place, each) for place, each in found if each is not None)
+        answered = (self._instance(place, each) for place, each in instances if each is not None)
         return tuple(each for each in answered if each is not None)
 
     def _instance(self, index: int, handle: Any) -> MigInstance | None:
@@ -168,8 +168,8 @@ class InventoryReader:
             status = self._nvml.maybe("nvmlDeviceGetP2PStatus", one, two, _MAY_READ)
         except GpuGoneError:
             return None, None
-        known = level is not None and level in Ancestor.__members__.values()
-        return Ancestor(level) if known else None, None if status is None else status == 0
+        is_ancestor = level is not None and level in Ancestor.__members__.values()
+        return Ancestor(level) if is_ancestor else None, None if status is None else status == 0
 
 
 MB_PER_SECOND: Final = {1: 20_000, 2: 25_000, 3: 25_000, 4: 25_000, 5: 50_000}
@@ -231,14 +231,14 @@ def readings(
     nvml: Nvml, handles: dict[str, Any], indices: dict[str, int]
 ) -> tuple[tuple[GpuReading, ...], tuple[SilentGpu, ...]]:
     """Current readings, and the cards that stopped answering. Raises DriverGoneError."""
-    found: list[GpuReading] = []
+    answered: list[GpuReading] = []
     silent: list[SilentGpu] = []
     for uuid, handle in handles.items():
         try:
-            found.append(_reading(nvml, uuid, handle))
+            answered.append(_reading(nvml, uuid, handle))
         except GpuGoneError as error:
             silent.append(SilentGpu(indices[uuid], error.fault, uuid))
-    return tuple(found), tuple(silent)
+    return tuple(answered), tuple(silent)
 
 
 def _reading(nvml: Nvml, uuid: str, handle: Any) -> GpuReading:
@@ -287,15 +287,15 @@ def _processes(nvml: Nvml, handle: Any) -> tuple[GpuProcess, ...] | None:
     samples = nvml.maybe("nvmlDeviceGetProcessUtilization", handle, since) or ()
     used = {sample.pid: sample for sample in samples}
     answered = [(each, True) for each in graphics or ()] + [(each, False) for each in compute or ()]
-    found = {}
+    processes = {}
     for each, graphic in answered:
         sample = used.get(each.pid)
         instance = each.gpuInstanceId
-        found[each.pid, instance] = GpuProcess(
+        processes[each.pid, instance] = GpuProcess(
             each.pid,
             each.usedGpuMemory,
             None if instance == _NO_INSTANCE else instance,
             graphic,
             None if sample is None else sample.smUtil,
         )
-    return tuple(found[key] for key in sorted(found))
+    return tuple(processes[key] for key in sorted(processes))

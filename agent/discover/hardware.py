@@ -83,7 +83,7 @@ def _caches(reader: SysfsReader, topology: Topology) -> Iterator[CacheGroup]:
         threads.setdefault(cpu.core, []).append(cpu.id)
     online = topology.online.mask
     claimed: dict[tuple[int, CacheKind], int] = {}
-    found: dict[tuple[int, CacheKind, int], list[CpuSet]] = {}
+    groups: dict[tuple[int, CacheKind, int], list[CpuSet]] = {}
     for cpu in topology.cpus:
         folder = f"{CPU}/cpu{cpu.id}/cache"
         for path in (f"{folder}/{name}" for name in reader.names(folder) if "index" in name):
@@ -101,9 +101,9 @@ def _caches(reader: SysfsReader, topology: Topology) -> Iterator[CacheGroup]:
             members = (of_cache | 1 << cpu.id) & ~others
             claimed[key] = others | members
             size = _size_bytes(reader.text(f"{path}/size")) or 0
-            found.setdefault((*key, size), []).append(CpuSet.from_int(members))
-    for level, kind, size in sorted(found, key=lambda it: (it[0], _KINDS.index(it[1]), -it[2])):
-        yield CacheGroup(level, kind, size or None, tuple(found[level, kind, size]))
+            groups.setdefault((*key, size), []).append(CpuSet.from_int(members))
+    for level, kind, size in sorted(groups, key=lambda it: (it[0], _KINDS.index(it[1]), -it[2])):
+        yield CacheGroup(level, kind, size or None, tuple(groups[level, kind, size]))
 
 
 _KINDS: Final = tuple(CacheKind)
@@ -153,13 +153,13 @@ def _by_speed(
 
 def _tiers(reader: SysfsReader) -> dict[int, int]:
     """The tier of each NUMA node (since Linux 6.1)."""
-    found: dict[int, int] = {}
+    tiers: dict[int, int] = {}
     for name in reader.names(_TIERS):
         tier = number(name.removeprefix("memory_tier"))
         path = f"{_TIERS}/{name}/nodelist"
         if tier is not None:
-            found |= dict.fromkeys(reader.cpus(path, path) or (), tier)
-    return found
+            tiers |= dict.fromkeys(reader.cpus(path, path) or (), tier)
+    return tiers
 
 
 def _of_buses(reader: SysfsReader) -> dict[int, MemoryKind]:

@@ -41,16 +41,16 @@ def rdma(root: str, functions: Mapping[str, Function]) -> Rdma:
     """The RDMA devices among `functions`. A virtual function is a separate device only if its
     physical function is missing (in a virtual machine) or does not have RDMA."""
     reader = SysfsReader(Tree(root))
-    found = {
+    with_rdma = {
         address: RdmaFunction(function, links, _interfaces(reader, address))
         for address, function in functions.items()
         if (links := _links(reader, address))
     }
     devices = []
-    for address in sorted(found, key=address_key):
-        if found[address].function.physical not in found:
-            virtual = _virtual(reader, found[address], found, functions)
-            devices.append(RdmaDevice(found[address], virtual))
+    for address in sorted(with_rdma, key=address_key):
+        if with_rdma[address].function.physical not in with_rdma:
+            virtual = _virtual(reader, with_rdma[address], with_rdma, functions)
+            devices.append(RdmaDevice(with_rdma[address], virtual))
     common = f"sys/class/misc/{_COMMON}"
     return Rdma(
         tuple(devices),
@@ -62,13 +62,13 @@ def rdma(root: str, functions: Mapping[str, Function]) -> Rdma:
 def _virtual(
     reader: SysfsReader,
     physical: RdmaFunction,
-    found: Mapping[str, RdmaFunction],
+    with_rdma: Mapping[str, RdmaFunction],
     functions: Mapping[str, Function],
 ) -> tuple[RdmaFunction, ...]:
     return tuple(
         RdmaFunction(
             functions[address],
-            found[address].links if address in found else (),
+            with_rdma[address].links if address in with_rdma else (),
             _interfaces(reader, address),
             number,
         )
@@ -102,7 +102,7 @@ def _links(reader: SysfsReader, address: str) -> tuple[RdmaLink, ...]:
 def _char_devices(reader: SysfsReader, path: str, names: list[str]) -> dict[str, list[CharDevice]]:
     """The character devices of a function, by link. The file `ibdev` of each has the name of its
     link; if that can't be read, a device belongs to the only link."""
-    found: dict[str, list[CharDevice]] = {}
+    by_link: dict[str, list[CharDevice]] = {}
     for folder in _FOLDERS:
         for name in reader.names(f"{path}/{folder}"):
             link = reader.text(f"{path}/{folder}/{name}/ibdev")
@@ -110,8 +110,8 @@ def _char_devices(reader: SysfsReader, path: str, names: list[str]) -> dict[str,
                 link = names[0]
             if link is not None:
                 device = reader.char_device(f"{path}/{folder}/{name}", _FILES + name)
-                found.setdefault(link, []).append(device)
-    return found
+                by_link.setdefault(link, []).append(device)
+    return by_link
 
 
 def _ports(reader: SysfsReader, folder: str) -> tuple[RdmaPort, ...]:

@@ -60,7 +60,7 @@ def _numa_nodes(tree: Tree, cpus: CpuSet) -> tuple[NumaNode, ...]:
     online = tuple(listed)
     ids = tuple(listed & folders or folders)
     machine_meminfo = tree.read("proc/meminfo") or b""
-    found = []
+    nodes = []
     rest = cpus
     for node in ids:
         path = f"{NODE}/node{node}"
@@ -70,7 +70,7 @@ def _numa_nodes(tree: Tree, cpus: CpuSet) -> tuple[NumaNode, ...]:
         members &= rest
         rest -= members
         meminfo = tree.read(f"{path}/meminfo") or b""
-        found.append(
+        nodes.append(
             NumaNode(
                 id=node,
                 cpus=members,
@@ -79,7 +79,7 @@ def _numa_nodes(tree: Tree, cpus: CpuSet) -> tuple[NumaNode, ...]:
                 hugepages=_pools(tree, f"{path}/hugepages", meminfo, machine_meminfo),
             )
         )
-    return tuple(found)
+    return tuple(nodes)
 
 
 def _machine(tree: Tree, cpus: CpuSet) -> NumaNode:
@@ -104,18 +104,18 @@ def _memory_bytes(tree: Tree, path: str, meminfo: bytes) -> int:
 def huge_pages(root: str, nodes: Iterable[int]) -> dict[int, tuple[HugePages, ...]]:
     """The pools of these NUMA nodes now; none where they can't be read."""
     tree = Tree(root)
-    found = {}
+    pools = {}
     for node in nodes:
         try:
-            found[node] = _pools_of_folder(tree, f"{NODE}/node{node}/hugepages")
+            pools[node] = _pools_of_folder(tree, f"{NODE}/node{node}/hugepages")
         except (DiscoveryError, OSError):
             continue
-    return found
+    return pools
 
 
 def _pools(tree: Tree, folder: str, meminfo: bytes, machine: bytes) -> tuple[HugePages, ...]:
-    found = _pools_of_folder(tree, folder)
-    return found or _pool_of_meminfo(meminfo, machine)
+    of_folder = _pools_of_folder(tree, folder)
+    return of_folder or _pool_of_meminfo(meminfo, machine)
 
 
 def _distances(
@@ -143,15 +143,15 @@ _SIZE = re.compile(rb"Hugepagesize:\s*([0-9]{1,20})\s*kB")
 
 def _pools_of_folder(tree: Tree, folder: str) -> tuple[HugePages, ...]:
     """The pools of a `hugepages` directory, smallest pages first."""
-    found = []
+    pools = []
     for name in tree.names(folder):
         match = _POOL.fullmatch(name)
         total = optional_integer(tree, f"{folder}/{name}/nr_hugepages") if match else None
         if match is None or total is None:
             continue
         free = optional_integer(tree, f"{folder}/{name}/free_hugepages") if total else 0
-        found.append(HugePages(int(match[1]) << 10, total, free or 0))
-    return tuple(sorted(found, key=lambda pool: pool.size_bytes))
+        pools.append(HugePages(int(match[1]) << 10, total, free or 0))
+    return tuple(sorted(pools, key=lambda pool: pool.size_bytes))
 
 
 def _pool_of_meminfo(meminfo: bytes, machine: bytes) -> tuple[HugePages, ...]:

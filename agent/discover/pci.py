@@ -43,12 +43,12 @@ def read(root: str, topology: Topology) -> Functions:
         raise DiscoveryError(f"{tree.path(DEVICES)}: {error.strerror}") from error
     reader = SysfsReader(tree)
     places = PciLocality(reader, topology)
-    found = {
+    by_address = {
         address: function
         for address in sorted(filter(is_address, entries), key=address_key)
         if (function := _function(reader, places, address)) is not None
     }
-    return Functions(found, tuple(reader.problems))
+    return Functions(by_address, tuple(reader.problems))
 
 
 class PciLocality:

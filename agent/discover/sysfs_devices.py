@@ -44,12 +44,12 @@ class SysfsDevices:
             if of == topology and now - at < RESCAN_SECONDS:
                 return
         try:
-            found = pci.read(self._root, topology)
+            functions = pci.read(self._root, topology)
         except DiscoveryError as error:
             self.problems = (str(error),)
             return
         self._scanned, self.known = (topology, now), True
-        self.functions = found.by_address
+        self.functions = functions.by_address
         self.rdma = network.rdma(self._root, self.functions)
         self.fpgas = fpga.read(self._root, self.functions)
-        self.problems = found.problems + self.rdma.problems + self.fpgas.problems
+        self.problems = functions.problems + self.rdma.problems + self.fpgas.problems

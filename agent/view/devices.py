@@ -162,10 +162,10 @@ def _virtual(function: Function) -> Iterable[str]:
         yield f"{len(function.virtual)} of {function.virtual_limit} virtual functions"
 
 
-def _rdma_state(found: RdmaFunction | None) -> Iterable[str]:
-    if found is None:
+def _rdma_state(function: RdmaFunction | None) -> Iterable[str]:
+    if function is None:
         return
-    for link in found.links:
+    for link in function.links:
         for port in link.ports:
             rate = f" {port.rate_gbps:g} Gb/s" if port.rate_gbps else ""
             yield f"{link.name}/{port.number} {port.state.lower() or 'unknown'}{rate}"

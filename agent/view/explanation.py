@@ -26,45 +26,47 @@ BEYOND: Final = (
 )
 
 
-def draw(found: Explanation, width: int = 100) -> str:
+def draw(explanation: Explanation, width: int = 100) -> str:
     """The whole explanation: the result, the pod's own causes, the winning offer and a paragraph
     for each other node."""
-    lines = _wrapped(_headline(found), width)
-    for cause in found.causes:
+    lines = _wrapped(_headline(explanation), width)
+    for cause in explanation.causes:
         lines += _cause_lines(cause, width)
-    if found.bound is not None:
-        lines += _wrapped(_bound(found.bound), width, "  ")
-    verdicts = sorted(found.nodes, key=lambda each: (each.node != found.winner, each.node))
+    if explanation.bound is not None:
+        lines += _wrapped(_bound(explanation.bound), width, "  ")
+    verdicts = sorted(
+        explanation.nodes, key=lambda each: (each.node != explanation.winner, each.node)
+    )
     for verdict in verdicts:
-        lines += ["", *_verdict_lines(verdict, verdict.node == found.winner, width)]
-    if found.nodes_left_out:
-        lines += ["", *_wrapped(f"{count(found.nodes_left_out, 'node')} not checked.", width)]
+        lines += ["", *_verdict_lines(verdict, verdict.node == explanation.winner, width)]
+    if explanation.nodes_left_out:
+        lines += ["", *_wrapped(f"{count(explanation.nodes_left_out, 'node')} not checked.", width)]
     lines += ["", *_wrapped(BEYOND, width)]
     return "\n".join(lines) + "\n"
 
 
-def overview(found: Sequence[Explanation], width: int = 100) -> str:
+def overview(explanations: Sequence[Explanation], width: int = 100) -> str:
     """One line for each pod: the node that it gets, with its CPUs there, or the most frequent
     reason why it gets none."""
-    rows = [("POD", "NODE", "CPUS", "REASON"), *map(_row, found)]
+    rows = [("POD", "NODE", "CPUS", "REASON"), *map(_row, explanations)]
     return "\n".join(table(rows, width)) + "\n"
 
 
-def _row(found: Explanation) -> tuple[str, str, str, str]:
-    for verdict in found.nodes:
-        if verdict.node == found.winner and verdict.offer is not None:
-            return found.pod, found.winner, verdict.offer.cpus or "-", ""
-    reasons = [each.causes[0].summary for each in found.nodes if each.causes]
-    own = [each.summary for each in found.causes]
+def _row(explanation: Explanation) -> tuple[str, str, str, str]:
+    for verdict in explanation.nodes:
+        if verdict.node == explanation.winner and verdict.offer is not None:
+            return explanation.pod, explanation.winner, verdict.offer.cpus or "-", ""
+    reasons = [each.causes[0].summary for each in explanation.nodes if each.causes]
+    own = [each.summary for each in explanation.causes]
     (reason, _), *_ = Counter([*own, *reasons]).most_common(1) or [("no node", 0)]
-    return found.pod, "-", "-", reason
+    return explanation.pod, "-", "-", reason
 
 
-def note(found: Explanation) -> str:
+def note(explanation: Explanation) -> str:
     """The text of an Event: a sentence for each cause, with the number of its nodes. It has no
     amounts, so that it stays the same while amounts change."""
-    texts = [_with_change(each.summary, each.objects) for each in found.causes]
-    firsts = [each.causes[0] for each in found.nodes if each.causes]
+    texts = [_with_change(each.summary, each.objects) for each in explanation.causes]
+    firsts = [each.causes[0] for each in explanation.nodes if each.causes]
     by_summary = Counter(each.summary for each in firsts)
     objects = {each.summary: each.objects for each in reversed(firsts)}
     for summary, number in by_summary.most_common(_MAX_SUMMARIES):
@@ -73,22 +75,24 @@ def note(found: Explanation) -> str:
         texts.append(f"{count(number, 'node')}: {_with_change(summary, named)}")
     if (left := len(by_summary) - _MAX_SUMMARIES) > 0:
         texts.append(count(left, "further reason"))
-    nodes = len(found.nodes) + found.nodes_left_out
+    nodes = len(explanation.nodes) + explanation.nodes_left_out
     return f"No room on {count(nodes, 'node')}. " + " ".join(f"{each}." for each in texts)
 
 
-def _headline(found: Explanation) -> str:
-    nodes = len(found.nodes) + found.nodes_left_out
-    with_room = sum(each.offer is not None for each in found.nodes)
-    text = f"Pod {found.pod}"
-    if found.drained:
-        text = f"{text}, with {', '.join(found.drained)} drained"
-    if found.winner and with_room == 1:
+def _headline(explanation: Explanation) -> str:
+    nodes = len(explanation.nodes) + explanation.nodes_left_out
+    with_room = sum(each.offer is not None for each in explanation.nodes)
+    text = f"Pod {explanation.pod}"
+    if explanation.drained:
+        text = f"{text}, with {', '.join(explanation.drained)} drained"
+    if explanation.winner and with_room == 1:
         others = f", of {nodes}" if nodes > 1 else ""
-        return f"{text}: only node {found.winner} has room{others}."
-    if found.winner:
-        return f"{text}: node {found.winner} is the best of {with_room} with room, of {nodes}."
-    if any(each.objects for each in found.causes) and not found.nodes:
+        return f"{text}: only node {explanation.winner} has room{others}."
+    if explanation.winner:
+        return (
+            f"{text}: node {explanation.winner} is the best of {with_room} with room, of {nodes}."
+        )
+    if any(each.objects for each in explanation.causes) and not explanation.nodes:
         return f"{text}: no node was checked."
     return f"{text}: none of {count(nodes, 'node')} has room."
 

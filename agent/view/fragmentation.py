@@ -11,47 +11,47 @@ MAX_NODES: Final = 20
 """The number of nodes in the text; the JSON output has all."""
 
 
-def draw(found: ClusterFragmentation, width: int) -> str:
-    lines = [*_cpus(found), *_gpus(found), *_rebinds(found)]
-    if found.fitting is not None:
-        lines.append(f"{found.fitting} more pods like this fit.")
-    losing = [each for each in found.nodes if any(each.lost) or each.rebind]
+def draw(cluster: ClusterFragmentation, width: int) -> str:
+    lines = [*_cpus(cluster), *_gpus(cluster), *_rebinds(cluster)]
+    if cluster.fitting is not None:
+        lines.append(f"{cluster.fitting} more pods like this fit.")
+    losing = [each for each in cluster.nodes if any(each.lost) or each.rebind]
     if losing:
-        lines += ["", *_nodes(losing[:MAX_NODES], width, counted=found.fitting is not None)]
+        lines += ["", *_nodes(losing[:MAX_NODES], width, counted=cluster.fitting is not None)]
         if len(losing) > MAX_NODES:
             lines.append(f"{len(losing) - MAX_NODES} more nodes; --output json has all")
     return "\n".join(lines) + "\n"
 
 
-def _cpus(found: ClusterFragmentation) -> list[str]:
+def _cpus(cluster: ClusterFragmentation) -> list[str]:
     return [
-        f"{found.cpus} CPUs, {found.free_cpus} without an owner.",
-        f"  {found.cpus_on_broken_cores} of these are on broken cores: another CPU of the core has "
-        "an owner.",
-        f"  {_amount(found.cpus_on_small_numa_rests)} are on NUMA nodes with fewer free CPUs than "
-        "a pod of this cluster owns (mean over its pods).",
+        f"{cluster.cpus} CPUs, {cluster.free_cpus} without an owner.",
+        f"  {cluster.cpus_on_broken_cores} of these are on broken cores: another CPU of the core "
+        "has an owner.",
+        f"  {_amount(cluster.cpus_on_small_numa_rests)} are on NUMA nodes with fewer free CPUs "
+        "than a pod of this cluster owns (mean over its pods).",
     ]
 
 
-def _gpus(found: ClusterFragmentation) -> list[str]:
-    if not found.gpus:
+def _gpus(cluster: ClusterFragmentation) -> list[str]:
+    if not cluster.gpus:
         return []
     return [
-        f"{found.gpus} GPUs, {_amount(found.free_gpus)} free.",
-        f"  {_amount(found.gpus_lost_to_shares)} are fragmented by shares: the free part of a GPU "
-        "is worth less than its size.",
-        f"  {_amount(found.gpus_without_cpu_or_memory)} will stay idle, because the CPU or memory "
-        "of their node runs out first.",
+        f"{cluster.gpus} GPUs, {_amount(cluster.free_gpus)} free.",
+        f"  {_amount(cluster.gpus_lost_to_shares)} are fragmented by shares: the free part of a "
+        "GPU is worth less than its size.",
+        f"  {_amount(cluster.gpus_without_cpu_or_memory)} will stay idle, because the CPU or "
+        "memory of their node runs out first.",
     ]
 
 
-def _rebinds(found: ClusterFragmentation) -> list[str]:
-    if not found.rebind_nodes:
+def _rebinds(cluster: ClusterFragmentation) -> list[str]:
+    if not cluster.rebind_nodes:
         return ["No rebind improves a node."]
     return [
-        f"Rebinds of {found.rebind_nodes} nodes, with {found.rebind_pods} pods to move, would "
-        f"save {found.cores_mended_by_rebind} broken cores and "
-        f"{found.numa_crossings_mended_by_rebind} NUMA crossings (topolet rebind NODE --dry-run)."
+        f"Rebinds of {cluster.rebind_nodes} nodes, with {cluster.rebind_pods} pods to move, would "
+        f"save {cluster.cores_mended_by_rebind} broken cores and "
+        f"{cluster.numa_crossings_mended_by_rebind} NUMA crossings (topolet rebind NODE --dry-run)."
     ]
 
 

@@ -162,10 +162,10 @@ def live(
 def drift(recent: Recent, begin: str) -> tuple[Attention, ...]:
     """What other processes changed, and what could not be written, since `begin`; the newest
     first."""
-    found = (each for each in recent.changes if each.kind == "drift" and each.time >= begin)
+    drifts = (each for each in recent.changes if each.kind == "drift" and each.time >= begin)
     return tuple(
         Attention("Drift", each.text, pod=each.pod, time=each.time)
-        for each in islice(found, _MOST_DRIFT)
+        for each in islice(drifts, _MOST_DRIFT)
     )
 
 

@@ -105,8 +105,8 @@ class RecentChanges:
 
     def since(self, begin: str) -> Recent:
         """The pools and changes from `begin` on, a time as `audit.stamp` writes it."""
-        found = [each for each in (*self._decisions, *self._moves) if each.time >= begin]
-        found.sort(key=lambda each: each.time, reverse=True)
+        changes = [each for each in (*self._decisions, *self._moves) if each.time >= begin]
+        changes.sort(key=lambda each: each.time, reverse=True)
         # A pool's last entry before `begin` has its size then.
         before: dict[tuple[str, int], PoolSize] = {}
         later = []
@@ -115,7 +115,7 @@ class RecentChanges:
                 before[each.kind, each.node] = msgspec.structs.replace(each, time=begin)
             else:
                 later.append(each)
-        return Recent(dict(self._since), (*before.values(), *later), tuple(found))
+        return Recent(dict(self._since), (*before.values(), *later), tuple(changes))
 
     def _add_pool(self, record: Record) -> None:
         kind, node = record.field.removesuffix("-pool").upper(), record.numa_node

@@ -76,9 +76,9 @@ def clean(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _clean(character: str) -> str:
-    known = ord(character) < _HANGUL or ord(character) in _PUNCTUATION
+    one_column = ord(character) < _HANGUL or ord(character) in _PUNCTUATION
     marks = unicodedata.category(character).startswith("M")
-    return character if known and character.isprintable() and not marks else "?"
+    return character if one_column and character.isprintable() and not marks else "?"
 
 
 _HANGUL: Final = 0x1100
@@ -97,13 +97,13 @@ def text(line: Iterable[Piece]) -> str:
 
 
 def cut(line: Iterable[Piece], columns: int) -> Line:
-    found: list[Piece] = []
-    for each in line:
-        if len(each.text) >= columns:
-            return (*found, Piece(each.text[:columns], each.style)) if columns > 0 else tuple(found)
-        found.append(each)
-        columns -= len(each.text)
-    return tuple(found)
+    kept: list[Piece] = []
+    for piece in line:
+        if len(piece.text) >= columns:
+            return (*kept, Piece(piece.text[:columns], piece.style)) if columns > 0 else tuple(kept)
+        kept.append(piece)
+        columns -= len(piece.text)
+    return tuple(kept)
 
 
 def trimmed(line: Line, columns: int, ability: Ability) -> Line:
@@ -281,26 +281,26 @@ def keys(received: bytes) -> tuple[list[str], bytes]:
     """The keys, each a name or a character, and the bytes of a key that has not arrived completely.
     Unknown sequences are left out. An escape at the end is incomplete, because a sequence may
     follow."""
-    found: list[str] = []
+    names: list[str] = []
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     characters = decoder.decode(received)
     rest, _ = decoder.getstate()
     place = 0
     while place < len(characters):
         if characters[place] != "\x1b":
-            found += _key(characters[place])
+            names += _key(characters[place])
             place += 1
             continue
         length = _sequence(characters, place + 1)
         if length is None:
-            return found, characters[place:].encode() + rest
+            return names, characters[place:].encode() + rest
         sequence = characters[place + 1 : place + 1 + length].replace("O", "[", 1)
         if name := _SEQUENCES.get(sequence):
-            found.append(name)
+            names.append(name)
         elif length == 0:
-            found.append("escape")
+            names.append("escape")
         place += 1 + length
-    return found, rest
+    return names, rest
 
 
 def _key(character: str) -> Iterator[str]:

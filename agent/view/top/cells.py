@@ -59,8 +59,8 @@ class Marks(msgspec.Struct, frozen=True):
 
     def legend(self) -> list[Mark]:
         """The marks of all CPUs, the pools first."""
-        found = {each.letter + each.name: each for each in self.by_cpu.values()}
-        return sorted(found.values(), key=lambda each: each.letter in string.ascii_letters)
+        by_title = {each.letter + each.name: each for each in self.by_cpu.values()}
+        return sorted(by_title.values(), key=lambda each: each.letter in string.ascii_letters)
 
 
 def marks(node: LiveNode) -> Marks:
@@ -82,8 +82,8 @@ def marks(node: LiveNode) -> Marks:
         if pod.uid not in by_pod:
             shared = by_cpus.get(pod.cpus)
             if shared is None:
-                found = CpuSet.parse(pod.cpus)
-                shared = by_cpus[pod.cpus] = {by_cpu[cpu] for cpu in found if cpu in by_cpu}
+                cpus = CpuSet.parse(pod.cpus)
+                shared = by_cpus[pod.cpus] = {by_cpu[cpu] for cpu in cpus if cpu in by_cpu}
             only = next(iter(shared)) if len(shared) == 1 else None
             by_pod[pod.uid] = only or _of_pools(("BE",) if pod.qos == "BE" else POOL_KINDS)
     return Marks(by_cpu, by_pod)
@@ -193,14 +193,14 @@ class _Layout:
     def begins(self, place: int, level: int, room: int) -> list[bool]:
         """For each unit of the block at `place`, whether it begins a line of `room` columns. A
         cache that fits into a line is not broken; a unit that is longer than a line is cut."""
-        found = []
+        answers = []
         used = 0
         for unit in self._units_of(level)[place]:
             whole = unit.cache if unit.columns < unit.cache <= room else unit.columns
             begins = used == 0 or used + unit.before + whole > room
             used = unit.columns if begins else used + unit.before + unit.columns
-            found.append(begins)
-        return found
+            answers.append(begins)
+        return answers
 
     def _tried(self, level: int, columns: int) -> _Placing:
         """The placing at this level with as many blocks across as need the fewest lines."""
@@ -320,9 +320,9 @@ class LoadCells:
         if len(cpus) == 1:
             return _Cell(cpus[0], first, self._loads.get(cpus[0]), cpus[0] in chosen)
         same = all(self._marked.by_cpu[cpu] is first for cpu in cpus)
-        known = [load for cpu in cpus if (load := self._loads.get(cpu)) is not None]
+        loads = [load for cpu in cpus if (load := self._loads.get(cpu)) is not None]
         is_chosen = any(cpu in chosen for cpu in cpus)
-        return _Cell(cpus[0], first if same else _SEVERAL, max(known, default=None), is_chosen)
+        return _Cell(cpus[0], first if same else _SEVERAL, max(loads, default=None), is_chosen)
 
     def _drawn(self, cell: _Cell, level: int) -> Piece:
         load = terminal.level(cell.load, self._ability)

@@ -77,8 +77,8 @@ def frame(
 
 
 def _sized(lines: Sequence[Line], columns: int, rows: int) -> Frame:
-    found = [terminal.cut(line, columns) for line in lines[:rows]]
-    return found + [()] * (rows - len(found))
+    sized = [terminal.cut(line, columns) for line in lines[:rows]]
+    return sized + [()] * (rows - len(sized))
 
 
 def _head(observed: NodeObservation, state: ScreenState, columns: int, ability: Ability) -> Line:

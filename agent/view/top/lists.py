@@ -43,16 +43,16 @@ _NAME_SHARE, _CPUS_SHARE = 0.4, 0.18
 
 def pods(observed: NodeObservation, state: ScreenState) -> list[LivePod]:
     """The pods that match the filter, in the selected order."""
-    found = [
+    matching = [
         pod
         for pod in observed.node.pods
         if state.matches(pod.title, pod.qos, pod.state, pod.reason, pod.refused, pod.waits)
     ]
     if key := _ORDERS.get(state.sort):
-        found.sort(key=lambda pod: key(pod, observed.usage.get(pod.uid, _UNKNOWN)), reverse=True)
+        matching.sort(key=lambda pod: key(pod, observed.usage.get(pod.uid, _UNKNOWN)), reverse=True)
     elif state.sort == "name":
-        found.sort(key=lambda pod: pod.title)
-    return found[::-1] if state.reversed else found
+        matching.sort(key=lambda pod: pod.title)
+    return matching[::-1] if state.reversed else matching
 
 
 _ORDERS: Final[dict[str, Callable[[LivePod, Usage], float]]] = {
@@ -64,12 +64,12 @@ _ORDERS: Final[dict[str, Callable[[LivePod, Usage], float]]] = {
 
 def devices(observed: NodeObservation, state: ScreenState) -> list[ShownDevice]:
     """The devices that match the filter, GPUs first."""
-    found = [
+    matching = [
         each
         for each in observed.node.devices
         if state.matches(each.title, each.name, each.address, each.state, *each.holders)
     ]
-    return sorted(found, key=lambda each: each.kind != GPU)
+    return sorted(matching, key=lambda each: each.kind != GPU)
 
 
 def changes(observed: NodeObservation, state: ScreenState) -> list[RecentChange]:
@@ -128,15 +128,15 @@ class ListArea:
         place = keys_of.index(chosen) if chosen else 0
         room = self.rows - 1
         start = min(max(place - room // 2, 0), max(len(entries) - room, 0))
-        found: Frame = [terminal.cut(head, self.columns)]
+        frame: Frame = [terminal.cut(head, self.columns)]
         for number in range(start, min(start + room, len(entries))):
             in_focus = number == place and self.state.focus == name
             line: Line = (Piece(">" if in_focus else " "), *draw(entries[number]))
             line = terminal.trimmed(line, self.columns, self.ability)
             if in_focus:
                 line = terminal.padded(terminal.restyled(line, CHOSEN), self.columns, CHOSEN)
-            found.append(line)
-        return found
+            frame.append(line)
+        return frame
 
     def short(self, text: str, columns: int) -> str:
         """The text shortened or padded to exactly this width."""
@@ -145,10 +145,10 @@ class ListArea:
 
 def pod_lines(observed: NodeObservation, marked: Marks, area: ListArea) -> Frame:
     """A line for each pod: letter, name, class, CPUs, use and reason."""
-    found = pods(observed, area.state)
-    longest = max((len(each.title) for each in found), default=0)
+    entries = pods(observed, area.state)
+    longest = max((len(each.title) for each in entries), default=0)
     name = max(min(longest, int(area.columns * _NAME_SHARE)), 3)
-    longest = max((len(each.cpus) for each in found), default=0)
+    longest = max((len(each.cpus) for each in entries), default=0)
     cpus = max(min(longest, int(area.columns * _CPUS_SHARE)), 4)
     with_memory = area.columns >= 72
 
@@ -171,7 +171,7 @@ def pod_lines(observed: NodeObservation, marked: Marks, area: ListArea) -> Frame
 
     head = f"   {'POD':{name}} {'QOS':6} {'CPUS':{cpus}} {'USED':>6}   "
     head += f"{'MEMORY':>9} WHY" if with_memory else "WHY"
-    return area.lines("pods", (Piece(head, BOLD),), found, lambda pod: pod.uid, draw)
+    return area.lines("pods", (Piece(head, BOLD),), entries, lambda pod: pod.uid, draw)
 
 
 def _cpus(used: float | None) -> str:
@@ -188,10 +188,10 @@ def _filled(pod: LivePod, usage: Usage, ability: Ability) -> str:
 
 def device_lines(observed: NodeObservation, area: ListArea) -> Frame:
     """A line for each device: name, NUMA node, pods and state, and of GPUs use and memory."""
-    found = devices(observed, area.state)
+    entries = devices(observed, area.state)
     bars = 8 if area.columns < 120 else _WIDE_BAR
     of_gpus = 2 * bars + 8 + (_AMOUNTS_COLUMNS if bars >= _WIDE_BAR else 0)
-    with_bars = any(each.kind == GPU and each.memory_bytes for each in found)
+    with_bars = any(each.kind == GPU and each.memory_bytes for each in entries)
 
     def draw(device: ShownDevice) -> Line:
         wrong = device.healthy is False
@@ -214,7 +214,7 @@ def device_lines(observed: NodeObservation, area: ListArea) -> Frame:
     if with_bars:
         head += f"{'USE':{bars + 5}} {'MEMORY':{of_gpus - bars - 7}}"
     line = (Piece(f"{head} PODS, STATE", BOLD),)
-    return area.lines("devices", line, found, lambda each: each.address, draw)
+    return area.lines("devices", line, entries, lambda each: each.address, draw)
 
 
 def _gpu_pieces(device: ShownDevice, columns: int, ability: Ability) -> list[Piece]:
@@ -232,8 +232,8 @@ def _gpu_pieces(device: ShownDevice, columns: int, ability: Ability) -> list[Pie
 
 def change_lines(observed: NodeObservation, area: ListArea) -> Frame:
     """A line for each change: time, pod and what happened."""
-    found = changes(observed, area.state)
-    longest = max((len(each.pod) for each in found), default=0)
+    entries = changes(observed, area.state)
+    longest = max((len(each.pod) for each in entries), default=0)
     name = max(min(longest, int(area.columns * 0.3)), 3)
     room = area.columns - len(f" HH:MM:SS {'':{name}} ")
 
@@ -246,7 +246,7 @@ def change_lines(observed: NodeObservation, area: ListArea) -> Frame:
         )
 
     head = (Piece(f" {'TIME':8} {'POD':{name}} WHAT HAPPENED, AND WHY", BOLD),)
-    return area.lines("changes", head, found, change_key, draw)
+    return area.lines("changes", head, entries, change_key, draw)
 
 
 _LEAST_OF_CHANGE: Final = 16

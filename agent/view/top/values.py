@@ -99,16 +99,16 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 def cpus_by_kind(node: LiveNode) -> dict[str, CpuSet]:
-    found = {"own": union(CpuSet.parse(pod.own) for pod in node.pods)}
+    by_kind = {"own": union(CpuSet.parse(pod.own) for pod in node.pods)}
     for kind in POOL_KINDS:
-        found[kind] = union(CpuSet.parse(each.cpus) for each in node.pools if each.kind == kind)
-    return found
+        by_kind[kind] = union(CpuSet.parse(each.cpus) for each in node.pools if each.kind == kind)
+    return by_kind
 
 
 def mean_load(cpus: Iterable[int], loads: Mapping[int, float | None]) -> float | None:
     """The mean load of the CPUs whose load is known."""
-    known = [load for cpu in cpus if (load := loads.get(cpu)) is not None]
-    return sum(known) / len(known) if known else None
+    measured = [load for cpu in cpus if (load := loads.get(cpu)) is not None]
+    return sum(measured) / len(measured) if measured else None
 
 
 def sample(observed: NodeObservation) -> Sample:
