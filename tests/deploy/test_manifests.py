@@ -151,37 +151,44 @@ def test_the_webhook_configuration_matches_the_service_and_the_port() -> None:
     assert settings.tls_dir == mounts["tls"]
 
 
-def test_policy_and_webhook_match_the_same_bindings() -> None:
-    (webhook,) = of_kind("ValidatingWebhookConfiguration")["topolet-gpu-binders"]["webhooks"]
-    policy = of_kind("ValidatingAdmissionPolicy")["topolet-gpu-binders"]["spec"]
+@pytest.mark.parametrize(
+    ("kind", "name", "more"),
+    [
+        ("Validating", "topolet-gpu-binders", ()),
+        (
+            "Mutating",
+            "topolet-gpu-scheduler",
+            ("matchConditions", "failurePolicy", "reinvocationPolicy"),
+        ),
+    ],
+)
+def test_policy_and_webhook_match_the_same_objects(
+    kind: str, name: str, more: tuple[str, ...]
+) -> None:
+    (webhook,) = of_kind(f"{kind}WebhookConfiguration")[name]["webhooks"]
+    policy = of_kind(f"{kind}AdmissionPolicy")[name]["spec"]
     constraints = policy["matchConstraints"]
     assert webhook["namespaceSelector"] == constraints["namespaceSelector"]
     (rule,), (rule_,) = constraints["resourceRules"], webhook["rules"]
     assert {key: rule_[key] for key in rule} == rule
+    assert {field: webhook[field] for field in more} == {field: policy[field] for field in more}
 
 
-def test_mutating_policy_and_webhook_match_the_same_pods() -> None:
-    (webhook,) = of_kind("MutatingWebhookConfiguration")["topolet-gpu-scheduler"]["webhooks"]
-    policy = of_kind("MutatingAdmissionPolicy")["topolet-gpu-scheduler"]["spec"]
-    constraints = policy["matchConstraints"]
-    assert webhook["namespaceSelector"] == constraints["namespaceSelector"]
-    (rule,), (rule_,) = constraints["resourceRules"], webhook["rules"]
-    assert {key: rule_[key] for key in rule} == rule
-    for field in ("matchConditions", "failurePolicy", "reinvocationPolicy"):
-        assert webhook[field] == policy[field]
-
-
-def test_the_pod_of_the_webhook_is_hardened() -> None:
-    pod = webhook_pod()
+@pytest.mark.parametrize("name", ["topolet-webhook", "topolet-scheduler", "topolet-kube-scheduler"])
+def test_pods_of_deployments_are_hardened(name: str) -> None:
+    pod = of_kind("Deployment")[name]["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not [each for each in pod["volumes"] if "hostPath" in each]
     (container,) = pod["containers"]
     assert container["securityContext"] == HARDENED
-    assert all(each["readOnly"] for each in container["volumeMounts"])
-    assert {each["name"] for each in container["volumeMounts"]} == {
-        each["name"] for each in pod["volumes"]
-    }
+    mounts = container["volumeMounts"]
+    assert {each["name"] for each in mounts} == {each["name"] for each in pod["volumes"]}
+    writable = {each["name"] for each in mounts if not each.get("readOnly")}
+    assert writable <= ({"lease"} if name == "topolet-scheduler" else set())
+
+
+def test_the_role_of_the_webhook_reads_pods_only() -> None:
     (rule,) = of_kind("ClusterRole")["topolet-webhook"]["rules"]
     assert rule == {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}
 
@@ -319,11 +326,6 @@ def test_flags_are_options_of_the_command(overlay: str, place: int) -> None:
     assert options.plain(flags, module.SETTINGS) is not None
 
 
-def test_the_hosts_folders_have_their_paths_below_the_root() -> None:
-    """So that the agent finds a path from the kubelet's command line."""
-    assert_paths(pod_of("reconcile"))
-
-
 def agent_settings(container: dict[str, Any]) -> AgentSettings:
     """The settings of the agent in its container."""
     given = options.plain(arguments(container)[1:], agent_command.SETTINGS)
@@ -343,8 +345,15 @@ def test_commands_need_no_options_in_the_agents_container() -> None:
     assert settings.runtime_endpoint == "unix:///run/containerd/containerd.sock"
 
 
-def assert_paths(pod: dict[str, Any]) -> str:
-    """Checks the mounts against the settings. Returns the socket of the runtime."""
+@pytest.mark.parametrize(
+    ("overlay", "socket"), [("reconcile", "/run/containerd/containerd.sock"), ("cri-o", CRIO)]
+)
+def test_the_hosts_folders_have_their_paths_below_the_root(
+    overlay: str, socket: str, tmp_path: Path
+) -> None:
+    """So that the agent finds a path from the kubelet's command line."""
+    (daemonset,) = (each for each in kustomized(overlay, tmp_path) if each["kind"] == "DaemonSet")
+    pod = daemonset["spec"]["template"]["spec"]
     container = next(each for each in pod["containers"] if each["name"] == "agent")
     settings = agent_settings(container)
     places = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]}
@@ -356,9 +365,8 @@ def assert_paths(pod: dict[str, Any]) -> str:
     assert settings.cgroup_root in mounts
     assert settings.kubelet_dir in mounts
     assert settings.state_dir in mounts
-    socket = socket_path(settings.runtime_endpoint)
+    assert socket_path(settings.runtime_endpoint) == socket
     assert os.path.dirname(socket) in mounts
-    return socket
 
 
 @pytest.mark.parametrize("overlay", ["reconcile", "nri"])
@@ -386,26 +394,6 @@ def test_only_the_component_kubelet_configz_allows_requests_to_kubelets(
             if each["kind"] == "ClusterRole"
             and any("nodes/configz" in rule["resources"] for rule in each["rules"])
         ] == roles
-
-
-@pytest.mark.parametrize("overlay", ["reconcile", "proxy", "nri", "scheduler"])
-def test_the_component_cri_o_changes_only_the_socket(overlay: str, tmp_path: Path) -> None:
-    """All other fields are unchanged."""
-    made = kustomization(tmp_path, f"overlays/{overlay}", ("cri-o",))
-    with_component, without_component = (
-        kustomized_folder(made, tmp_path),
-        kustomized(overlay, tmp_path),
-    )
-    pods = [
-        next(each for each in found if each["kind"] == "DaemonSet")["spec"]["template"]["spec"]
-        for found in (with_component, without_component)
-    ]
-    assert [assert_paths(each) for each in pods] == [CRIO, "/run/containerd/containerd.sock"]
-    text = yaml.safe_dump(with_component).replace(
-        "/run/crio/crio.sock", "/run/containerd/containerd.sock"
-    )
-    again = yaml.safe_load(text.replace("/run/crio", "/run/containerd"))
-    assert [_sorted(each) for each in again] == [_sorted(each) for each in without_component]
 
 
 def containers() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -466,21 +454,6 @@ def test_with_the_component_the_webhook_requires_client_certificates(tmp_path: P
     assert mounted[folder] in {each["name"] for each in pod["volumes"]}
     assert settings.client_names == "topolet-webhook-caller"
     assert (command, settings.webhook_failure_policy) == ("webhook", "Fail")
-
-
-def _sorted(value: Any) -> Any:
-    """The value with sorted lists of objects: kustomize changes their order."""
-    if isinstance(value, dict):
-        return {key: _sorted(child) for key, child in value.items()}
-    if isinstance(value, list):
-        child = [_sorted(each) for each in value]
-        return sorted(child, key=yaml.safe_dump) if isinstance(value[0], dict) else child
-    return value
-
-
-def test_the_overlay_cri_o_is_the_proxys_with_the_component(tmp_path: Path) -> None:
-    made = kustomization(tmp_path, "overlays/proxy", ("cri-o",))
-    assert kustomized("cri-o", tmp_path) == kustomized_folder(made, tmp_path)
 
 
 def test_the_cri_o_drop_in_of_the_proxy_service_has_the_same_socket() -> None:
@@ -587,20 +560,6 @@ def test_the_schema_accepts_devices() -> None:
     assert schema_errors(body, schema) == [".spec.devices[0].topology.pcieID: 3 is not a string"]
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_kustomize_builds_the_overlay(overlay: str, tmp_path: Path) -> None:
-    found = kustomized(overlay, tmp_path)
-    assert len(found) == len(objects(f"overlays/{overlay}"))
-    daemonset = next(each for each in reversed(found) if each["kind"] == "DaemonSet")
-    pod = daemonset["spec"]["template"]["spec"]
-    assert sorted(each["name"] for each in pod["containers"]) == sorted(
-        each["name"] for each in pod_of(overlay)["containers"]
-    )
-    state = next(each for each in pod["volumes"] if each["name"] == "state")
-    expected = "Directory" if overlay == "proxy" else "DirectoryOrCreate"
-    assert state["hostPath"]["type"] == expected
-
-
 @pytest.mark.parametrize("overlay", ["webhook", "scheduler"])
 def test_the_manifest_reader_of_the_tests_equals_kustomize(overlay: str, tmp_path: Path) -> None:
     """For all objects except the patched ones."""
@@ -624,16 +583,6 @@ def test_all_objects_use_another_namespace_if_configured(overlay: str, tmp_path:
     assert "$(TOPOLET" not in text
     for name in ("topolet-agent", "topolet-scheduler"):
         assert f"system:serviceaccount:elsewhere:{name}" in text
-
-
-@pytest.mark.parametrize("overlay", ["webhook", "scheduler-evict"])
-def test_before_1_36_only_the_mutating_policy_is_missing(overlay: str, tmp_path: Path) -> None:
-    """The policy and its binding are the only objects of their kinds."""
-    folder = kustomization(tmp_path, f"overlays/{overlay}", ("before-1.36",))
-    everything = kustomized(overlay, tmp_path)
-    left = [each for each in everything if not each["kind"].startswith("MutatingAdmissionPolicy")]
-    assert len(left) == len(everything) - 2
-    assert kustomized_folder(folder, tmp_path) == left
 
 
 def test_the_kustomization_of_the_installation_adds_an_account(tmp_path: Path) -> None:

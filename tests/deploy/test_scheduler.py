@@ -7,7 +7,6 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from agent.cli import options
@@ -24,7 +23,7 @@ from agent.scheduler.process import CONTROLLER
 from agent.scheduler.rules import agent_selector
 from agent.scheduler.state.records import CLAIM_REFUSED
 from agent.scheduler.unschedulable.retry import ROOM_FOUND
-from tests.deploy.manifests import HARDENED, SCHEDULER, kustomized, objects, of_kind, variables
+from tests.deploy.manifests import SCHEDULER, kustomized, objects, of_kind, variables
 
 Object = dict[str, Any]
 
@@ -288,15 +287,3 @@ def test_the_role_for_evictions_exists_only_in_the_evict_overlay(tmp_path: Path)
         image, _, tag = pod["containers"][0]["image"].rpartition(":")
         assert image.endswith("/kube-scheduler")
         assert tag.startswith("v1.")
-
-
-@pytest.mark.parametrize("name", ["topolet-scheduler", "topolet-kube-scheduler"])
-def test_the_pods_are_hardened(name: str) -> None:
-    pod = pod_of(name)
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert not [each for each in pod["volumes"] if "hostPath" in each]
-    (container,) = pod["containers"]
-    assert container["securityContext"] == HARDENED
-    writable = {each["name"] for each in container["volumeMounts"] if not each.get("readOnly")}
-    assert writable <= {"lease"}

@@ -369,9 +369,6 @@ def labelled(name: str, key: str) -> Object:
     return {**node(name), "metadata": {"name": name, "labels": {key: "b"}}}
 
 
-OVERLAYS = ("reconcile", "proxy", "nri", "nvidia", "webhook", "scheduler", "scheduler-evict")
-
-
 def test_every_policy_is_tested() -> None:
     assert {*ATTEMPTS, "topolet-schedulers"} == set(of_kind("ValidatingAdmissionPolicy"))
 
@@ -1117,30 +1114,6 @@ def test_pods_with_gpus_get_the_topolet_scheduler_if_configured(
     if scheduler is not None:
         body["spec"]["schedulerName"] = scheduler
     assert cluster.try_pod(body)["spec"]["schedulerName"] == expected
-
-
-def test_only_configured_accounts_bind_pods_with_gpus(cluster: Cluster) -> None:
-    assert cluster.try_binding(binding("free", "gpu"), TOPOLET_SCHEDULER)
-    with pytest.raises(RefusedError, match="alice may not bind pods in namespace gpu"):
-        cluster.try_binding(binding("free", "gpu"), ALICE)
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("DELETE", "/api/v1/nodes/node-1"),
-        ("DELETE", "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/node-1"),
-        ("GET", "/api/v1/secrets"),
-        ("GET", "/api/v1/namespaces/default/pods/allocated"),
-        ("DELETE", "/api/v1/namespaces/default/pods/allocated"),
-        ("GET", "/api/v1/nodes/node-1/proxy/metrics"),
-        ("DELETE", "/apis/scheduling.koordinator.sh/v1alpha1/rebindresources/untaken-node-1"),
-    ],
-)
-def test_the_agent_has_no_other_permissions(cluster: Cluster, method: str, path: str) -> None:
-    with pytest.raises(RefusedError, match=r"cannot (delete|get|list) resource") as refused:
-        cluster.api.request(method, path, None, AGENT_1)
-    assert refused.value.code == 403
 
 
 @pytest.mark.parametrize(

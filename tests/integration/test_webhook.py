@@ -5,12 +5,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime
-import http.client
 import json
 import os
 import re
 import socket
-import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +19,6 @@ import pytest
 import yaml
 
 from agent.host import files
-from agent.scheduler import webhook as webhook_
 from tests.deploy.api import Api, RefusedError, Who
 from tests.deploy.manifests import ROOT, SCHEDULER, kustomization, kustomized_folder, of_kind
 from tests.fixtures.ports import free_port
@@ -29,7 +26,6 @@ from tests.integration import deployed, other_pods
 from tests.integration.apiserver.certificates import Authority
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.command import Command
-from tests.scheduler.reviews import review
 from tests.waiting import eventually
 
 Object = dict[str, Any]
@@ -37,7 +33,6 @@ Object = dict[str, Any]
 ALICE = Who()
 TOPOLET_SCHEDULER = Who(SCHEDULER)
 KUBE_SCHEDULER = Who("system:kube-scheduler", "")
-WEBHOOK = Who("system:serviceaccount:topolet-system:topolet-webhook", "system:serviceaccounts")
 CALLER = "topolet-webhook-caller"
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
 MUTATING = "topolet-gpu-scheduler"
@@ -242,13 +237,6 @@ def test_a_new_pod_with_gpus_gets_the_scheduler_where_the_namespace_opts_in(
     )
 
 
-def test_the_policy_guards_the_node_of_a_new_pod_with_gpus(cluster: Cluster) -> None:
-    """Such a pod is never bound, so the webhook is not called for it."""
-    with pytest.raises(RefusedError, match="may not name the node of a pod with GPUs"):
-        cluster.scheduler_of(GPU, who=ALICE, nodeName="node-1")
-    assert cluster.scheduler_of(PLAIN, who=ALICE, nodeName="node-1") == "default-scheduler"
-
-
 def test_an_allowed_binding_is_made(cluster: Cluster) -> None:
     cluster.api.apply(pod("once", "hooked", GPU))
     with pytest.raises(RefusedError, match="alice may not bind"):
@@ -256,43 +244,6 @@ def test_an_allowed_binding_is_made(cluster: Cluster) -> None:
     cluster.bind("once", TOPOLET_SCHEDULER, dry=False)
     seen = cluster.api.request("GET", "/api/v1/namespaces/hooked/pods/once")
     assert seen["spec"]["nodeName"] == "node-1"
-
-
-def test_a_caller_without_the_certificate_learns_nothing_about_pods(cluster: Cluster) -> None:
-    """Any client that reaches the port can send a review."""
-    trust = ssl.create_default_context(cafile=str(cluster.webhook.folder / "ca.crt"))
-    answers = set()
-    for name in ("gpu", "plain", "none"):
-        made = http.client.HTTPSConnection("127.0.0.1", cluster.webhook.port, context=trust)
-        with contextlib.closing(made):
-            body = json.dumps(review(name=name, namespace="hooked"))
-            made.request("POST", webhook_.PATH, body, {"Content-Type": "application/json"})
-            reply = made.getresponse()
-            answers.add((reply.status, reply.read()))
-    ((status, text),) = answers
-    assert (status, b"client certificate" in text) == (403, True)
-
-
-def test_a_missing_pod_is_not_bound(cluster: Cluster) -> None:
-    with pytest.raises(RefusedError, match="pod hooked/none does not exist") as refused:
-        cluster.bind("none", ALICE)
-    assert refused.value.code == 404
-
-
-def test_the_account_of_the_webhook_may_only_read_pods(cluster: Cluster) -> None:
-    pods = "/api/v1/namespaces/hooked/pods"
-    assert cluster.api.request("GET", f"{pods}/gpu", None, WEBHOOK)
-    for method, path in (
-        ("GET", pods),
-        ("DELETE", f"{pods}/gpu"),
-        ("GET", "/api/v1/nodes"),
-        ("GET", "/api/v1/namespaces/topolet-system/secrets"),
-    ):
-        with pytest.raises(RefusedError, match="cannot") as refused:
-            cluster.api.request(method, path, None, WEBHOOK)
-        assert refused.value.code == 403
-    with pytest.raises(RefusedError, match="cannot create resource"):
-        cluster.bind("plain", WEBHOOK)
 
 
 def test_a_certificate_of_another_authority_takes_over(cluster: Cluster) -> None:
