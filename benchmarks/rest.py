@@ -36,7 +36,7 @@ from benchmarks.scheduler import ROOT, free_port, start_process
 from tests.node.world import World
 
 PODS = 30
-PROBE = b"GET /readyz HTTP/1.1\r\nHost: x\r\nUser-Agent: kube-probe/1.36\r\n\r\n"
+PROBE = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nUser-Agent: kube-probe/1.36\r\n\r\n"
 
 
 def pass_row(folder: Path, rounds: int) -> Row:
