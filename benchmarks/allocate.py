@@ -30,14 +30,14 @@ import msgspec
 from common import Row, arguments, ratio_row, report, skipped_row, timed, value_row
 from peers.go_peer import KUBELET, GoPeer, run_peer
 
-from agent.allocate import accumulator, layout
-from agent.allocate.accumulator import Taken
+from agent.allocate import accumulator
+from agent.allocate.accumulator import CpuRequest, Taken
 from agent.allocate.kubelet.cpu_assignment import take
 from agent.allocate.kubelet.static_policy import StaticOptions
-from agent.allocate.layout import CpuRefCounts, Layout
 from agent.allocate.numa.hint import TopologyHint
-from agent.allocate.packing import CpuRequest
+from agent.model.cpu import layout
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.layout import CpuRefCounts, Layout
 from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.cpu.topology import Cpu
 from conformance.machines import cpus

@@ -37,15 +37,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import msgspec
 from common import Row, arguments, ratio_row, report, value_row
 
-from agent.allocate import layout as layouts
 from agent.allocate import node_score
 from agent.allocate.kubelet.static_policy import StaticOptions
-from agent.allocate.layout import Layout
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation, TopologyOptions
+from agent.allocate.node_allocator.cpus import Offer, Trials
 from agent.allocate.numa.hint import ids
-from agent.allocate.offering import Offer
 from agent.allocate.policies_in_force import NodePolicies
-from agent.allocate.trials import Trials
+from agent.model.cpu import layout as layouts
+from agent.model.cpu.layout import Layout
 from agent.model.cpu.policies import NumaPolicy, Strategy
 from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
 from agent.model.pod.qos import QoS

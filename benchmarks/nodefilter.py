@@ -26,7 +26,6 @@ from peers.go_peer import KOORDINATOR, GoPeer, run_peer
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import node_properties, topology_options
 from agent.allocate.policies_in_force import NUMA_LABEL
 from agent.model.cpu.cpuset import EMPTY
@@ -39,6 +38,7 @@ from agent.model.pod import apiobjects
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.qos import QOS_LABEL, QoS
+from agent.model.pod_request import PodRequest, request_of
 from conformance import machines
 
 UNIT = "ms"

@@ -37,7 +37,6 @@ from typing import Final, Literal, NamedTuple
 import common
 from pools import unusable
 
-from agent.allocate import layout as layouts
 from agent.allocate import pools
 from agent.allocate.pools import Decision
 from agent.allocate.reserved_cpus import KubeletCpus, cpus_for
@@ -45,6 +44,7 @@ from agent.cgroup import values, writer
 from agent.cgroup.hierarchy import CPUS, MEMS, Controllers, Hierarchy, mounted
 from agent.cgroup.journal import Journal
 from agent.discover import cpus
+from agent.model.cpu import layout as layouts
 from agent.model.cpu.topology import Topology
 from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.pod.pods import Container, ContainerState, Pod

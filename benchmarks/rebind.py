@@ -26,12 +26,12 @@ from common import Row, arguments, percentile, ratio_row, report, value_row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agent.allocate import layout
 from agent.allocate.node_local.claim import LocalPolicy, LocalRequest, LocalRules, Sharing
 from agent.allocate.node_local.policy import decide
 from agent.allocate.rebind.arrangement import Arrangement, lower_bound
 from agent.allocate.rebind.placed_pods import Measures, PlacedNode
 from agent.allocate.rebind.planner import RebindPlan, plan
+from agent.model.cpu import layout
 from agent.model.cpu.cpuset import CpuSet
 from conformance.machines import cpus
 from tests.allocate.rebind.nodes import fragmented

@@ -15,10 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate import layout as layouts
 from agent.allocate import node_score
-from agent.allocate.accumulator import Taken, take
-from agent.allocate.layout import NOTHING_HELD, Layout
+from agent.allocate.accumulator import CpuRequest, Taken, take
 from agent.allocate.node_allocation import (
     NodeAllocation,
     PodAllocation,
@@ -26,13 +24,14 @@ from agent.allocate.node_allocation import (
     pod_allocation,
 )
 from agent.allocate.node_allocator.answer import spec_text
+from agent.allocate.node_allocator.cpus import Trials
 from agent.allocate.node_allocator.properties import topology_options
 from agent.allocate.node_score import ScoreInput, WholeNode
-from agent.allocate.packing import CpuRequest
 from agent.allocate.policies_in_force import PROFILES, in_force
 from agent.allocate.refusal import Refusal
-from agent.allocate.trials import Trials
+from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.layout import NOTHING_HELD, Layout
 from agent.model.cpu.policies import (
     BindPolicy,
     ExclusivePolicy,

@@ -16,11 +16,11 @@ from agent.allocate.kubelet.static_policy import (
     RefusalReason,
     StaticOptions,
 )
-from agent.allocate.layout import Layout, of
 from agent.allocate.numa.hint import TopologyHint, ids
 from agent.kubelet import cpu_manager_state, device_checkpoint, memory_manager_state
 from agent.kubelet.statefile import Checked
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.layout import Layout, of
 from agent.model.cpu.policies import kubelet_numa_policy
 from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu, cpus_of
 from agent.model.quantities import milli

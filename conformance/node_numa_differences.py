@@ -15,14 +15,13 @@ from unittest.mock import patch
 
 import msgspec
 
-from agent.allocate import offering
+from agent.allocate.accumulator import CpuExclusivity
 from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOptions
-from agent.allocate.offering import Offer
-from agent.allocate.packing import CpuExclusivity
+from agent.allocate.node_allocator import cpus
+from agent.allocate.node_allocator.cpus import Offer, Trials
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.refusal import Refusal
 from agent.allocate.steps import Steps
-from agent.allocate.trials import Trials
 from agent.model.cpu.policies import (
     BIND_LABEL,
     NUMA_LABEL,
@@ -367,8 +366,8 @@ def offer_with(
     request: ResourceRequest,
 ) -> Offer | Refusal:
     """The offer that follows from these trials of NUMA nodes instead of Topolet's."""
-    with patch.object(offering, "Trials", trials):
-        return offering.offer(options, account, request)
+    with patch.object(cpus, "Trials", trials):
+        return cpus.offer(options, account, request)
 
 
 class KoordinatorTrials(Trials):
@@ -417,7 +416,7 @@ class KoordinatorTrials(Trials):
         if not self._loose:
             super().trim()
             return
-        bind = self._policies.bind
+        bind = self.policies.bind
         if bind is not None and bind.required:
             self._keep_fitting(bind.policy)
 

@@ -29,9 +29,9 @@ from agent.allocate.kubelet.static_policy import (
     check_options,
     smt_refusal,
 )
-from agent.allocate.layout import Layout
 from agent.allocate.numa.hint import TopologyHint, of_nodes, subsets
 from agent.model.cpu.cpuset import members
+from agent.model.cpu.layout import Layout
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.pod.exclusive_cpus import (
     ContainerCpu,

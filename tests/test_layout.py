@@ -17,12 +17,15 @@ NAMED = re.compile(r"^\s*(?:from|import) tests\b.*\btest_", re.MULTILINE)
 
 COVERED: Final[dict[str, tuple[str, ...]]] = {
     "allocate/node_local/test_policy_rules.py": ("allocate.node_local.claim",),
+    "allocate/node_allocator/test_allocator.py": (
+        "allocate.node_allocator.devices",
+        "allocate.node_allocator.part",
+    ),
     "allocate/rebind/test_planner.py": (
         "allocate.rebind.arrangement",
         "allocate.rebind.local_search",
         "allocate.rebind.placed_pods",
     ),
-    "allocate/test_accumulator_rule.py": ("allocate.packing",),
     "cgroup/test_writer.py": ("cgroup.outcome",),
     "cli/test_audit_commands.py": ("cli.audit_trail", "cli.history"),
     "cli/test_explain.py": ("scheduler.explain.saved",),

@@ -1,24 +1,134 @@
 """Takes an exact number of CPUs for a pod from the available CPUs, or returns why there are too
-few.
+few: Koordinator's takeCPUs (pkg/scheduler/plugins/nodenumaresource/cpu_accumulator.go), on masks.
 
 An available CPU is free while fewer pods hold it than may share a CPU. A required bind policy
 restricts the free CPUs: FullPCPUs to whole cores, SpreadByPCPUs to one CPU of each core. Preferred
-CPUs are taken first, in a separate search. `packing` chooses the CPUs. Under DistributeEvenly each
-NUMA node gives its share (`shares`), and `packing` chooses in each node.
+CPUs are taken first, in a separate search. Under DistributeEvenly each NUMA node gives its share
+(`shares`), and the CPUs are packed in each node. `pack` ends with the first of these steps that
+finds all that is needed:
+
+1. For FullPCPUs, and if cores have one thread: the whole cores of one NUMA node, else of one
+   socket. Else over sockets: those whose whole cores are all needed, most first, then core by core
+   from the others, fewest first, while a whole core is still needed.
+2. For the other policies: one thread of each core in one NUMA node, else more threads of its cores;
+   else the same in one socket. Every core gives one thread before any gives a second.
+3. For the rest, single CPUs (`_take_singles`).
+
+The strategy chooses among the NUMA nodes or sockets that have enough: the one with the fewest free
+CPUs (MostAllocated), else the one with the most. In it, CPUs that fewer pods hold come first, then
+lower ids (see `_tiers`).
+
+A pod with an exclusive policy first avoids the CPUs on cores, or in NUMA nodes, that pods with the
+same policy hold. If that fails, it may use them: in one NUMA node (in step 1 only if NUMA nodes are
+exclusive), in one socket in step 2 (only if cores are exclusive), and in step 3. With `downgrade`,
+if no NUMA node satisfies NUMANodeLevel, steps 2 and 3 follow PCPULevel instead (fine-grained CPU
+orchestration proposal, CPU exclusive policy); the whole cores of step 1 do so anyway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from agent.allocate.layout import Area, CpuRefCounts, Layout
-from agent.allocate.packing import AllocationStep, CpuRequest, Found, Terms, pack, whole_cores
 from agent.allocate.refusal import Reason
-from agent.model.cpu.cpuset import members
-from agent.model.cpu.policies import BindPolicy, Strategy
+from agent.model.cpu.cpuset import lowest, members
+from agent.model.cpu.layout import Area, CpuRefCounts, Layout
+from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, Strategy
+
+
+class CpuRequest(msgspec.Struct, frozen=True):
+    """`count` CPUs; a negative one raises ValueError.
+
+    `bind`: FULL_PCPUS prefers whole cores, every other policy one thread of each core; it is a
+    preference unless `required`. `exclusive` is always a preference; `downgrade`: NUMANodeLevel
+    becomes PCPULevel where no NUMA node satisfies it. `prefer_l3`: among equal CPUs, takes those
+    that share the fewest L3 caches. `nodes`: the only NUMA nodes to take from, a mask of their
+    ids."""
+
+    count: int
+    bind: BindPolicy = BindPolicy.DEFAULT
+    exclusive: ExclusivePolicy = ExclusivePolicy.NONE
+    strategy: Strategy = Strategy.LEAST_ALLOCATED
+    required: bool = False
+    prefer_l3: bool = False
+    nodes: int | None = None
+    downgrade: bool = False
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"count: {self.count} CPUs cannot be taken")
+
+
+class AllocationStep(enum.Enum):
+    """The steps that give CPUs, in the order in which they are tried."""
+
+    PREFERRED = "preferred"
+    GIVEN_NODES = "given-numa-nodes"
+    EVENLY = "evenly-over-numa-nodes"
+    CORES_IN_NODE = "whole-cores-in-numa-node"
+    CORES_IN_SOCKET = "whole-cores-in-socket"
+    CORES_OVER_SOCKETS = "whole-cores-over-sockets"
+    THREADS_IN_NODE = "thread-per-core-in-numa-node"
+    CPUS_IN_NODE = "cpus-in-numa-node"
+    THREADS_IN_SOCKET = "thread-per-core-in-socket"
+    CPUS_IN_SOCKET = "cpus-in-socket"
+    SINGLE_CPUS = "single-cpus"
+
+
+Found: TypeAlias = tuple[int, tuple[AllocationStep, ...]]
+"""A mask of CPUs, and the steps that gave them."""
+
+
+class CpuExclusivity(enum.IntEnum):
+    """How far the CPUs of a pod with an exclusive policy are from those of other pods with it."""
+
+    SAME_CORES = 0
+    OTHER_CORES = 1
+    """NUMANodeLevel is downgraded to PCPULevel."""
+    SATISFIED = 2
+    """On other cores for PCPULevel, on other NUMA nodes for NUMANodeLevel."""
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """The fixed inputs of one search. The policies of `request` count, its number of CPUs does not.
+    `cores_off`, `nodes_off`: CPUs on cores, or in NUMA nodes, that pods with the same exclusive
+    policy hold. `levels`: see `_tiers`. `lower`: the terms after a downgrade; then the cores
+    of pods of both exclusive policies are off.
+    """
+
+    layout: Layout
+    request: CpuRequest
+    cores_off: int
+    nodes_off: int
+    levels: tuple[int, ...]
+    lower: Terms | None = None
+
+    @classmethod
+    def of(cls, layout: Layout, holdings: CpuRefCounts, request: CpuRequest, max_ref: int) -> Terms:
+        """The terms of a request, given what other pods hold; `max_ref` pods may share a CPU."""
+        cores = nodes = 0
+        lower = None
+        levels = holdings.held[: max_ref - 1]
+        if request.exclusive is ExclusivePolicy.PCPU_LEVEL and holdings.core_exclusive:
+            cores = layout.expand(layout.touched(holdings.core_exclusive[0]))
+        elif request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL and holdings.node_exclusive:
+            held = holdings.node_exclusive[0]
+            nodes = _nodes_of(layout, held)
+            if request.downgrade:
+                held |= sum(holdings.core_exclusive[:1])
+                by_core = msgspec.structs.replace(request, exclusive=ExclusivePolicy.PCPU_LEVEL)
+                lower = cls(layout, by_core, layout.expand(layout.touched(held)), 0, levels)
+        return cls(layout, request, cores, nodes, levels, lower)
+
+    def exclusivity(self, cpus: int) -> CpuExclusivity:
+        """How far these CPUs satisfy the exclusive policy."""
+        if not cpus & (self.nodes_off | self.cores_off):
+            return CpuExclusivity.SATISFIED
+        shared = self.lower is None or cpus & self.lower.cores_off
+        return CpuExclusivity.SAME_CORES if shared else CpuExclusivity.OTHER_CORES
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -254,3 +364,361 @@ def _shortage(requested: int, free: int, fitting: int, node: int | None = None) 
 
 def _distinct(steps: Iterable[AllocationStep]) -> tuple[AllocationStep, ...]:
     return tuple(dict.fromkeys(steps))
+
+
+def pack(terms: Terms, free: int, need: int) -> Found:
+    """`need` of the free CPUs, and the steps that gave them. There are at least as many."""
+    if not need:
+        return 0, ()
+    if terms.request.bind is BindPolicy.FULL_PCPUS or terms.layout.threads == 1:
+        return _cores(terms, free, need)
+    return _threads(terms, free, need)
+
+
+def _cores(terms: Terms, free: int, need: int) -> Found:
+    layout, request, levels = terms.layout, terms.request, terms.levels
+    most = request.strategy is Strategy.MOST_ALLOCATED
+    whole = layout.expand(layout.whole(free))
+    open_ = whole & ~terms.nodes_off
+    step = AllocationStep.CORES_IN_NODE
+    area = _best_fit(layout.nodes, open_, open_, free & ~terms.nodes_off, need, most)
+    if not area and open_ != whole:
+        area = _best_fit(layout.nodes, whole, whole, free, need, most)
+    if not area:
+        step = AllocationStep.CORES_IN_SOCKET
+        area = _best_fit(layout.sockets, whole, whole, 0, need, most)
+    if area:
+        cpus = _first_cores(layout, whole & area, need, levels)
+        if request.prefer_l3:
+            cpus = _in_fewest(layout, whole & area, cpus, levels, _first_cores)
+        return cpus, (step,)
+    cpus = _over_sockets(layout, whole, need, levels, request.prefer_l3)
+    steps = (AllocationStep.CORES_OVER_SOCKETS,) if cpus else ()
+    if cpus.bit_count() == need:
+        return cpus, steps
+    off = terms.cores_off | terms.nodes_off
+    if request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
+        off |= _nodes_of(layout, cpus)
+    return _singles(terms, free, need, cpus, off), (*steps, AllocationStep.SINGLE_CPUS)
+
+
+def _threads(terms: Terms, free: int, need: int) -> Found:
+    layout, request, levels = terms.layout, terms.request, terms.levels
+    most = request.strategy is Strategy.MOST_ALLOCATED
+    off = terms.cores_off | terms.nodes_off
+    open_ = free & ~off
+    firsts = _firsts(layout, open_, levels)
+    step = AllocationStep.THREADS_IN_NODE
+    area = _best_fit(layout.nodes, firsts, open_, open_, need, most)
+    if not area and terms.lower is not None:
+        area = _best_fit(layout.nodes, open_, open_, open_, need, most)
+        if not area:
+            return _threads(terms.lower, free, need)
+        return _by_rounds(layout, open_ & area, need, levels), (AllocationStep.CPUS_IN_NODE,)
+    if not area:
+        area = _best_fit(layout.nodes, free, free, free, need, most)
+        if area:
+            return _by_rounds(layout, free & area, need, levels), (AllocationStep.CPUS_IN_NODE,)
+        step = AllocationStep.THREADS_IN_SOCKET
+        if terms.nodes_off:
+            open_ = free
+            firsts = _firsts(layout, open_, levels)
+        area = _best_fit(layout.sockets, firsts, firsts, 0, need, most)
+    if area:
+        cpus = _first_threads(layout, open_ & area, need, levels)
+        if request.prefer_l3:
+            cpus = _in_fewest(layout, firsts & area, cpus, levels, _first_threads)
+        return cpus, (step,)
+    area = _best_fit(layout.sockets, free, free, 0, need, most)
+    if area:
+        return _by_rounds(layout, free & area, need, levels), (AllocationStep.CPUS_IN_SOCKET,)
+    return _singles(terms, free, need, 0, off), (AllocationStep.SINGLE_CPUS,)
+
+
+def _over_sockets(
+    layout: Layout, whole: int, need: int, levels: tuple[int, ...], prefer_l3: bool
+) -> int:
+    """Whole cores of several sockets; fewer CPUs than needed if there are too few whole cores, or
+    if the last core is needed only in part."""
+    sockets = [whole & area.cpus for area in layout.sockets]
+    taken = 0
+    left = []
+    for cpus in sorted(sockets, key=int.bit_count, reverse=True):
+        if cpus.bit_count() <= need:
+            taken |= cpus
+            need -= cpus.bit_count()
+        else:
+            left.append(cpus)
+    for cpus in sorted(left, key=int.bit_count):
+        part = whole_cores(layout, cpus, need, levels)
+        if prefer_l3 and part:
+            part = _in_fewest(layout, cpus, part, levels, whole_cores)
+        taken |= part
+        need -= part.bit_count()
+    return taken
+
+
+def _singles(terms: Terms, free: int, need: int, taken: int, off: int) -> int:
+    """The taken CPUs and, up to the need, single CPUs; those in `off` come last, after a downgrade
+    those on the cores of exclusive pods."""
+    most = terms.request.strategy is Strategy.MOST_ALLOCATED
+    lower = terms.lower.cores_off if terms.lower else 0
+    for open_ in (free & ~off, free & ~lower, free):
+        missing = need - taken.bit_count()
+        if missing:
+            taken |= _take_singles(terms.layout, open_ & ~taken, missing, taken, terms.levels, most)
+    return taken
+
+
+def whole_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
+    """As many of these whole cores as are needed entirely; those with the most threads first."""
+    taken = 0
+    for threads, alike in layout.sizes:
+        for leads in _core_tiers(layout, cpus & alike, cpus, levels):
+            chosen = lowest(leads, need // threads)
+            taken |= layout.expand(chosen)
+            need -= threads * chosen.bit_count()
+    return taken
+
+
+def _first_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
+    """Whole cores, and a part of one if the need is not a number of whole cores."""
+    taken = whole_cores(layout, cpus, need, levels)
+    missing = need - taken.bit_count()
+    if not missing:
+        return taken
+    for _, alike in reversed(layout.sizes):
+        for leads in _core_tiers(layout, cpus & alike & ~taken, cpus, levels):
+            return taken | lowest(layout.expand(leads & -leads), missing)
+    return taken
+
+
+def _firsts(layout: Layout, cpus: int, levels: tuple[int, ...]) -> int:
+    """One of these CPUs on each core."""
+    return sum(next(_rounds(layout, _tiers(cpus, levels)), ())) if levels else layout.firsts(cpus)
+
+
+def _first_threads(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
+    if not levels:
+        return lowest(layout.firsts(cpus), need)
+    return _first_of(next(_rounds(layout, _tiers(cpus, levels)), ()), need)
+
+
+def _by_rounds(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
+    order = _tiers(cpus, levels)
+    if cpus.bit_count() <= layout.threads:
+        return _first_of(order, need)
+    taken = 0
+    for this in _rounds(layout, order):
+        part = _first_of(this, need)
+        taken |= part
+        need -= part.bit_count()
+        if not need:
+            break
+    return taken
+
+
+def _nodes_of(layout: Layout, cpus: int) -> int:
+    return sum(node.cpus for node in layout.nodes if node.cpus & cpus)
+
+
+def _take_singles(
+    layout: Layout, free: int, need: int, taken: int, levels: tuple[int, ...], most: bool
+) -> int:
+    """`need` of the free CPUs, all if there are fewer; `taken`: the CPUs that the pod already has.
+
+    Cores are ordered by the taken CPUs of their socket (most first), the free CPUs of their socket
+    and NUMA node (fewest first for MostAllocated, else most), their free threads (fewest first),
+    the socket, the pods that hold their CPUs (fewest first), and the core's id. In this order every
+    core gives one CPU (the one that the fewest pods hold, then the lower), then every core with
+    another free CPU gives a second one.
+    """
+    count = free.bit_count()
+    if count <= need:
+        return free
+    if count <= layout.threads:
+        return _core_by_core(layout, free, need, taken, levels, most)
+    found = 0
+    for number, order in enumerate(_rounds(layout, _tiers(free, levels))):
+        these = sum(order)
+        if these.bit_count() <= need:
+            found |= these
+            need -= these.bit_count()
+            continue
+        for leads in _runs(layout, free, taken, levels, most, number):
+            chosen = lowest(leads, need)
+            found |= layout.expand(chosen) & these
+            need -= chosen.bit_count()
+            if not need:
+                break
+        break
+    return found
+
+
+def _runs(
+    layout: Layout, free: int, taken: int, levels: tuple[int, ...], most: bool, more_than: int
+) -> Iterator[int]:
+    """The cores with more than `more_than` free threads, in order: masks of leads, each in the
+    order of its ids."""
+    sign = 1 if most else -1
+    sockets = [
+        (-(area.cpus & taken).bit_count(), sign * (area.cpus & free).bit_count())
+        for area in layout.sockets
+    ]
+    nodes = [sign * (area.cpus & free).bit_count() for area in layout.nodes]
+    cells: dict[tuple[tuple[int, int], int], dict[int, int]] = {}
+    for cell in layout.cells:
+        alike = cells.setdefault((sockets[cell.socket], nodes[cell.node]), {})
+        alike[cell.socket] = alike.get(cell.socket, 0) | cell.cpus
+    at_least = layout.at_least(free)[more_than:]
+    exactly = [here & ~more for here, more in zip(at_least, [*at_least[1:], 0], strict=True)]
+    for _, alike in sorted(cells.items()):
+        for leads in exactly:
+            for cpus in alike.values():
+                yield from _core_tiers(layout, leads & cpus, free, levels)
+
+
+def _core_by_core(
+    layout: Layout, free: int, need: int, taken: int, levels: tuple[int, ...], most: bool
+) -> int:
+    """Does not spread CPUs over cores if one core could give them all."""
+    found = 0
+    for leads in _runs(layout, free, taken, levels, most, 0):
+        for lead in members(leads):
+            part = _first_of(_tiers(layout.expand(1 << lead) & free, levels), need)
+            found |= part
+            need -= part.bit_count()
+    return found
+
+
+def _best_fit(
+    areas: Iterable[Area], listed: int, counted: int, around: int, need: int, most: bool
+) -> int:
+    """The CPUs of the area to take from, 0 where none has `need` of the listed ones.
+
+    The area with the fewest of the counted CPUs if `most` (as in MostAllocated), else with the
+    most; then the one whose sockets have the fewest (most) of the CPUs `around`; then the lowest
+    id.
+    """
+    best: Area | None = None
+    best_count = 0
+    for area in areas:
+        mine = listed & area.cpus
+        count = mine.bit_count()
+        if count < need:
+            continue
+        if counted != listed:
+            count = (counted & area.cpus).bit_count()
+        if not most:
+            count = -count
+        if best is None or count < best_count:
+            best, best_count = area, count
+        elif count == best_count and best.around != area.around:
+            more = (around & area.around).bit_count() - (around & best.around).bit_count()
+            if more < 0 if most else more > 0:
+                best = area
+    return best.cpus if best is not None else 0
+
+
+_Pick: TypeAlias = Callable[[Layout, int, int, tuple[int, ...]], int]
+"""Takes a number of CPUs of a mask in its own order; `levels`: see `_tiers`."""
+
+
+def _in_fewest(
+    layout: Layout, listed: int, plain: int, levels: tuple[int, ...], pick: _Pick
+) -> int:
+    """As many of the listed CPUs as `plain` has, in its NUMA nodes, in fewer L3 caches and with no
+    fewer whole cores; `plain` itself if that is not possible. The smallest cache that has all that
+    is missing gives; while no cache has all, the largest one gives all that it has. No other choice
+    has fewer caches.
+    """
+    need = plain.bit_count()
+    near = sum(node.cpus for node in layout.nodes if node.cpus & plain) & listed
+    rest = {cache.id: near & cache.cpus for cache in layout.caches if near & cache.cpus}
+    taken = 0
+    while need and rest:
+        cache = min(rest, key=lambda id_: _fit(rest[id_].bit_count(), need, id_))
+        part = pick(layout, rest.pop(cache), need, levels)
+        taken |= part
+        need -= part.bit_count()
+    # If cores have different numbers of threads, those of the largest caches may not add up.
+    if need or layout.whole(taken).bit_count() < layout.whole(plain).bit_count():
+        return plain
+    return taken if _caches(layout, taken) < _caches(layout, plain) else plain
+
+
+def _fit(held: int, need: int, id_: int) -> tuple[bool, int, int]:
+    return (False, held, id_) if held >= need else (True, -held, id_)
+
+
+def _caches(layout: Layout, cpus: int) -> int:
+    return sum(1 for cache in layout.caches if cache.cpus & cpus)
+
+
+def _tiers(cpus: int, levels: tuple[int, ...]) -> list[int]:
+    """Groups the CPUs by the number of pods that hold them, fewest first; no group is empty.
+    `levels`: the first `max_ref - 1` masks of `CpuRefCounts.held`; none if CPUs are not shared."""
+    found = []
+    for level in levels:
+        if cpus & ~level:
+            found.append(cpus & ~level)
+        cpus &= level
+    if cpus:
+        found.append(cpus)
+    return found
+
+
+def _rounds(layout: Layout, order: Sequence[int]) -> Iterator[list[int]]:
+    """Yields one CPU of each core, then a second one of each, and so on. `order`: the CPUs in
+    tiers; each round is divided into the same tiers."""
+    left = list(order)
+    while any(left):
+        seen = 0
+        this = []
+        for index, tier in enumerate(left):
+            firsts = layout.firsts(tier)
+            if seen:
+                firsts &= ~layout.expand(seen)
+            this.append(firsts)
+            left[index] = tier & ~firsts
+            if len(left) > 1:
+                seen |= layout.touched(firsts)
+        yield this
+
+
+def _core_tiers(layout: Layout, leads: int, cpus: int, levels: tuple[int, ...]) -> list[int]:
+    """Groups the cores `leads` by the sum, over their CPUs in `cpus`, of the pods that hold each
+    CPU, fewest first."""
+    digits: list[int] = []
+    for level in levels:
+        held = level & cpus
+        for stride in layout.strides:
+            for offset in stride.offsets:
+                _add(digits, held >> offset & stride.leads & leads)
+    found = [leads] if leads else []
+    for digit in reversed(digits):
+        found = [part for each in found for part in (each & ~digit, each & digit) if part]
+    return found
+
+
+def _add(digits: list[int], ones: int) -> None:
+    """Adds 1 to the count of every lead in `ones`; bit k of the binary counts is in `digits[k]`."""
+    for index, digit in enumerate(digits):
+        if not ones:
+            return
+        digits[index] = digit ^ ones
+        ones &= digit
+    if ones:
+        digits.append(ones)
+
+
+def _first_of(order: Iterable[int], count: int) -> int:
+    """The first `count` CPUs, tier by tier, low ids first."""
+    taken = 0
+    for tier in order:
+        if count <= 0:
+            break
+        part = lowest(tier, count)
+        taken |= part
+        count -= part.bit_count()
+    return taken

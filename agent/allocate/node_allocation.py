@@ -17,10 +17,10 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.layout import NOTHING_HELD, CpuRefCounts, Layout
 from agent.allocate.numa.hint import NodeStatus
 from agent.allocate.policies_in_force import PROFILES, NodePolicies, Profile
 from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.layout import NOTHING_HELD, CpuRefCounts, Layout
 from agent.model.cpu.policies import (
     ExclusivePolicy,
 )
@@ -174,8 +174,10 @@ class NodeAllocation:
 
     def __init__(self, options: TopologyOptions) -> None:
         self._options = options
-        self._areas = options.layout.nodes if options.layout else ()
-        self.node_ids = frozenset(area.id for area in self._areas) | options.zones.keys()
+        areas = options.layout.nodes if options.layout else ()
+        self.areas = {area.id: area.cpus for area in areas}
+        """The CPUs of each NUMA node, as a mask."""
+        self.node_ids = frozenset(self.areas) | options.zones.keys()
         self.holdings: CpuRefCounts = NOTHING_HELD
         self.cpu_milli = 0
         self._used: Counter[tuple[int, str]] = Counter()
@@ -185,6 +187,8 @@ class NodeAllocation:
         self._inside: Counter[int] = Counter()
         self._spanning: Counter[int] = Counter()
         self._totals = options.totals()
+        self.numa_resources = {name for of_node in self._totals.values() for name in of_node}
+        """The resources that any NUMA node reports."""
         self._cached_left: tuple[Amounts, Amounts] | None = None
 
     def copy(self) -> NodeAllocation:
@@ -291,7 +295,7 @@ class NodeAllocation:
         are in the pool, as on the node (fine-grained CPU orchestration proposal, Basic CPU
         orchestration principles)."""
         shared = ~(self.holdings.full(1) | self._options.reserved.mask)
-        return {area.id: 1000 * (area.cpus & shared).bit_count() for area in self._areas}
+        return {node: 1000 * (cpus & shared).bit_count() for node, cpus in self.areas.items()}
 
     def counts_memory_of(self, nodes: Collection[int]) -> bool:
         """Whether the memory of a pod that owns CPUs of these NUMA nodes counts on them. It does
@@ -320,9 +324,9 @@ class NodeAllocation:
         self._cached_left = None
         self.cpu_milli += sign * self.paid(allocation)
         own = {
-            area.id: count
-            for area in self._areas
-            if (count := (area.cpus & allocation.cpus.mask).bit_count())
+            node: count
+            for node, cpus in self.areas.items()
+            if (count := (cpus & allocation.cpus.mask).bit_count())
         }
         for node, amounts in allocation.amounts.items():
             self._add(self._records, node, sign)

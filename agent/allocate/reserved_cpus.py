@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, take_packed
-from agent.allocate.layout import Layout
 from agent.allocate.shares import shares_by_label
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.layout import Layout
 from agent.model.cpu.topology import Topology
 from agent.model.nrt.node_annotations import RESERVATION, NodeReservation
 from agent.model.pod.annotations import AnnotationError

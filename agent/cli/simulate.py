@@ -41,7 +41,7 @@ from agent.view import format
 from agent.view import fragmentation as fragmentation_view
 
 if TYPE_CHECKING:
-    from agent.allocate.placement.demand import PodKind
+    from agent.model.pod_request import PodKind
     from agent.scheduler.simulation import OccupancyResult, PolicyResult, SeedSpread
     from agent.scheduler.traces import TraceNode
 
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_fragmentation(arguments: argparse.Namespace) -> int:
-    from agent.allocate.node_allocator.pod_request import PodRequestError
+    from agent.model.pod_request import PodRequestError
     from agent.scheduler import fragmentation
     from agent.scheduler.explain.saved import SavedCluster
     from agent.scheduler.rules import agent_selector, rules_of

@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate import layout as layouts
 from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
 from agent.allocate.reserved_cpus import DedicatedCpus, PoolRules, cpus_for, reserved_cpus
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
+from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.nrt.node_annotations import (

@@ -16,9 +16,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate import layout as layouts
 from agent.allocate.kubelet.static_policy import PolicyStartError, StaticOptions, check_options
-from agent.allocate.layout import Layout
 from agent.allocate.node_local.claim import LocalInput, LocalPolicy, LocalRequest, LocalRules
 from agent.allocate.pools import Decision
 from agent.allocate.shares import may_own, whole_cpus
@@ -30,7 +28,9 @@ from agent.kubelet import cpu_manager_state
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.kubelet.statefile import StateFileError
 from agent.model import notice
+from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.cpu.layout import Layout
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.cpu.topology import Topology
 from agent.model.devices.holding import DeviceNodes

@@ -18,14 +18,13 @@ from typing import Final
 import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.pod_request import PodRequest, PodRequestError, request_of
-from agent.allocate.placement.demand import PodKind
 from agent.allocate.placement.residual import residual
 from agent.allocate.rebind.planner import NoPlan, plan
 from agent.allocate.rebind.planner_input import placed_node
 from agent.allocate.refusal import Refusal
 from agent.model.fragmentation import ClusterFragmentation, NodeFragmentation, RebindGain
 from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod_request import PodKind, PodRequest, PodRequestError, request_of
 from agent.model.rebind_resource import StatusMeasures
 from agent.scheduler.node_table import DECIMALS, PodDemand, fragmentation_of
 from agent.scheduler.rebind.planning import (

@@ -17,10 +17,10 @@ from typing import Final
 import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.pod_request import Needs, kind_of_requests
-from agent.allocate.placement.demand import FULL, NodeCapacity, PodKind
+from agent.allocate.placement.demand import NodeCapacity
 from agent.allocate.placement.residual import CELL, Residual, residual
 from agent.model.fragmentation import NodeFragmentation
+from agent.model.pod_request import GPU_MILLI, Needs, PodKind, kind_of_requests
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.node_info import NodeInfo
 
@@ -233,11 +233,11 @@ def fragmentation_of(allocator: NodeAllocator, demand: PodDemand) -> NodeFragmen
     if allocator.properties.inventory is None:
         return found
     amounts, value = allocator.free, demand.placement.value
-    idle = sum(amounts.gpu_milli.values()) / FULL
+    idle = sum(amounts.gpu_milli.values()) / GPU_MILLI
     shares = sum(
-        max(0.0, left / FULL - value[left // CELL])
+        max(0.0, left / GPU_MILLI - value[left // CELL])
         for left in amounts.gpu_milli.values()
-        if 0 < left < FULL
+        if 0 < left < GPU_MILLI
     )
     stranded = demand.placement.stranded(
         idle, max(0, amounts.cpu_milli), max(0, amounts.memory_bytes)

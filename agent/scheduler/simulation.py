@@ -24,9 +24,8 @@ import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, node_properties
-from agent.allocate.placement.demand import FULL, Demand, PodKind
+from agent.allocate.placement.demand import Demand
 from agent.allocate.placement.published import Fragmentation
 from agent.allocate.placement.residual import placement
 from agent.model.cpu.policies import PlacementPolicy
@@ -39,6 +38,7 @@ from agent.model.devices.device_object import (
 )
 from agent.model.nrt.node_status import GPU_MODEL
 from agent.model.pod.apiobjects import from_object
+from agent.model.pod_request import GPU_MILLI, PodKind, PodRequest, request_of
 from agent.scheduler.traces import TraceNode, arrivals, shuffled
 
 _PERCENT: Final = 100
@@ -152,7 +152,7 @@ class TraceCluster:
     def fragmented(self, fragmentation: Fragmentation) -> float:
         """The percent of all GPUs that a typical pod can't use."""
         unusable = sum(fragmentation.of_node(each.free) for each in self.allocators)
-        return 100 * unusable / FULL / self.gpus
+        return 100 * unusable / GPU_MILLI / self.gpus
 
     def _commit(self, node: int, offer: Granted) -> str:
         """Allocates the offer for a new pod, and returns the pod's uid: INDEX OF THE
@@ -224,7 +224,7 @@ def _allocator(name: str, node: TraceNode) -> NodeAllocator:
 def _pod(kind: PodKind) -> object:
     amounts = {"cpu": f"{kind.cpu_milli}m", "memory": str(kind.memory_bytes)}
     if kind.gpus:
-        percent = kind.total_gpu_milli * _PERCENT // FULL
+        percent = kind.total_gpu_milli * _PERCENT // GPU_MILLI
         amounts |= {GPU_CORE: str(percent), GPU_MEMORY_RATIO: str(percent)}
     return {
         "metadata": {"name": "pod", "namespace": "default", "uid": "pod"},
@@ -247,7 +247,7 @@ def run(
     )
     arriving = arrivals(pods, cluster.gpus, load, seed)
     fragmentation = Fragmentation(_demand(pods).counts)
-    all_milli = cluster.gpus * FULL
+    all_milli = cluster.gpus * GPU_MILLI
     requested_milli = allocated_milli = 0
     curve, marks, fragmented = [LoadPoint(0.0, 0.0)], dict[float, float](), None
     for number, kind in enumerate(arriving, start=1):
@@ -318,7 +318,7 @@ def run_with_departures(
         shuffled(nodes, seed), policy, random.Random(seed), _expected(policy, pods)
     )
     mean_milli = sum(each.total_gpu_milli for each in pods) / len(pods)
-    arrival_rate = load * cluster.gpus * FULL / mean_milli
+    arrival_rate = load * cluster.gpus * GPU_MILLI / mean_milli
     end = _SETTLING_LIFETIMES + _MEASURED_LIFETIMES
     departures: list[tuple[float, str, int]] = []
     queue: dict[PodKind, deque[float]] = {}
@@ -358,7 +358,7 @@ def run_with_departures(
                 if not queue[kind]:
                     del queue[kind]
     progress(1.0)
-    whole = _MEASURED_LIFETIMES * cluster.gpus * FULL
+    whole = _MEASURED_LIFETIMES * cluster.gpus * GPU_MILLI
     return TraceOccupancy(
         100 * allocated_sum / whole, queued_sum / _MEASURED_LIFETIMES, longest_wait
     )

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.placement.demand import FULL, PodKind
+from agent.model.pod_request import GPU_MILLI, PodKind
 
 FIRST_SEED: Final = 42
 _MIB: Final = 1 << 20
@@ -50,10 +50,10 @@ def read_pods(lines: Iterable[str], title: str) -> list[PodKind]:
     """Raises TraceError. Parts of GPUs are rounded up to whole percents, the unit of pods'
     requests. `title` names the file in errors."""
     pods = []
-    limits = {"num_gpu": _MAX_GPUS, "gpu_milli": FULL}
+    limits = {"num_gpu": _MAX_GPUS, "gpu_milli": GPU_MILLI}
     for row, texts in _rows(lines, title, _POD_COLUMNS, set(), limits):
         gpus = row["num_gpu"]
-        step = FULL // _PERCENT
+        step = GPU_MILLI // _PERCENT
         gpu_milli = -(-row["gpu_milli"] // step) * step if gpus else 0
         models = tuple(sorted({*(texts.get("gpu_spec") or "").split("|")} - {""}))
         pods.append(
@@ -106,7 +106,7 @@ def arrivals(pods: Sequence[PodKind], gpus: int, load: float, seed: int) -> list
     `gpus`, in the order in which they arrive."""
     drawn, requested_milli = random.Random(seed), sum(each.total_gpu_milli for each in pods)
     arriving = list(pods)
-    while requested_milli < load * gpus * FULL:
+    while requested_milli < load * gpus * GPU_MILLI:
         arriving.append(chosen := drawn.choice(pods))
         requested_milli += chosen.total_gpu_milli
     drawn.shuffle(arriving)

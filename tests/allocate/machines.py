@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from agent.allocate.layout import NOTHING_HELD, CpuRefCounts
+from agent.model.cpu.layout import NOTHING_HELD, CpuRefCounts
 from agent.model.cpu.policies import ExclusivePolicy
 from agent.model.cpu.topology import Cpu
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from agent.allocate import layout
 from agent.allocate.node_allocation import Amounts, NodeAllocation, PodAllocation, TopologyOptions
+from agent.model.cpu import layout
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import ExclusivePolicy
 from agent.model.pod.qos import QoS

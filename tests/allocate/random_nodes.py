@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from agent.allocate import layout
 from agent.allocate.node_allocation import TopologyOptions
 from agent.allocate.policies_in_force import NodePolicies, Profile
+from agent.model.cpu import layout
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import NUMA_STRATEGIES, BindPolicy, NumaPolicy
 from agent.model.pod.annotations import ResourceSpec

@@ -5,12 +5,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate import layout as layouts
-from agent.allocate.accumulator import Shortage, Taken, take, take_on_nodes
-from agent.allocate.layout import NOTHING_HELD, Layout
-from agent.allocate.packing import AllocationStep, CpuRequest
+from agent.allocate.accumulator import (
+    AllocationStep,
+    CpuRequest,
+    Shortage,
+    Taken,
+    take,
+    take_on_nodes,
+)
 from agent.allocate.refusal import Reason
+from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.layout import NOTHING_HELD, Layout
 from agent.model.cpu.policies import NUMA_STRATEGIES, BindPolicy, ExclusivePolicy, Strategy
 from agent.model.cpu.topology import Cpu
 from conformance import machines

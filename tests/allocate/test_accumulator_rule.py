@@ -6,9 +6,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate import layout as layouts
-from agent.allocate.accumulator import Taken, take
-from agent.allocate.packing import CpuRequest
+from agent.allocate.accumulator import CpuRequest, Taken, take
+from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, Strategy
 from tests.allocate.koordinator_rule import Rule

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate import accumulator
-from agent.allocate import layout as layouts
-from agent.allocate.layout import Layout
+from agent.model.cpu import layout as layouts
+from agent.model.cpu.layout import Layout
 from agent.model.cpu.topology import Cpu
 from conformance import machines
 from tests.allocate.kubelet.nodes import mask

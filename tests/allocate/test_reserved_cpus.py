@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
-from agent.allocate.layout import of
 from agent.allocate.reserved_cpus import cpus_for, reserved_are_full, reserved_cpus
+from agent.model.cpu.layout import of
 from agent.model.nrt.node_annotations import RESERVATION, node_reservation
 from agent.model.pod.annotations import AnnotationError
 from conformance.machines import cpus

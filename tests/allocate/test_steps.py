@@ -14,12 +14,12 @@ from typing import Any, Final
 import pytest
 
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.allocate.refusal import Reason, Refusal
 from agent.allocate.steps import OFFER_STEPS, Steps, TooComplexError
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod import apiobjects
+from agent.model.pod_request import request_of
 from agent.scheduler.state import records
 from agent.scheduler.state.records import Unreadable
 from tests.fixtures import fleet

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from agent.allocate import layout
+from agent.model.cpu import layout
 from conformance import machines
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.kubelet.static_policy import AllocationRefused, RefusalReason
-from agent.allocate.layout import of
+from agent.model.cpu.layout import of
 from agent.model.cpu.topology import Cpu
 from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu, SharedReason
 from conformance.static_cpu_manager import (

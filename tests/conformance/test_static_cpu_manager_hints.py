@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from agent.allocate.layout import of
 from agent.allocate.numa.hint import TopologyHint
 from agent.model.cpu.cpuset import members
+from agent.model.cpu.layout import of
 from agent.model.cpu.topology import Cpu
 from agent.model.pod.exclusive_cpus import PodCpu
 from conformance.static_cpu_manager import container_hints, pod_hints

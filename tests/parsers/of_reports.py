@@ -11,11 +11,11 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.allocate.refusal import Refusal
 from agent.model.cpu.policies import GpuObjective, Strategy
 from agent.model.pod import apiobjects
+from agent.model.pod_request import PodRequest, request_of
 from agent.model.settings.plugin_args import ZoneScoring
 from agent.scheduler.state import records
 from agent.scheduler.state.node_info import NodeInfo

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.pod import apiobjects
 from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod_request import PodRequest, request_of
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.extender import ExtenderPreemptionResult
 from agent.scheduler.extender.handlers import Bind, ExtenderHandlers

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.cpu.cpuset import EMPTY
 from agent.model.cpu.topology import Topology
@@ -17,6 +16,7 @@ from agent.model.nrt.node_annotations import NodeConfiguration, koordinator_anno
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.apiobjects import from_object
+from agent.model.pod_request import PodRequest, request_of
 from agent.scheduler.state import records
 from agent.scheduler.state.records import (
     AGENT_LABELS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.allocate.placement.demand import PodKind
+from agent.model.pod_request import PodKind
 from agent.scheduler.traces import TraceNode, read_nodes, read_pods
 from tests.conftest import DATA
 

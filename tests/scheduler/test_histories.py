@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
-from agent.allocate.node_allocator.pod_request import request_of
 from agent.kube.objects import Change, Mirror, ObjectKey, WatchedMetadata
 from agent.model.pod.apiobjects import from_object
+from agent.model.pod_request import request_of
 from agent.scheduler.state import records
 from agent.scheduler.state.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
 from tests.scheduler import objects

@@ -8,8 +8,8 @@ import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.placement.demand import PodKind
 from agent.model.cpu.policies import PlacementPolicy
+from agent.model.pod_request import PodKind
 from agent.scheduler import simulation
 from agent.scheduler.simulation import LoadPoint, TraceCluster, TraceRun
 from agent.scheduler.traces import arrivals, shuffled

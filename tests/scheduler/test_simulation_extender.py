@@ -9,9 +9,7 @@ from typing import Any, cast
 import pytest
 
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.node_allocator.properties import AllocatorRules
-from agent.allocate.placement.demand import FULL, PodKind
 from agent.kube.errors import NotFoundError
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.kube.transport import Transport
@@ -20,6 +18,7 @@ from agent.model.devices import device_object
 from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY_RATIO, Device, DeviceType
 from agent.model.nrt.node_status import GPU_MODEL
 from agent.model.pod import apiobjects
+from agent.model.pod_request import GPU_MILLI, PodKind, request_of
 from agent.scheduler import simulation
 from agent.scheduler.extender.extender import ExtenderArgs
 from agent.scheduler.state import records
@@ -116,7 +115,7 @@ class Scene:
 def pod(name: str, kind: PodKind) -> dict[str, Any]:
     amounts = {"cpu": f"{kind.cpu_milli}m", "memory": str(kind.memory_bytes)}
     if kind.gpus:
-        percent = str(kind.gpus * kind.gpu_milli * 100 // FULL)
+        percent = str(kind.gpus * kind.gpu_milli * 100 // GPU_MILLI)
         amounts |= {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}
     containers = [{"name": "main", "resources": {"requests": amounts}}]
     metadata = {"name": name, "namespace": "default", "uid": name}
@@ -133,4 +132,4 @@ def test_the_extender_allocates_as_the_simulation(policy: PlacementPolicy) -> No
         if scene.place(f"p{number}", kind) is not None:
             allocated_milli += kind.gpus * kind.gpu_milli
     simulated = simulation.run(nodes, pods, policy, 1.3, SEED)
-    assert allocated_milli / FULL / gpus * 100 == pytest.approx(simulated.curve[-1].allocated)
+    assert allocated_milli / GPU_MILLI / gpus * 100 == pytest.approx(simulated.curve[-1].allocated)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.placement.demand import PodKind
+from agent.model.pod_request import PodKind
 from agent.scheduler.traces import TraceError, arrivals, read_nodes, read_pods, shuffled
 
 NODES = ["sn,cpu_milli,memory_mib,gpu,model\n", "a,64000,1024,2,T4\n", "b,8000,512,0,\n"]

@@ -15,11 +15,18 @@ _VALUES = "agent.model."
 def entered(call: Callable[[], object]) -> frozenset[str]:
     """The modules of agent, without those of values (agent.model), of which at least one function
     runs in this thread during the call."""
-    codes: set[CodeType] = set()
+    names = {module for modules in calls(call) for module in modules}
+    return frozenset(name for name in names if name and not name.startswith(_VALUES))
+
+
+def calls(call: Callable[[], object]) -> list[tuple[str, str]]:
+    """The modules of caller and called function for each call in this thread; "" for a module that
+    is not of agent."""
+    pairs: list[tuple[CodeType | None, CodeType]] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
-            codes.add(frame.f_code)
+            pairs.append((frame.f_back and frame.f_back.f_code, frame.f_code))
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -27,11 +34,11 @@ def entered(call: Callable[[], object]) -> frozenset[str]:
         call()
     finally:
         sys.setprofile(before)
-    names = {_module(Path(code.co_filename)) for code in codes}
-    return frozenset(name for name in names if name and not name.startswith(_VALUES))
+    return [(_module(caller), _module(code)) for caller, code in pairs]
 
 
-def _module(file: Path) -> str:
+def _module(code: CodeType | None) -> str:
+    file = Path(code.co_filename) if code else _PACKAGE.parent
     if not file.is_relative_to(_PACKAGE):
         return ""
     return ".".join(file.relative_to(_PACKAGE.parent).with_suffix("").parts)

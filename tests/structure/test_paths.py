@@ -16,11 +16,14 @@ from tests.kube import fake_api_server
 from tests.proxy.harness import GateHarness, creation
 from tests.scheduler.conftest import server as server
 from tests.scheduler.extender.scene import NODES, Scene
-from tests.structure.paths import entered
+from tests.structure.paths import calls, entered
 
 CREATE_CONTAINER_MODULES = 8
-FIRST_FILTER_MODULES = 17
+FIRST_FILTER_MODULES = 12
 CACHED_FILTER_MODULES = 5
+ALLOCATOR = "agent.allocate.node_allocator.allocator"
+ALLOCATOR_ENTRIES = 2
+"""For each state of a node: the bound of its score, and the offer."""
 
 
 def test_a_call_without_agent_code_enters_no_module() -> None:
@@ -53,6 +56,20 @@ def test_filter_of_two_pods_that_need_the_same_cpus(server: fake_api_server.Serv
     scene.transport.close()
     assert len(counts[0]) <= FIRST_FILTER_MODULES, sorted(counts[0])
     assert len(counts[1]) <= CACHED_FILTER_MODULES, sorted(counts[1])
+
+
+def test_a_first_filter_enters_the_allocator_of_a_node_twice(
+    server: fake_api_server.Server,
+) -> None:
+    """The nodes a and b are in one state."""
+    scene = Scene(server)
+    StateNumbering(scene.cluster).step()
+    results: list[ExtenderFilterResult] = []
+    args = ExtenderArgs(scene.pod(owner(8, 8), "first"), ["a", "b"])
+    pairs = calls(partial(_filter, scene, args, results))
+    scene.transport.close()
+    assert sum(called == ALLOCATOR != caller for caller, called in pairs) == ALLOCATOR_ENTRIES
+    assert results[0].node_names
 
 
 def _filter(scene: Scene, args: ExtenderArgs, results: list[ExtenderFilterResult]) -> None:

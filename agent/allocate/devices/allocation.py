@@ -22,7 +22,7 @@ from agent.allocate.devices.inventory import NodeDevices, device_score, summed
 from agent.allocate.devices.need import Need, allowed_devices, candidates_of, need_of, steps_of_need
 from agent.allocate.numa.hint import Provider, TopologyHint, fewest_nodes, of_nodes, subsets
 from agent.allocate.placement.demand import CardOrder
-from agent.allocate.refusal import Reason, Refusal
+from agent.allocate.refusal import Reason, Refusal, combined
 from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import Strategy
@@ -320,11 +320,6 @@ class DeviceHintProvider:
         self._numa: int | None = None
         self.found: Allocation | Refusal | None = None
 
-    @property
-    def kinds(self) -> Collection[str]:
-        """The requested device types."""
-        return self._request.requests.keys()
-
     def hints(self, nodes: Collection[int], *, narrowest: bool = False) -> Provider:
         hints = device_hints(
             self._node, self._request, nodes, self._strategy, self._steps, narrowest=narrowest
@@ -336,6 +331,17 @@ class DeviceHintProvider:
 
     def fits(self, mask: int | None) -> bool:
         return isinstance(self.find(mask), Allocation)
+
+    def explain(self, refusal: Refusal) -> Refusal:
+        if not isinstance(self.found, Refusal):
+            return refusal
+        others = [
+            other
+            for other in refusal.reasons
+            if other.reason is not Reason.NUMA_COMPANION
+            and other.resource not in self._request.requests
+        ]
+        return combined([self.found, *others])
 
     def find(self, mask: int | None) -> Allocation | Refusal:
         """Allocates devices on these NUMA nodes; None: on any."""

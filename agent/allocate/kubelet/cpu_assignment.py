@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from agent.allocate.kubelet.static_policy import StaticOptions
-from agent.allocate.layout import Area, Layout, Section
 from agent.model.cpu.cpuset import lowest
+from agent.model.cpu.layout import Area, Layout, Section
 
 
 class NotEnoughCpusError(ValueError):

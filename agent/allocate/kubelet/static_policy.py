@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.layout import Layout
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.layout import Layout
 from agent.model.cpu.policies import NumaPolicy
 
 

@@ -7,20 +7,18 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.devices.allocation import Allocation, DeviceHintProvider, device_allocated
-from agent.allocate.kubelet.static_policy import AllocationRefused, RefusalReason
+from agent.allocate.devices.allocation import Allocation, device_allocated
+from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
-from agent.allocate.node_allocator.pod_request import PodRequest
-from agent.allocate.offering import Offer
+from agent.allocate.node_allocator.cpus import Offer
 from agent.allocate.placement.demand import Verdict
 from agent.allocate.policies_in_force import PolicyKind, PolicySource
-from agent.allocate.refusal import Reason, Refusal, combined
 from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.cpu.policies import BindPolicy
 from agent.model.devices.device_allocation import DeviceAmounts, VirtualFunctions
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC
-from agent.model.pod.zone_request import PodPart
+from agent.model.pod_request import PodRequest
 
 
 class Granted(msgspec.Struct, frozen=True):
@@ -74,7 +72,7 @@ class Granted(msgspec.Struct, frozen=True):
         return AssignedPod(
             pod_request.uid,
             pod_request.title,
-            self.offer.allocation if self.offer else pod_request.nothing,
+            self.offer.allocation if self.offer else _nothing(pod_request),
             devices,
             functions,
             pod_request.requests,
@@ -105,26 +103,10 @@ class Granted(msgspec.Struct, frozen=True):
         return None
 
 
-def split_cores(part: PodPart, why: AllocationRefused, *, lasting: bool) -> Refusal:
-    """A kubelet with full-pcpus-only would reject the pod for this container."""
-    lacking = why.reason is RefusalReason.NOT_ENOUGH_CORES
-    reason = Reason.BIND_POLICY_UNMET if lacking else Reason.SMT_ALIGNMENT
-    detail = f"{part.kind} {part.name}, kubelet: full-pcpus-only with {why.threads} threads a core"
-    available = 1000 * why.available if lacking else None
-    return Refusal(reason, "cpu", part.exclusive_milli, available, detail=detail, lasting=lasting)
-
-
-def with_devices(refusal: Refusal, devices: DeviceHintProvider | None) -> Refusal:
-    """Replaces the merge's refusal for devices by the device provider's, which says what is
-    short."""
-    if devices is None or not isinstance(devices.found, Refusal):
-        return refusal
-    others = [
-        other
-        for other in refusal.reasons
-        if other.reason is not Reason.NUMA_COMPANION and other.resource not in devices.kinds
-    ]
-    return combined([devices.found, *others])
+def _nothing(pod_request: PodRequest) -> PodAllocation:
+    """The allocation of a pod without CPUs and NUMA amounts."""
+    cpu_milli = pod_request.requests.get("cpu", 0)
+    return PodAllocation(pod_request.uid, pod_request.title, cpu_milli=cpu_milli)
 
 
 _spec: Final = msgspec.json.Decoder(dict[str, Any] | None)

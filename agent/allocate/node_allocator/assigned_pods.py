@@ -1,6 +1,5 @@
 """The pods that are assigned to a node, with the CPUs and devices that their annotations allocate
-to them, and the devices that they hold together. A Reservation of Koordinator holds its part like a
-pod."""
+to them. A Reservation of Koordinator holds its part like a pod."""
 
 from __future__ import annotations
 
@@ -9,16 +8,12 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.devices.inventory import Inventory, NodeDevices, node_devices
-from agent.allocate.node_allocation import NodeAllocation, PodAllocation, memory_of, pod_allocation
-from agent.model.cpu.cpuset import CpuSet
+from agent.allocate.node_allocation import PodAllocation, memory_of, pod_allocation
 from agent.model.devices.device_allocation import (
     DeviceAmounts,
     VirtualFunctions,
     allocated_devices,
     amounts,
-    sum_amounts,
-    sum_functions,
     virtual_functions,
 )
 from agent.model.pod.annotations import (
@@ -206,119 +201,3 @@ def _allocation(
     except AnnotationError as error:
         faults.append(str(error))
     return allocation
-
-
-class Imported(msgspec.Struct, frozen=True):
-    """Devices that one pod holds without an allocation of a scheduler."""
-
-    devices: DeviceAmounts
-    functions: VirtualFunctions
-
-
-class Overlap(msgspec.Struct, frozen=True):
-    """CPUs that more pods hold than may share them; `uids` ascending."""
-
-    cpus: CpuSet
-    uids: tuple[str, ...]
-
-
-class DeviceOverlap(msgspec.Struct, frozen=True):
-    """More of a device is held than it has, or one virtual function by several: `what` is the
-    resource or the function's bus id; `uids` ascending."""
-
-    type: str
-    minor: int
-    what: str
-    uids: tuple[str, ...]
-
-
-def held_devices(
-    inventory: Inventory, holdings: Mapping[str, AssignedPod], imported: Mapping[str, Imported]
-) -> NodeDevices:
-    """`holdings` and `imported` are by uid. If a scheduler allocated a device to a pod, only the
-    allocation counts; without an amount the pod has the whole device, as on its node
-    (`allocate.visibility`)."""
-    devices, functions = [], []
-    own: dict[str, DeviceAmounts] = {}
-    for uid, held in holdings.items():
-        if held.devices or held.functions:
-            numbered, of_pod = _numbered(held, inventory)
-            own[uid] = {
-                at: each if any(each.values()) or at in of_pod else _all_of(inventory, at)
-                for at, each in numbered.items()
-            }
-            devices.append(own[uid])
-            functions.append(of_pod)
-    for uid, each in imported.items():
-        given = own.get(uid, {})
-        devices.append({at: amounts for at, amounts in each.devices.items() if at not in given})
-        functions.append(each.functions)
-    return node_devices(inventory, sum_amounts(devices), sum_functions(functions))
-
-
-def cpu_overlaps(
-    account: NodeAllocation | None, holdings: Mapping[str, AssignedPod]
-) -> tuple[Overlap, ...]:
-    """One entry for each set of pods; `holdings` by uid."""
-    excess = account.overcommitted() if account else 0
-    if not excess:
-        return ()
-    holders: dict[int, tuple[str, ...]] = {}
-    for uid in sorted(holdings):
-        for cpu in CpuSet.from_int(holdings[uid].allocation.cpus.mask & excess):
-            holders[cpu] = (*holders.get(cpu, ()), uid)
-    shared: dict[tuple[str, ...], list[int]] = {}
-    for cpu, uids in sorted(holders.items()):
-        shared.setdefault(uids, []).append(cpu)
-    return tuple(Overlap(CpuSet(cpus), uids) for uids, cpus in shared.items())
-
-
-def device_overlaps(
-    inventory: Inventory | None, holdings: Iterable[AssignedPod]
-) -> tuple[DeviceOverlap, ...]:
-    """Sorted by type, minor and `what`; each with the pods that hold a part of it."""
-    claims: dict[tuple[str, int, str], list[tuple[str, int]]] = {}
-    for held in sorted(holdings, key=lambda each: each.uid):
-        devices, functions = _numbered(held, inventory)
-        for (kind, minor), of_device in devices.items():
-            for name, amount in of_device.items():
-                claims.setdefault((kind, minor, name), []).append((held.uid, amount))
-        for (kind, minor), buses in functions.items():
-            for bus in buses:
-                claims.setdefault((kind, minor, bus), []).append((held.uid, 1))
-    found = []
-    for (kind, minor, what), of in sorted(claims.items()):
-        fleet = inventory.fleets.get(kind) if inventory else None
-        device = fleet.devices.get(minor) if fleet else None
-        # A virtual function is not a resource amount of its device: it exists once.
-        there = device.resources.get(what, 1) if device else 1
-        if len(of) > 1 and sum(amount for _, amount in of) > there:
-            uids = tuple(uid for uid, amount in of if amount)
-            found.append(DeviceOverlap(kind, minor, what, uids))
-    return tuple(found)
-
-
-def _all_of(inventory: Inventory, at: tuple[str, int]) -> dict[str, int]:
-    kind, minor = at
-    fleet = inventory.fleets.get(kind)
-    return fleet.devices[minor].resources if fleet and minor in fleet.devices else {}
-
-
-def _numbered(
-    held: AssignedPod, inventory: Inventory | None
-) -> tuple[DeviceAmounts, VirtualFunctions]:
-    """The holdings with the current minors of the devices: GPU drivers assign minors anew at each
-    start."""
-    moved = {}
-    for (kind, minor), uuid in held.ids.items():
-        fleet = inventory.fleets.get(kind) if inventory else None
-        if fleet is None or (minor in fleet.devices and fleet.devices[minor].uuid == uuid):
-            continue
-        now = next((at for at, each in fleet.devices.items() if each.uuid == uuid), minor)
-        moved[kind, minor] = kind, now
-    if not moved:
-        return held.devices, held.functions
-    return (
-        sum_amounts({moved.get(at, at): amounts} for at, amounts in held.devices.items()),
-        sum_functions({moved.get(at, at): buses} for at, buses in held.functions.items()),
-    )

@@ -11,8 +11,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from agent.allocate.devices.inventory import Inventory
-from agent.allocate.node_allocator.pod_request import Reads
 from agent.allocate.node_allocator.properties import NodeProperties
+from agent.model.pod_request import Reads
 
 MAX_STATES: Final = 100_000
 """States kept, of about a kilobyte each. Beyond them all are dropped: a later state that is equal

@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate import layout as layouts
 from agent.allocate.device_holders import reported_devices
 from agent.allocate.device_holders.holdings import functions_taken, resolve_holdings, taken
 from agent.allocate.device_holders.names import keys
@@ -30,14 +29,14 @@ from agent.allocate.devices.inventory import (
 )
 from agent.allocate.devices.partitions import Partitions
 from agent.allocate.kubelet.whole_cores import WholeCores
-from agent.allocate.layout import Layout
 from agent.allocate.node_allocation import Amounts, TopologyOptions
-from agent.allocate.node_allocator.assigned_pods import Imported
 from agent.allocate.nrt.node import ZoneReport
-from agent.allocate.placement.demand import FULL, FreeAmounts, NodePlacement, node_capacity
+from agent.allocate.placement.demand import FreeAmounts, NodePlacement, node_capacity
 from agent.allocate.policies_in_force import PROFILES, Profile, node_policies
 from agent.model.bounds import unknown_value
+from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.layout import Layout
 from agent.model.cpu.policies import (
     PARTITION_LABEL,
     GpuObjective,
@@ -46,6 +45,7 @@ from agent.model.cpu.policies import (
 )
 from agent.model.cpu.topology import Cpu
 from agent.model.devices import interconnect
+from agent.model.devices.device_allocation import DeviceAmounts, VirtualFunctions
 from agent.model.devices.device_object import (
     GPU_CORE,
     GPU_MEMORY_RATIO,
@@ -72,6 +72,7 @@ from agent.model.nrt.node_annotations import (
 from agent.model.nrt.node_status import GPU_MODEL, GPU_VENDOR
 from agent.model.nrt.resource_topology import KIND, NodeTopology
 from agent.model.pod.annotations import GPU_ISOLATION_PROVIDER, AnnotationError
+from agent.model.pod_request import GPU_MILLI
 from agent.model.settings.plugin_args import SchedulerArgs, ZoneScoring
 
 _PERCENT: Final = 100
@@ -100,6 +101,13 @@ class AllocatorRules(msgspec.Struct, frozen=True):
         """The order of devices for a pod."""
         cards = request.requests.get(DeviceType.GPU)
         return self.shares if cards is not None and cards.shared else self.strategy
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """Devices that one pod holds without an allocation of a scheduler."""
+
+    devices: DeviceAmounts
+    functions: VirtualFunctions
 
 
 class NodeProperties(msgspec.Struct, frozen=True):
@@ -158,7 +166,7 @@ def free_amounts(
         stock = devices.stocks.get(DeviceType.GPU)
     gpu_milli = {
         minor: min(each.get(GPU_CORE, _PERCENT), each.get(GPU_MEMORY_RATIO, _PERCENT))
-        * (FULL // _PERCENT)
+        * (GPU_MILLI // _PERCENT)
         for minor, each in (stock.free.items() if stock else ())
         if each
     }

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from agent.allocate.kubelet.static_policy import AllocationRefused, StaticOptions
-from agent.allocate.layout import Layout
 from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.layout import Layout
 from agent.model.cpu.topology import HugePages
 from agent.model.snapshot import LocalOwner
 

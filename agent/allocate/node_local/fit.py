@@ -25,9 +25,9 @@ import msgspec
 
 from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, of_whole_cores, take_aligned
 from agent.allocate.kubelet.static_policy import StaticOptions
-from agent.allocate.layout import Area, Layout
 from agent.allocate.node_local.claim import LocalRequest, Move, MoveReason, OwnedCpus
 from agent.model.cpu.cpuset import CpuSet, lowest
+from agent.model.cpu.layout import Area, Layout
 
 _Cost: TypeAlias = tuple[int, int, int, int]
 

@@ -13,8 +13,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-FULL: Final = 1000
-"""One GPU in thousandths, the unit of all amounts of GPUs here."""
+from agent.model.pod_request import PodKind
+
 FIRST_PODS: Final = 50
 """Pods after which a placement is rebuilt for the second time; then each time their number has
 doubled."""
@@ -24,36 +24,6 @@ MAX_PODS: Final = 200_000
 """Beyond this sum all counts are halved, so that older pods count less."""
 MAX_KINDS: Final = 400
 """Kinds that are kept. The rarest are dropped, so that the counts fit into a ConfigMap."""
-
-
-class PodKind(msgspec.Struct, frozen=True, order=True):
-    """The requests of a pod that placements compare."""
-
-    cpu_milli: int
-    memory_bytes: int
-    gpus: int = 0
-    """The number of GPUs."""
-    gpu_milli: int = 0
-    """The thousandths of each GPU, FULL for whole ones."""
-    models: tuple[str, ...] = ()
-    """The allowed GPU models, sorted; empty for any."""
-
-    @property
-    def total_gpu_milli(self) -> int:
-        """The requested thousandths of all GPUs."""
-        return self.gpus * self.gpu_milli
-
-    @property
-    def gpu(self) -> float:
-        """The requested GPUs in sum: 1.0 for two halves."""
-        return self.total_gpu_milli / FULL
-
-    @property
-    def shared(self) -> bool:
-        return 0 < self.gpu_milli < FULL
-
-
-NO_KIND: Final = PodKind(0, 0)
 
 
 class NodeCapacity(msgspec.Struct, frozen=True):

@@ -14,12 +14,13 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import accumulate
 from typing import Final
 
-from agent.allocate.placement.demand import FULL, FreeAmounts, PodKind, Verdict
+from agent.allocate.placement.demand import FreeAmounts, Verdict
+from agent.model.pod_request import GPU_MILLI, PodKind
 
 _TYPICAL: Final = 0.95
 _MAX_CPU: Final = 128_000
 """Milli-CPU of the largest node of the published traces."""
-_MAX_GPU: Final = 8 * FULL
+_MAX_GPU: Final = 8 * GPU_MILLI
 _MAX_TABLES: Final = 100_000
 
 
@@ -103,7 +104,7 @@ class Fgd:
         return Verdict(-best, best, (card,))
 
     def _score(self, rise: float) -> int:
-        return math.floor(100 / (1 + math.exp(rise / FULL)))
+        return math.floor(100 / (1 + math.exp(rise / GPU_MILLI)))
 
 
 class ByAmounts:
@@ -141,7 +142,7 @@ def most_allocated(free: FreeAmounts, kind: PodKind) -> float:
         1 - (free.memory_bytes - kind.memory_bytes) / max(1, node.memory_bytes),
     ]
     if node.gpus:
-        shares.append(1 - _gpu_milli_after(free, kind) / (node.gpus * FULL))
+        shares.append(1 - _gpu_milli_after(free, kind) / (node.gpus * GPU_MILLI))
     return 100 * sum(shares) / len(shares)
 
 

@@ -26,15 +26,14 @@ import msgspec
 
 from agent.allocate.placement import published
 from agent.allocate.placement.demand import (
-    FULL,
     FreeAmounts,
     NodeCapacity,
     NodePlacement,
-    PodKind,
     Verdict,
     gpu_total,
 )
 from agent.model.cpu.policies import PlacementPolicy
+from agent.model.pod_request import GPU_MILLI, PodKind
 
 SPLIT: Final = 3.0
 SPREAD: Final = 0.25
@@ -76,7 +75,7 @@ class Residual(msgspec.Struct, frozen=True):
     power."""
 
     def verdict(self, free: FreeAmounts, kind: PodKind) -> Verdict:
-        idle = sum(free.gpu_milli.values()) / FULL
+        idle = sum(free.gpu_milli.values()) / GPU_MILLI
         requested, node = kind.gpu, free.capacity
         split, cards = self._split(free.gpu_milli, kind) if kind.shared else (0.0, ())
         rise = self.stranded(
@@ -189,8 +188,8 @@ def remainder_values(parts: Mapping[int, int]) -> tuple[float, ...]:
     that of a GPU.
 
     `parts`: the number of requests for each part, by its thousandths."""
-    demand = parts or {FULL: 1}
-    cells = FULL // CELL
+    demand = parts or {GPU_MILLI: 1}
+    cells = GPU_MILLI // CELL
     widths = [-(-part // CELL) for part in demand]
     need = [float(pods) for pods in demand.values()]
     size = range(len(widths))

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, permutations
 from typing import Final
 
-from agent.allocate.layout import Layout
 from agent.allocate.rebind.arrangement import Arrangement
 from agent.allocate.rebind.placed_pods import Measures
 from agent.model.cpu.cpuset import lowest
+from agent.model.cpu.layout import Layout
 
 TRIALS: Final = 600
 """The most pods that one search removes, which bounds its time."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.allocate.layout import Layout
+from agent.model.cpu.layout import Layout
 from agent.model.cpu.policies import ExclusivePolicy
 
 

@@ -7,8 +7,6 @@ from typing import Final, NamedTuple
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.assigned_pods import held_devices
-from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.numa.hint import ids
 from agent.allocate.policies_in_force import PROFILES
 from agent.allocate.refusal import Reason, Refusal
@@ -30,6 +28,7 @@ from agent.model.pod.annotations import (
     RESOURCE_SPEC,
     SHARED_CONTAINERS,
 )
+from agent.model.pod_request import PodRequest
 
 REPORT: Final = "NodeResourceTopology"
 KUBELET: Final = "KubeletConfiguration"
@@ -172,14 +171,13 @@ def _device_cause(why: Refusal, allocator: NodeAllocator, request: PodRequest) -
 def _free(allocator: NodeAllocator, kind: str, part: Mapping[str, int]) -> int | None:
     """The number of healthy devices of a type that have this part left; None if the node has
     none."""
-    inventory = allocator.properties.inventory
-    if inventory is None or kind not in inventory.fleets:
+    devices = allocator.devices
+    if devices is None or kind not in devices.inventory.fleets:
         return None
-    devices = held_devices(inventory, allocator.holdings, allocator.properties.imported)
     return sum(
         all(left.get(name, amount) >= amount for name, amount in part.items())
         for minor, left in devices.stocks[kind].free.items()
-        if inventory.fleets[kind].healthy >> minor & 1
+        if devices.inventory.fleets[kind].healthy >> minor & 1
     )
 
 

@@ -18,7 +18,6 @@ import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import Needs, PodRequestError
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.explanation import (
     BoundFacts,
@@ -32,6 +31,7 @@ from agent.model.explanation import (
 )
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.apiobjects import ApiPod, GroupError, PodGroup
+from agent.model.pod_request import Needs, PodRequestError
 from agent.scheduler.explain import causes
 from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
 from agent.scheduler.preemption.victim_selection import NodeSnapshots, select_victims

@@ -12,22 +12,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from agent.allocate.node_allocator.node_states import NodeStates
-from agent.allocate.node_allocator.pod_request import Reads
+from agent.model.pod_request import Reads
+from agent.scheduler.state.cluster import ChangedNodes, SchedulerCache
 from agent.scheduler.state.pod_info import (
     UNKNOWN_NODE,
-    ChangedNodes,
     Feasibility,
     Feasible,
-    LongCheck,
-    NodeCheck,
-    ScoredCheck,
+    RequirementsCheck,
     Undecided,
 )
 
@@ -62,38 +59,11 @@ def best_node(nodes: Sequence[str], results: Sequence[Feasibility | None]) -> st
     return min(node for node, result in pairs if result is first or result in more)
 
 
-class Node(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-class NodeChanges(Protocol):
-    """The nodes, and which of them changed."""
-
-    @property
-    def lock(self) -> threading.RLock: ...
-
-    def changed_since(self, serial: int) -> ChangedNodes:
-        """The nodes that were added, changed or removed."""
-        ...
-
-    def placement_changed_since(self, serial: int) -> ChangedNodes:
-        """Those of them that changed in more than their zone report."""
-        ...
-
-    def node(self, name: str) -> Node | None:
-        """Returns None for a node that does not exist. The caller holds the lock while it reads the
-        node."""
-        ...
-
-    def nodes(self) -> Iterable[Node]: ...
-
-
 class EquivalenceCache:
     """Safe for many threads. `lookups` counts the results returned, `misses` those computed."""
 
-    def __init__(self, log: NodeChanges, max_results: int = MAX_RESULTS) -> None:
-        self._log = log
+    def __init__(self, cluster: SchedulerCache, max_results: int = MAX_RESULTS) -> None:
+        self._cluster = cluster
         self._max_results = max_results
         self._serial = self._placement_serial = 0
         self._rows: OrderedDict[Hashable, _Row] = OrderedDict()
@@ -103,29 +73,34 @@ class EquivalenceCache:
 
     def node_names(self) -> list[str]:
         """The names of all nodes."""
-        return [each.name for each in self._log.nodes()]
+        return [each.name for each in self._cluster.nodes()]
 
     def changed_since(self, serial: int) -> ChangedNodes:
         """The nodes that were added, changed or removed."""
-        return self._log.changed_since(serial)
+        return self._cluster.changed_since(serial)
 
-    def results(self, check: NodeCheck, nodes: Sequence[str]) -> list[Feasibility]:
+    def results(self, check: RequirementsCheck, nodes: Sequence[str]) -> list[Feasibility]:
         """Returns the result of each node, in the order of `nodes`."""
-        with self._log.lock:
+        with self._cluster.lock:
             self._invalidate()
             found = list(map(self._row(check).results.get, nodes))
             self.lookups += len(nodes)
         if None in set(found):
-            self._compute_missing(check, nodes, found)
+
+            def compute(row: _Row, index: int) -> None:
+                found[index] = self._result(check, row, nodes[index])
+
+            missing = deque(index for index, result in enumerate(found) if result is None)
+            self._in_slices(check, missing, compute)
         return found  # type: ignore[return-value]
 
-    def results_apart(self, check: LongCheck, nodes: Sequence[str]) -> list[Feasibility]:
+    def results_apart(self, check: RequirementsCheck, nodes: Sequence[str]) -> list[Feasibility]:
         """Returns the results of a check that takes long, in the order of the nodes. Each is
         computed on a copy of the node, without the lock, and kept unless the node has changed
         since."""
         results: list[Feasibility] = []
         for node in nodes:
-            with self._log.lock:
+            with self._cluster.lock:
                 self._invalidate()
                 row, serial = self._row(check), self._serial
                 self.lookups += 1
@@ -133,9 +108,9 @@ class EquivalenceCache:
             if isinstance(result, Undecided):
                 self.misses += 1
                 number, result = result.number, check.decided(result)
-                with self._log.lock:
+                with self._cluster.lock:
                     self._invalidate()
-                    row, changed = self._row(check), self._log.changed_since(serial).names
+                    row, changed = self._row(check), self._cluster.changed_since(serial).names
                     if number is not None:
                         row.by_state[number] = result
                     if changed is not None and node not in changed:
@@ -144,10 +119,10 @@ class EquivalenceCache:
             results.append(result)
         return results
 
-    def best(self, check: ScoredCheck, nodes: Sequence[str]) -> str | None:
+    def best(self, check: RequirementsCheck, nodes: Sequence[str]) -> str | None:
         """The best of `nodes` by score, order and name, which exclude ties; None if none is
         feasible. Nodes whose bound is below the best score found are not asked for a result."""
-        with self._log.lock:
+        with self._cluster.lock:
             self._invalidate()
             row = self._row(check)
             found = list(map(row.results.get, nodes))
@@ -171,7 +146,7 @@ class EquivalenceCache:
         return best.node
 
     def _bounds(
-        self, check: ScoredCheck, missing: deque[str], best: _Best
+        self, check: RequirementsCheck, missing: deque[str], best: _Best
     ) -> list[tuple[int, str]]:
         """Those of the nodes without a result that may be better than the best; of several in one
         state only the one with the smallest name."""
@@ -189,7 +164,9 @@ class EquivalenceCache:
         self._in_slices(check, missing, note)
         return list(found.values())
 
-    def _result_or_bound(self, check: ScoredCheck, row: _Row, node: str) -> Feasibility | _Bounded:
+    def _result_or_bound(
+        self, check: RequirementsCheck, row: _Row, node: str
+    ) -> Feasibility | _Bounded:
         """The result if the node's state has one."""
         bounded = row.bounded.get(node)
         if bounded is None:
@@ -200,51 +177,43 @@ class EquivalenceCache:
         result = None if bounded.number is None else row.by_state.get(bounded.number)
         return bounded if result is None else row.put(node, result)
 
-    def uniform(self, check: NodeCheck) -> Feasibility | None:
+    def uniform(self, check: RequirementsCheck) -> Feasibility | None:
         """Returns the result of all existing nodes; None if their results differ, or if some are
         not computed yet."""
 
         def compute(row: _Row, node: str) -> None:
             self._result(check, row, node)
 
-        with self._log.lock:
+        with self._cluster.lock:
             self._invalidate()
             row = self._row(check)
             if len(row.changed) > _FEW:
                 return None
             missing = deque(row.changed)
         self._in_slices(check, missing, compute)
-        with self._log.lock:
+        with self._cluster.lock:
             self._invalidate()
             row = self._row(check)
             return row.uniform if len(row.results) == len(self._nodes) else None
 
-    def _compute_missing(
-        self, check: NodeCheck, nodes: Sequence[str], found: list[Feasibility | None]
-    ) -> None:
-        def compute(row: _Row, index: int) -> None:
-            found[index] = self._result(check, row, nodes[index])
-
-        missing = deque(index for index, result in enumerate(found) if result is None)
-        self._in_slices(check, missing, compute)
-
     def _in_slices(
-        self, check: NodeCheck, pending: deque[Item], do: Callable[[_Row, Item], None]
+        self, check: RequirementsCheck, pending: deque[Item], do: Callable[[_Row, Item], None]
     ) -> None:
         """Takes the items one by one until none is pending. Binds and watches get the lock in
         between."""
         while pending:
-            with self._log.lock:
+            with self._cluster.lock:
                 self._invalidate()
                 row = self._row(check)
                 until = time.perf_counter() + _LOCKED_SECONDS
                 while pending and time.perf_counter() < until:
                     do(row, pending.popleft())
-                self._evict()
+                if not pending:
+                    self._evict()
             if pending:
                 time.sleep(_PAUSE_SECONDS)
 
-    def _result(self, check: NodeCheck, row: _Row, node: str) -> Feasibility:
+    def _result(self, check: RequirementsCheck, row: _Row, node: str) -> Feasibility:
         result = row.results.get(node)
         if result is not None:
             return result
@@ -253,7 +222,7 @@ class EquivalenceCache:
         # Names of nodes that do not exist would never be dropped.
         return result if result is UNKNOWN_NODE else row.put(node, result)
 
-    def _row(self, check: NodeCheck) -> _Row:
+    def _row(self, check: RequirementsCheck) -> _Row:
         key = check.equivalence_class
         row = self._rows.get(key)
         if row is None:
@@ -274,15 +243,15 @@ class EquivalenceCache:
 
     def _invalidate(self) -> None:
         """Drops the results of nodes that changed."""
-        changes = self._log.changed_since(self._serial)
-        placement = self._log.placement_changed_since(self._placement_serial)
+        changes = self._cluster.changed_since(self._serial)
+        placement = self._cluster.placement_changed_since(self._placement_serial)
         self._serial, self._placement_serial = changes.serial, placement.serial
         if changes.names is None or placement.names is None:
             self._rows.clear()
-            self._nodes = {each.name for each in self._log.nodes()}
+            self._nodes = {each.name for each in self._cluster.nodes()}
             return
         for node in changes.names:
-            exists = self._log.node(node) is not None
+            exists = self._cluster.node(node) is not None
             new = exists and node not in self._nodes
             if exists:
                 self._nodes.add(node)
@@ -385,30 +354,11 @@ def _value(result: Feasibility) -> Hashable:
     return result.key if isinstance(result, Feasible) else result
 
 
-class NumberedNode(Protocol):
-    def state_number(self, states: NodeStates, read: Reads) -> int | None: ...
-
-
-class NumberedNodes(Protocol):
-    """The nodes whose states have numbers."""
-
-    node_states: NodeStates
-
-    @property
-    def lock(self) -> threading.RLock: ...
-
-    def changed_since(self, serial: int) -> ChangedNodes: ...
-
-    def node(self, name: str) -> NumberedNode | None: ...
-
-    def nodes(self) -> Iterable[Node]: ...
-
-
 class StateNumbering:
     """Numbers the states of nodes that changed, so that the first pod of a shape does not wait for
     the numbers of all nodes. Safe for many threads."""
 
-    def __init__(self, cluster: NumberedNodes) -> None:
+    def __init__(self, cluster: SchedulerCache) -> None:
         self._cluster = cluster
         self._stepping = threading.Lock()
         self._serial = 0

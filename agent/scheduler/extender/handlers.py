@@ -15,9 +15,9 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.node_allocator.pod_request import Needs, PodRequest, PodRequestError
 from agent.allocate.refusal import Refusal
 from agent.model.pod.apiobjects import ApiPod, GroupError, PodGroup
+from agent.model.pod_request import Needs, PodRequest, PodRequestError
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache, best_node
 from agent.scheduler.extender.extender import (
     Extender,

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.node_allocator.pod_request import Needs, PodRequestError
 from agent.model.pod.apiobjects import GroupError, PodGroup
+from agent.model.pod_request import Needs, PodRequestError
 from agent.scheduler.extender.extender import (
     ExtenderPreemptionArgs,
     ExtenderPreemptionResult,

@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.model.pod.apiobjects import PodGroup
+from agent.model.pod_request import PodRequest
 from agent.scheduler.preemption.disruption_budgets import Budgets
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_info import Feasible, Requirements

@@ -9,7 +9,6 @@ import msgspec
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
-from agent.allocate.node_allocator.pod_request import PodRequestError, request_of
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.rebind.placed_pods import Measures
 from agent.allocate.rebind.planner import NoPlan, PodMove, plan
@@ -18,6 +17,7 @@ from agent.model import bounds
 from agent.model.pod.annotations import REBIND, REBIND_NEVER, status_text
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.resource_request import ResourceRequest
+from agent.model.pod_request import PodRequestError, request_of
 from agent.model.rebind_resource import (
     RebindPhase,
     RebindRequest,

@@ -18,9 +18,9 @@ from typing import Final
 
 from agent.allocate.node_allocator.allocator import StaleOfferError
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import PodRequestError
 from agent.allocate.refusal import Refusal
 from agent.model.pod.apiobjects import GroupError
+from agent.model.pod_request import PodRequestError
 from agent.scheduler.state.cluster import Reservation, ReserveError, SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import BindDecision, PodInfo, PodInfoCache, PodName, pod_info

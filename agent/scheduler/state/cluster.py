@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Final, TypeVar
 
 import msgspec
@@ -17,7 +17,6 @@ import msgspec
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.node_states import NodeStates
-from agent.allocate.node_allocator.pod_request import Needs, PodRequest
 from agent.allocate.node_allocator.properties import (
     AllocatorRules,
     prepare_devices,
@@ -30,6 +29,7 @@ from agent.model.cpu.policies import BindPolicy
 from agent.model.devices.device_object import DeviceObject
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod.apiobjects import PodGroup
+from agent.model.pod_request import Needs, PodRequest
 from agent.scheduler.state.koordinator_reservations import (
     KoordinatorReservations,
     ReservationRecord,
@@ -42,9 +42,6 @@ from agent.scheduler.state.node_info import (
     NodeInfo,
 )
 from agent.scheduler.state.pod_info import (
-    ChangedNodes,
-    ChangeLog,
-    GroupMembers,
     PodInfo,
     Requirements,
 )
@@ -87,6 +84,74 @@ class Reservation(msgspec.Struct, frozen=True):
 
 class ReserveError(Exception):
     """Nothing can be reserved on the node; the message is the reason."""
+
+
+MAX_NAMES: Final = 100_000
+
+
+class ChangedNodes(msgspec.Struct, frozen=True):
+    """`names` are the nodes that changed; None means that any node may have changed. `serial` is
+    the argument of the next call."""
+
+    serial: int
+    names: frozenset[str] | None
+
+
+class ChangeLog:
+    """Keeps the last change of each name, in order. One thread at a time."""
+
+    def __init__(self, max_names: int = MAX_NAMES) -> None:
+        """The log drops the oldest changes when it has more than `max_names` names."""
+        self._max_names = max_names
+        self._last: dict[str, int] = {}
+        self._dropped = 0
+        self.serial = 0
+
+    def add(self, name: str) -> None:
+        """Records one change."""
+        self.serial += 1
+        self._last.pop(name, None)
+        self._last[name] = self.serial
+        if len(self._last) > self._max_names:
+            oldest = next(iter(self._last))
+            self._dropped = self._last.pop(oldest)
+
+    def since(self, serial: int) -> ChangedNodes:
+        """Returns the nodes that changed after that serial; any node may have changed if the log
+        does not reach back that far."""
+        if serial < self._dropped:
+            return ChangedNodes(self.serial, None)
+        names = []
+        for name in reversed(self._last):
+            if self._last[name] <= serial:
+                break
+            names.append(name)
+        return ChangedNodes(self.serial, frozenset(names))
+
+
+class GroupMembers:
+    """The existing pods of each group, as uids. A bound pod counts for the name of its group, since
+    annotations may give another size; a waiting one, which has no node yet, for the size too."""
+
+    def __init__(self) -> None:
+        self._uids: dict[str | PodGroup, set[str]] = {}
+        self._keys: dict[str, str | PodGroup] = {}
+
+    def bound(self, group: PodGroup) -> Set[str]:
+        return self._uids.get(group.title, frozenset())
+
+    def waiting(self, group: PodGroup) -> Set[str]:
+        return self._uids.get(group, frozenset())
+
+    def update(self, uid: str, group: PodGroup | None, *, bound: bool) -> None:
+        """`group` None: the pod is in none, or does not exist any more."""
+        if (before := self._keys.pop(uid, None)) is not None:
+            self._uids[before].discard(uid)
+            if not self._uids[before]:
+                del self._uids[before]
+        if group is not None:
+            key = self._keys[uid] = group.title if bound else group
+            self._uids.setdefault(key, set()).add(uid)
 
 
 class SchedulerCache:

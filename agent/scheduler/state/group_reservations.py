@@ -22,9 +22,9 @@ import msgspec
 
 from agent.allocate.node_allocator.allocator import StaleOfferError
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.pod.apiobjects import PodGroup
+from agent.model.pod_request import PodRequest
 from agent.scheduler.state.cluster import ReserveError, SchedulerCache
 from agent.scheduler.state.pod_info import parts
 

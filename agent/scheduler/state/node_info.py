@@ -12,7 +12,6 @@ from agent.allocate import node_score
 from agent.allocate.devices.need import listed_resources
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.node_states import NodeStates
-from agent.allocate.node_allocator.pod_request import Needs, Reads
 from agent.allocate.node_allocator.properties import (
     AllocatorRules,
     NodeProperties,
@@ -30,6 +29,7 @@ from agent.model.nrt import node_annotations
 from agent.model.nrt.node_status import GPU_MODEL
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod.annotations import AnnotationError
+from agent.model.pod_request import Needs, Reads
 from agent.scheduler.state.records import NodeRecord, PodRecord, Unreadable
 from agent.scheduler.state.zone_reports import (
     ReportFreshness,
@@ -93,6 +93,7 @@ class NodeInfo:
         "_ineligibilities",
         "_kubelet_cpus",
         "_new_report",
+        "_new_rules",
         "_outdated",
         "_pods",
         "_properties_numbers",
@@ -123,34 +124,40 @@ class NodeInfo:
         self._agents: dict[str, bool] = {}
         self._ineligibilities: dict[int, Refusal | None] = {}
         self._state_numbers: dict[Reads, int] = {}
-        self._properties_numbers: dict[Reads, tuple[NodeProperties, int | None]] = {}
+        self._properties_numbers: dict[Reads, int | None] = {}
         self._kubelet_cpus: Mapping[str, CpuSet] = {}
         self._outdated = False
-        self._recount = self._new_report = False
+        self._recount = self._new_report = self._new_rules = False
         self._report_freshness = ReportFreshness(pods)
         self._allocator = NodeAllocator(node_properties(name, {}, rules=self._rules))
 
     @property
     def allocator(self) -> NodeAllocator:
         """The allocations of pods and reservations on the node, by the current objects."""
+        if not (self._outdated or self._new_rules or self._recount):
+            return self._allocator
+        before = self._allocator.properties
         if self._outdated:
             properties = msgspec.structs.replace(self._properties(), zones=self._zone_report())
             for fault in properties.faults:
-                if fault not in self._allocator.properties.faults:
+                if fault not in before.faults:
                     log.warning("node %s: %s", self.name, fault)
             self._allocator = self._allocator.with_properties(properties, self._reserved_uids())
-        elif self._allocator.properties.rules is not self._rules:
-            properties = msgspec.structs.replace(self._allocator.properties, rules=self._rules)
+        elif self._new_rules:
+            properties = msgspec.structs.replace(before, rules=self._rules)
             self._allocator = self._allocator.with_properties(properties, self._reserved_uids())
         if self._outdated or self._recount:
             self._update_zones()
-            self._state_numbers.clear()
-        self._outdated = self._recount = self._new_report = False
+        has_report = self._allocator.properties.zones is not None
+        if self._outdated or self._new_rules or has_report != (before.zones is not None):
+            self._properties_numbers.clear()
+        self._state_numbers.clear()
+        self._outdated = self._recount = self._new_report = self._new_rules = False
         return self._allocator
 
     def use_rules(self, rules: AllocatorRules) -> None:
         """The rules differ from those before in their placement only."""
-        self._rules = rules
+        self._rules, self._new_rules = rules, True
 
     @property
     def capacity(self) -> NodeCapacity:
@@ -293,17 +300,15 @@ class NodeInfo:
     def state_number(self, states: NodeStates, read: Reads) -> int | None:
         """That of what an offer that reads so much reads of the node; None if no other node can
         have it."""
-        properties = self.allocator.properties
-        of, fixed = self._properties_numbers.get(read, (None, None))
-        if of is None or not _same_but_zones(of, properties):
-            fixed = states.of_properties(properties, read)
-            self._properties_numbers[read] = properties, fixed
-            self._state_numbers.pop(read, None)
+        allocator = self.allocator
+        if read not in self._properties_numbers:
+            self._properties_numbers[read] = states.of_properties(allocator.properties, read)
+        fixed = self._properties_numbers[read]
         if fixed is None:
             return None
         number = self._state_numbers.get(read)
         if number is None:
-            number = states.of(fixed, self._allocator.state(read), read)
+            number = states.of(fixed, allocator.state(read), read)
             self._state_numbers[read] = number
         return number
 
@@ -367,17 +372,6 @@ class NodeInfo:
                 return Refusal(Reason.AGENT_NOT_READY)
             return Refusal(Reason.NO_AGENT)
         return None
-
-
-def _same_but_zones(one: NodeProperties, other: NodeProperties) -> bool:
-    """Whether the second are the first with another report of the NUMA nodes, as the object."""
-    return (
-        one.cpus is other.cpus
-        and one.rules is other.rules
-        and (one.zones is None) == (other.zones is None)
-        and one.inventory is other.inventory
-        and one.allocatable is other.allocatable
-    )
 
 
 def _kubelet_cpus(topology: NodeTopology | Unreadable | None) -> dict[str, CpuSet]:

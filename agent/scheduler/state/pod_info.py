@@ -1,9 +1,9 @@
 """A pod to schedule: its name, request and group, and the check whether a node has room for the pod
 or its group.
 
-The result of a check is `Feasible` or a `Refusal`, until the `ChangeLog` has the node again.
-`PodInfoCache` keeps the pods of recent scheduling cycles, so that a pod is read once for all verbs;
-`GroupMembers` knows which pods of a group exist.
+The result of a check is `Feasible` or a `Refusal`, until the change log of the cluster has the node
+again. `PodInfoCache` keeps the pods of recent scheduling cycles, so that a pod is read once for all
+verbs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Hashable, Mapping, Set
+from collections.abc import Callable, Container, Hashable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -19,10 +19,11 @@ import msgspec
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.node_states import NodeStates
-from agent.allocate.node_allocator.pod_request import PodRequest, Reads, request_of
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import BindPolicy
 from agent.model.pod.apiobjects import ApiPod, PodGroup, group_of
+from agent.model.pod_request import PodRequest, request_of
+from agent.scheduler.state.node_info import NodeInfo
 
 
 class PodName(msgspec.Struct, frozen=True):
@@ -154,31 +155,6 @@ class PodInfoCache:
             self._filtered_at.pop(uid, None)
 
 
-class GroupMembers:
-    """The existing pods of each group, as uids. A bound pod counts for the name of its group, since
-    annotations may give another size; a waiting one, which has no node yet, for the size too."""
-
-    def __init__(self) -> None:
-        self._uids: dict[str | PodGroup, set[str]] = {}
-        self._keys: dict[str, str | PodGroup] = {}
-
-    def bound(self, group: PodGroup) -> Set[str]:
-        return self._uids.get(group.title, frozenset())
-
-    def waiting(self, group: PodGroup) -> Set[str]:
-        return self._uids.get(group, frozenset())
-
-    def update(self, uid: str, group: PodGroup | None, *, bound: bool) -> None:
-        """`group` None: the pod is in none, or does not exist any more."""
-        if (before := self._keys.pop(uid, None)) is not None:
-            self._uids[before].discard(uid)
-            if not self._uids[before]:
-                del self._uids[before]
-        if group is not None:
-            key = self._keys[uid] = group.title if bound else group
-            self._uids.setdefault(key, set()).add(uid)
-
-
 class PodRequirements(msgspec.Struct, frozen=True):
     """The requirements of one pod. `pods` is the number of pods, `requests` their sum."""
 
@@ -250,57 +226,6 @@ def parts(group: PodGroup, pod_request: PodRequest, size: int) -> list[PodReques
     ]
 
 
-class NodeCheck(Protocol):
-    """The check of one equivalence class: two checks of equal `equivalence_class` have the same
-    results on every node."""
-
-    @property
-    def equivalence_class(self) -> Hashable: ...
-
-    @property
-    def reads_zone_report(self) -> bool:
-        """Whether the result depends on the zones of the node's NodeResourceTopology."""
-        ...
-
-    def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
-        """Returns UNKNOWN_NODE for a node that does not exist. `by_state`: the results of this
-        equivalence class by the number of the node's state, which a new one is added to. The caller
-        holds the cluster's lock."""
-        ...
-
-
-class Undecided(msgspec.Struct, frozen=True):
-    """A node without a result yet. `number`: of its state, None if no other node can have it."""
-
-    allocator: NodeAllocator
-    number: int | None
-
-
-class ScoredCheck(NodeCheck, Protocol):
-    """A check of single pods."""
-
-    def known(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility | Undecided:
-        """The result if it is known. The caller holds the cluster's lock."""
-        ...
-
-    def bound(self, node: Undecided) -> int:
-        """A score that the result does not exceed. The caller holds the cluster's lock."""
-        ...
-
-
-class LongCheck(NodeCheck, Protocol):
-    """A check that takes too long for the cluster's lock."""
-
-    def apart(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility | Undecided:
-        """The result if it is known, else a copy of the node. The caller holds the cluster's
-        lock."""
-        ...
-
-    def decided(self, node: Undecided) -> Feasibility:
-        """The result for a copy. No lock is needed."""
-        ...
-
-
 class Feasible(msgspec.Struct, frozen=True, eq=False):
     """A node with room. `score` is 0 to 100. Of two nodes with equal scores the one with the
     smaller `order` is better, then the one with the smaller name."""
@@ -318,56 +243,11 @@ Feasibility = Feasible | Refusal
 UNKNOWN_NODE: Final = Refusal(Reason.NODE_UNKNOWN, detail="the node is not known to the scheduler")
 
 
-MAX_NAMES: Final = 100_000
+class Undecided(msgspec.Struct, frozen=True):
+    """A node without a result yet. `number`: of its state, None if no other node can have it."""
 
-
-class ChangedNodes(msgspec.Struct, frozen=True):
-    """`names` are the nodes that changed; None means that any node may have changed. `serial` is
-    the argument of the next call."""
-
-    serial: int
-    names: frozenset[str] | None
-
-
-class ChangeLog:
-    """Keeps the last change of each name, in order. One thread at a time."""
-
-    def __init__(self, max_names: int = MAX_NAMES) -> None:
-        """The log drops the oldest changes when it has more than `max_names` names."""
-        self._max_names = max_names
-        self._last: dict[str, int] = {}
-        self._dropped = 0
-        self.serial = 0
-
-    def add(self, name: str) -> None:
-        """Records one change."""
-        self.serial += 1
-        self._last.pop(name, None)
-        self._last[name] = self.serial
-        if len(self._last) > self._max_names:
-            oldest = next(iter(self._last))
-            self._dropped = self._last.pop(oldest)
-
-    def since(self, serial: int) -> ChangedNodes:
-        """Returns the nodes that changed after that serial; any node may have changed if the log
-        does not reach back that far."""
-        if serial < self._dropped:
-            return ChangedNodes(self.serial, None)
-        names = []
-        for name in reversed(self._last):
-            if self._last[name] <= serial:
-                break
-            names.append(name)
-        return ChangedNodes(self.serial, frozenset(names))
-
-
-class CheckedNode(Protocol):
-    """What a check reads of a node."""
-
-    @property
-    def allocator(self) -> NodeAllocator: ...
-
-    def state_number(self, states: NodeStates, read: Reads) -> int | None: ...
+    allocator: NodeAllocator
+    number: int | None
 
 
 class CheckedNodes(Protocol):
@@ -375,7 +255,7 @@ class CheckedNodes(Protocol):
 
     node_states: NodeStates
 
-    def node(self, name: str) -> CheckedNode | None: ...
+    def node(self, name: str) -> NodeInfo | None: ...
 
     def eligible(self, name: str, pod_request: PodRequest) -> Refusal | None: ...
 
@@ -393,10 +273,13 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
 
     @property
     def reads_zone_report(self) -> bool:
+        """Whether the result depends on the zones of the node's NodeResourceTopology."""
         return not self.requirements.pod_request.zoned.indifferent
 
     def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
-        """The caller holds the cluster's lock."""
+        """Returns UNKNOWN_NODE for a node that does not exist. `by_state`: the results of this
+        equivalence class by the number of the node's state, which a new one is added to. The caller
+        holds the cluster's lock."""
         known = self.known(node, by_state)
         if not isinstance(known, Undecided):
             return known
@@ -406,19 +289,24 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
         return result
 
     def apart(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility | Undecided:
+        """The result if it is known, else a copy of the node, for a check that takes too long for
+        the cluster's lock. The caller holds the lock."""
         known = self.known(node, by_state)
         if not isinstance(known, Undecided):
             return known
         return msgspec.structs.replace(known, allocator=known.allocator.without(()))
 
     def decided(self, node: Undecided) -> Feasibility:
+        """The result. A copy needs no lock."""
         return self.requirements.check(node.allocator)
 
     def bound(self, node: Undecided) -> int:
-        """Only for single pods."""
+        """A score that the result does not exceed, of a single pod. The caller holds the cluster's
+        lock."""
         return node.allocator.score_bound(self.requirements.pod_request)
 
     def known(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility | Undecided:
+        """The result if it is known. The caller holds the cluster's lock."""
         pod_request, state = self.requirements.pod_request, self.cluster.node(node)
         if state is None:
             return UNKNOWN_NODE

@@ -16,14 +16,7 @@ from typing import Annotated, Final
 import msgspec
 
 from agent.allocate.node_allocator.properties import AllocatorRules
-from agent.allocate.placement.demand import (
-    FULL,
-    MAX_KINDS,
-    Demand,
-    NodeCapacity,
-    PodKind,
-    most_frequent,
-)
+from agent.allocate.placement.demand import MAX_KINDS, Demand, NodeCapacity, most_frequent
 from agent.allocate.placement.residual import placement
 from agent.host.daemon import Periodic
 from agent.host.log_once import Problem
@@ -32,6 +25,7 @@ from agent.kube.objects import Change, ChangeKind
 from agent.kube.transport import Transport, segment
 from agent.model.cpu.policies import PlacementPolicy
 from agent.model.objects import ObjectError, decoded
+from agent.model.pod_request import GPU_MILLI, PodKind
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.records import PodRecord
 
@@ -54,7 +48,7 @@ _Entry = tuple[
     _Count,
     _Count,
     Annotated[int, msgspec.Meta(ge=0, le=1024)],
-    Annotated[int, msgspec.Meta(ge=0, le=FULL)],
+    Annotated[int, msgspec.Meta(ge=0, le=GPU_MILLI)],
     tuple[str, ...],
     Annotated[int, msgspec.Meta(ge=1, le=1 << 40)],
 ]

@@ -16,8 +16,6 @@ import msgspec
 
 from agent.allocate.device_holders import reported_devices
 from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
-from agent.allocate.node_allocator.pod_request import kind_of
-from agent.allocate.placement.demand import NO_KIND, PodKind
 from agent.model import bounds
 from agent.model.devices import device_object, holding, interconnect
 from agent.model.devices.device_allocation import DeviceAmounts, VirtualFunctions
@@ -35,6 +33,7 @@ from agent.model.pod.apiobjects import (
     group_of,
 )
 from agent.model.pod.zone_request import ZonedPod, zoned_pod
+from agent.model.pod_request import NO_KIND, PodKind, kind_of
 from agent.model.quantities import Quantity, QuantityError, milli, whole
 
 T = TypeVar("T")

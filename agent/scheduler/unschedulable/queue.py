@@ -12,12 +12,10 @@ import msgspec
 from agent.kube.objects import Change, ChangeKind
 from agent.model.explanation import Explanation
 from agent.model.pod.apiobjects import PodGroup
-from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.cluster import ChangedNodes, SchedulerCache
 from agent.scheduler.state.pod_info import (
-    ChangedNodes,
     Feasibility,
     Feasible,
-    NodeCheck,
     PodInfo,
     PodName,
     Requirements,
@@ -37,7 +35,7 @@ class QueuedPod(msgspec.Struct, frozen=True, eq=False):
     uid: str
     namespace: str
     name: str
-    check: NodeCheck
+    check: RequirementsCheck
     since: float
     rejected_at: float
     priority: int = 0
@@ -136,7 +134,7 @@ class FeasibilitySource(Protocol):
 
     def node_names(self) -> Iterable[str]: ...
 
-    def results(self, check: NodeCheck, nodes: Sequence[str]) -> Sequence[Feasibility]: ...
+    def results(self, check: RequirementsCheck, nodes: Sequence[str]) -> Sequence[Feasibility]: ...
 
 
 class WaitingPodExplainer(Protocol):
@@ -361,7 +359,7 @@ class UnschedulableQueue:
         return tuple(sorted(source.node_names() if names is None else names))
 
 
-def _first(source: FeasibilitySource, check: NodeCheck, nodes: Sequence[str]) -> str | None:
+def _first(source: FeasibilitySource, check: RequirementsCheck, nodes: Sequence[str]) -> str | None:
     for node, result in zip(nodes, source.results(check, nodes), strict=True):
         if isinstance(result, Feasible):
             return node

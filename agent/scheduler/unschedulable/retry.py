@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from agent.allocate.node_allocator.pod_request import PodRequestError
 from agent.kube.auth import AccessError
 from agent.kube.errors import ConflictError, KubeError, NotFoundError, RejectedError
 from agent.kube.transport import Transport
 from agent.model.pod.apiobjects import GroupError
+from agent.model.pod_request import PodRequestError
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_info import pod_info
 from agent.scheduler.state.pods_api import condition, patch_status, unscheduled_pods

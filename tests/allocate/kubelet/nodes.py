@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from agent.allocate.kubelet.static_policy import AllocationRefused, StaticOptions
-from agent.allocate.layout import Layout, of
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.layout import Layout, of
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
 from conformance.machines import cpus

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, take
 from agent.allocate.kubelet.static_policy import StaticOptions
-from agent.allocate.layout import Layout, of
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.layout import Layout, of
 from conformance.machines import cpus
 from tests.allocate.machines import MACHINES, masks
 

@@ -11,7 +11,7 @@ from agent.allocate.kubelet.static_policy import (
     StaticOptions,
     check_options,
 )
-from agent.allocate.layout import of
+from agent.model.cpu.layout import of
 from agent.model.cpu.policies import NumaPolicy
 from conformance.machines import cpus
 

@@ -12,7 +12,6 @@ from agent.allocate.kubelet.whole_cores import WholeCores
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import holding_of
-from agent.allocate.node_allocator.pod_request import Reads, request_of
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import PROFILES, NodePolicies
 from agent.allocate.refusal import Refusal
@@ -21,6 +20,7 @@ from agent.model.pod import apiobjects
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
 from agent.model.pod.zone_request import PartKind, kube_class_of, zoned_pod
+from agent.model.pod_request import Reads, request_of
 from tests.allocate.kubelet.nodes import Node, machine, policy
 from tests.allocate.kubelet.whole_core_pods import FULL_PCPUS_ONLY, PODS, Container, Pod
 from tests.allocate.node_allocator.builders import make_properties

@@ -7,20 +7,16 @@ import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.assigned_pods import (
-    AssignedPod,
-    DeviceOverlap,
-    Imported,
-    holding_of,
-)
-from agent.allocate.node_allocator.pod_request import request_of
-from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
+from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
+from agent.allocate.node_allocator.devices import DeviceOverlap
+from agent.allocate.node_allocator.properties import AllocatorRules, Imported, NodeProperties
 from agent.allocate.policies_in_force import PROFILES, NodePolicies
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.devices.device_object import Device
 from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod_request import request_of
 from tests.allocate.devices.builders import CARDS, CORE, GPU, HINT, RATIO, RDMA, gpu, nic
 from tests.allocate.node_allocator.builders import (
     ALLOCATED,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions, pod_allocation
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.assigned_pods import AssignedPod, Overlap
-from agent.allocate.node_allocator.pod_request import Needs, PodRequest
+from agent.allocate.node_allocator.assigned_pods import AssignedPod
+from agent.allocate.node_allocator.cpus import CpuOverlap
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
 from agent.allocate.refusal import Refusal
@@ -18,6 +18,7 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import ExclusivePolicy, NumaPolicy
 from agent.model.pod.annotations import RESOURCE_SPEC
 from agent.model.pod.resource_request import ResourceRequest
+from agent.model.pod_request import Needs, PodRequest
 from tests.allocate.nodes import allocated, claim, ls_pod, node_options, owner
 
 NODE = node_options()
@@ -120,8 +121,8 @@ def test_overlaps_are_reported_with_all_holders_of_a_cpu() -> None:
         NODE, [claim("c", "2-5"), claim("a", "0-3"), claim("b", "3"), claim("d", "9")]
     )
     assert allocator.overlaps() == (
-        Overlap(CpuSet((2,)), ("a", "c")),
-        Overlap(CpuSet((3,)), ("a", "b", "c")),
+        CpuOverlap(CpuSet((2,)), ("a", "c")),
+        CpuOverlap(CpuSet((3,)), ("a", "b", "c")),
     )
     allocator.release("b")
     allocator.release("c")

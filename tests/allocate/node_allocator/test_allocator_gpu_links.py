@@ -14,7 +14,6 @@ from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
-from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties, node_properties
 from agent.allocate.policies_in_force import NodePolicies
 from agent.allocate.refusal import Refusal
@@ -22,6 +21,7 @@ from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import GpuObjective, NumaPolicy
 from agent.model.devices import device_object, interconnect
 from agent.model.devices.gpus import Ancestor, GpuPair
+from agent.model.pod_request import PodRequest, request_of
 from tests.allocate.devices.builders import CARDS, JOINT, RDMA, gpu, nic, part
 from tests.allocate.devices.links import VOLTA_PAIRS, best_by_enumeration, gpu_pairs, matrix
 from tests.allocate.node_allocator.builders import pod

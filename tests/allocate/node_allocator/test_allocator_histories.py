@@ -13,13 +13,13 @@ from agent.allocate.devices.inventory import inventory
 from agent.allocate.devices.partitions import Partition, Partitions
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.assigned_pods import Imported, holding_of
-from agent.allocate.node_allocator.pod_request import PodRequest, request_of
-from agent.allocate.node_allocator.properties import NodeProperties
+from agent.allocate.node_allocator.assigned_pods import holding_of
+from agent.allocate.node_allocator.properties import Imported, NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.cpu.policies import BindPolicy, NumaPolicy
 from agent.model.devices.device_object import Device
 from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod_request import PodRequest, request_of
 from tests.allocate.devices.builders import (
     CARDS,
     CORE,

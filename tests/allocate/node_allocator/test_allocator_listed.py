@@ -9,14 +9,15 @@ import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.assigned_pods import DeviceOverlap, Imported, holding_of
-from agent.allocate.node_allocator.pod_request import Needs, PodRequest, request_of
-from agent.allocate.node_allocator.properties import NodeProperties, node_properties
+from agent.allocate.node_allocator.assigned_pods import holding_of
+from agent.allocate.node_allocator.devices import DeviceOverlap
+from agent.allocate.node_allocator.properties import Imported, NodeProperties, node_properties
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.devices.device_object import Device, DeviceObject, DeviceTopology
 from agent.model.devices.holding import DEVICES_CHECKPOINTS
 from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod_request import Needs, PodRequest, request_of
 from tests.allocate.devices.builders import CARDS, gpu
 from tests.allocate.node_allocator.builders import ALLOCATED, annotated, make_properties, pod
 

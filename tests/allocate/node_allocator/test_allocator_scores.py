@@ -8,9 +8,9 @@ import pytest
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import holding_of
-from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.model.cpu.policies import NumaPolicy
+from agent.model.pod_request import PodRequest, request_of
 from agent.model.settings.plugin_args import decode
 from tests.allocate.node_allocator.builders import make_properties, pod
 

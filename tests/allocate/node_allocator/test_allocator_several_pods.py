@@ -5,9 +5,9 @@ import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.refusal import Refusal
 from agent.model.cpu.cpuset import union
+from agent.model.pod_request import PodRequest
 from tests.fixtures.fleet import CARDS, SINGLE, SMALL, Kind, Model, gpu_pod, gpu_share_pod, owner
 from tests.scheduler import clusters
 

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from agent.allocate.devices.inventory import inventory
 from agent.allocate.node_allocation import PodAllocation
+from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.assigned_pods import (
     AssignedPod,
-    held_devices,
     holding_of,
     remaining,
     reserved_by,
 )
+from agent.allocate.node_allocator.properties import NodeProperties
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import ExclusivePolicy
 from tests.allocate.devices.builders import CORE, RDMA, nic
@@ -167,9 +168,13 @@ def test_a_reservation_and_its_pods_together_use_the_reserved_amounts(
     known = inventory([nic(minor) for minor in range(3)])
     rest = remaining(of_all, owners)
     together = {each.uid: each for each in [*owners, *([rest] if rest is not None else [])]}
-    assert held_devices(known, together, {}).stocks["rdma"].free == (
-        held_devices(known, {"r": of_all}, {}).stocks["rdma"].free
-    )
+    properties = NodeProperties("n", inventory=known)
+    free = [
+        devices.stocks["rdma"].free
+        for pods in (together.values(), [of_all])
+        if (devices := NodeAllocator(properties, pods).devices)
+    ]
+    assert free[0] == free[1]
 
 
 def test_a_reservation_keeps_the_unused_cpus_and_numa_amounts() -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.allocate.node_allocator.node_states import NodeStates
-from agent.allocate.node_allocator.pod_request import Reads
+from agent.model.pod_request import Reads
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_info import (
     Feasibility,

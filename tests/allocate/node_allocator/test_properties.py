@@ -7,8 +7,12 @@ import msgspec
 import pytest
 
 from agent.allocate.devices.inventory import LinkTable
-from agent.allocate.node_allocator.assigned_pods import Imported
-from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties, node_properties
+from agent.allocate.node_allocator.properties import (
+    AllocatorRules,
+    Imported,
+    NodeProperties,
+    node_properties,
+)
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.cpu.policies import BindPolicy, GpuObjective, NumaPolicy
 from agent.model.devices import holding, interconnect

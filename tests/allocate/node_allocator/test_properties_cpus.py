@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from agent.allocate import layout
 from agent.allocate.kubelet.whole_cores import WholeCores
 from agent.allocate.node_allocator.properties import node_properties, topology_options
+from agent.model.cpu import layout
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.cpu.topology import Topology

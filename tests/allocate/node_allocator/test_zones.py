@@ -8,7 +8,6 @@ import pytest
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import holding_of
-from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.policies_in_force import NodePolicies
@@ -16,6 +15,7 @@ from agent.allocate.refusal import Refusal
 from agent.model.cpu.policies import NumaPolicy, Strategy
 from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
 from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod_request import request_of
 from agent.model.settings.plugin_args import ZoneScoring
 from tests.allocate.node_allocator.builders import make_properties, pod
 from tests.allocate.nrt.values import NIC, node

@@ -8,7 +8,6 @@ from types import MappingProxyType
 import msgspec
 
 from agent.allocate.kubelet.static_policy import StaticOptions
-from agent.allocate.layout import Layout
 from agent.allocate.node_local.claim import (
     LocalDecision,
     LocalPolicy,
@@ -18,6 +17,7 @@ from agent.allocate.node_local.claim import (
 )
 from agent.allocate.node_local.policy import decide
 from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.layout import Layout
 from tests.allocate.kubelet.nodes import machine, options
 
 BIG = machine(2, 2, 4, 2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.layout import Layout
 from agent.allocate.node_local.claim import LocalPolicy, LocalRequest
 from agent.allocate.node_local.policy import decide
+from agent.model.cpu.layout import Layout
 from tests.allocate.kubelet.nodes import machine
 from tests.allocate.node_local.cases import (
     BIG,

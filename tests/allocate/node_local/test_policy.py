@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.layout import Layout
 from agent.allocate.node_local.claim import LocalPolicy, LocalRequest
 from agent.allocate.node_local.policy import decide
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.layout import Layout
 from agent.model.cpu.topology import HugePages
 from tests.allocate.kubelet.nodes import machine, options
 from tests.allocate.node_local.cases import (

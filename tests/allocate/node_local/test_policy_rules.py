@@ -6,7 +6,6 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.layout import Layout, of
 from agent.allocate.node_local.claim import (
     LocalDecision,
     LocalPolicy,
@@ -18,6 +17,7 @@ from agent.allocate.node_local.claim import (
 from agent.allocate.node_local.fit import CpuFit, device_areas
 from agent.allocate.node_local.policy import decide
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.layout import Layout, of
 from agent.model.cpu.topology import HugePages
 from tests.allocate.kubelet.nodes import options
 from tests.allocate.machines import even_machines

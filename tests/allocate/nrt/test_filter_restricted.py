@@ -6,12 +6,12 @@ from __future__ import annotations
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from agent.allocate import layout as layouts
 from agent.allocate.kubelet.static_policy import AllocationRefused, StaticOptions
 from agent.allocate.nrt.filter import filter
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.numa.hint import Merged, TopologyHint, ids, subsets
 from agent.allocate.refusal import Refusal
+from agent.model.cpu import layout as layouts
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone

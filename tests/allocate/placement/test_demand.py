@@ -6,14 +6,13 @@ import pytest
 
 from agent.allocate.placement import demand as demand_module
 from agent.allocate.placement.demand import (
-    FULL,
     MAX_KINDS,
     Demand,
     FreeAmounts,
-    PodKind,
     most_frequent,
     node_capacity,
 )
+from agent.model.pod_request import GPU_MILLI, PodKind
 
 
 def test_a_placement_is_rebuilt_when_the_pods_have_doubled() -> None:
@@ -57,10 +56,10 @@ def test_equally_frequent_kinds_are_kept_in_order() -> None:
 
 
 def test_a_pod_fits_by_sums_cards_and_model() -> None:
-    free = FreeAmounts(node_capacity("n", 8, 8, 2, "T4"), 8, 8, {0: 400, 1: FULL})
-    assert free.fits(PodKind(8, 8, 1, FULL, ("G2", "T4")))
+    free = FreeAmounts(node_capacity("n", 8, 8, 2, "T4"), 8, 8, {0: 400, 1: GPU_MILLI})
+    assert free.fits(PodKind(8, 8, 1, GPU_MILLI, ("G2", "T4")))
     assert free.fits(PodKind(8, 8, 2, 400))
     assert not free.fits(PodKind(8, 8, 2, 410))
     assert not free.fits(PodKind(9, 8))
     assert not free.fits(PodKind(8, 9))
-    assert not free.fits(PodKind(1, 1, 1, FULL, ("G2",)))
+    assert not free.fits(PodKind(1, 1, 1, GPU_MILLI, ("G2",)))

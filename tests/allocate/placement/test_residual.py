@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.placement.demand import FULL, FreeAmounts, PodKind, node_capacity
+from agent.allocate.placement.demand import FreeAmounts, node_capacity
 from agent.allocate.placement.residual import (
     CELL,
     Residual,
@@ -17,10 +17,11 @@ from agent.allocate.placement.residual import (
     residual,
 )
 from agent.model.cpu.policies import PlacementPolicy
+from agent.model.pod_request import GPU_MILLI, PodKind
 
 GIB = 1 << 30
 PARTS = {190: 5, 320: 40, 470: 60, 650: 40, 810: 80}
-WHOLE = PodKind(8000, 32 * GIB, 1, FULL)
+WHOLE = PodKind(8000, 32 * GIB, 1, GPU_MILLI)
 HALF = PodKind(4000, 16 * GIB, 1, 500)
 PLAIN = PodKind(8000, 16 * GIB)
 
@@ -33,13 +34,15 @@ def amounts(
 
 
 def built(*kinds: PodKind) -> Residual:
-    nodes = [amounts(f"n{number}", dict.fromkeys(range(8), FULL)).capacity for number in range(10)]
+    nodes = [
+        amounts(f"n{number}", dict.fromkeys(range(8), GPU_MILLI)).capacity for number in range(10)
+    ]
     return residual(dict.fromkeys(kinds, 10), nodes)
 
 
 def test_the_rest_of_a_common_share_has_the_value_of_the_shares_that_fit() -> None:
     value = remainder_values(PARTS)
-    assert [round(value[milli // CELL], 6) for milli in (0, 180, 470, 940, FULL)] == [
+    assert [round(value[milli // CELL], 6) for milli in (0, 180, 470, 940, GPU_MILLI)] == [
         0,
         0,
         0.5,
@@ -77,7 +80,7 @@ def test_a_share_is_placed_on_the_device_that_it_completes() -> None:
 def test_a_pod_without_gpus_avoids_nodes_with_idle_gpus() -> None:
     policy = built(WHOLE)
     many, none = (
-        amounts("a", dict.fromkeys(range(8), FULL)),
+        amounts("a", dict.fromkeys(range(8), GPU_MILLI)),
         amounts("a", dict.fromkeys(range(8), 0)),
     )
     assert policy.verdict(none, PLAIN).cost < policy.verdict(many, PLAIN).cost
@@ -99,17 +102,17 @@ def test_more_cpu_never_strands_more_gpus(idle: float, cpu: int, memory: int) ->
 
 
 def test_a_gpu_of_a_model_that_other_pods_require_costs_more() -> None:
-    nodes = [amounts(name, {0: FULL}, model=name).capacity for name in ("T4", "G2")]
-    policy = residual({PodKind(1000, GIB, 1, FULL, ("T4",)): 5, WHOLE: 5}, nodes)
+    nodes = [amounts(name, {0: GPU_MILLI}, model=name).capacity for name in ("T4", "G2")]
+    policy = residual({PodKind(1000, GIB, 1, GPU_MILLI, ("T4",)): 5, WHOLE: 5}, nodes)
     assert policy.models == pytest.approx({"T4": 0.5})
-    assert policy.verdict(amounts("n", {0: FULL}, model="G2"), WHOLE).cost < (
-        policy.verdict(amounts("n", {0: FULL}, model="T4"), WHOLE).cost
+    assert policy.verdict(amounts("n", {0: GPU_MILLI}, model="G2"), WHOLE).cost < (
+        policy.verdict(amounts("n", {0: GPU_MILLI}, model="T4"), WHOLE).cost
     )
 
 
 def test_nodes_with_equal_amounts_are_ordered_by_their_names() -> None:
     policy = built(WHOLE)
-    costs = {policy.verdict(amounts(name, {0: FULL}), WHOLE).cost for name in "abcdef"}
+    costs = {policy.verdict(amounts(name, {0: GPU_MILLI}), WHOLE).cost for name in "abcdef"}
     assert len(costs) == 6
 
 
@@ -118,7 +121,7 @@ def test_every_placement_has_points_in_the_order_of_its_costs(policy: PlacementP
     free = [
         amounts(name, {0: first, 1: second}, cpu)
         for name, first, second, cpu in product(
-            "ab", (500, 700, FULL), (500, FULL), (9_000, 64_000)
+            "ab", (500, 700, GPU_MILLI), (500, GPU_MILLI), (9_000, 64_000)
         )
     ]
     counts = {WHOLE: 5, HALF: 10, PLAIN: 3}

@@ -6,10 +6,10 @@ import random
 
 from hypothesis import strategies as st
 
-from agent.allocate import layout
-from agent.allocate.layout import Layout
 from agent.allocate.rebind.placed_pods import PlacedNode, PlacedPod
+from agent.model.cpu import layout
 from agent.model.cpu.cpuset import CpuSet, lowest, members
+from agent.model.cpu.layout import Layout
 from agent.model.cpu.policies import ExclusivePolicy
 from conformance.machines import cpus
 

@@ -10,7 +10,6 @@ import pytest
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.assigned_pods import holding_of
-from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.policies_in_force import Profile
 from agent.allocate.rebind.placed_pods import PlacedNode
 from agent.allocate.rebind.planner import NoPlan, PodPlace
@@ -18,6 +17,7 @@ from agent.allocate.rebind.planner_input import moved_allocation, placed_node
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod_request import request_of
 from tests.allocate.node_allocator.builders import (
     ALLOCATED,
     NUMA_SPEC,

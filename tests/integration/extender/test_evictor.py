@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from agent.allocate.node_allocator.pod_request import request_of
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.pod.apiobjects import from_object
+from agent.model.pod_request import request_of
 from agent.scheduler.preemption.disruption_budgets import Budgets
 from agent.scheduler.preemption.evictor import (
     BIND_SECONDS,

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.allocate.placement.demand import FULL, PodKind
 from agent.kube.errors import NotFoundError
 from agent.model.cpu.policies import PlacementPolicy
 from agent.model.devices import device_object
 from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY_RATIO, Device, DeviceType
 from agent.model.nrt.node_status import GPU_MODEL
+from agent.model.pod_request import GPU_MILLI, PodKind
 from agent.scheduler import simulation
 from agent.scheduler.state import pods_seen
 from agent.scheduler.traces import TraceNode, arrivals, shuffled
@@ -68,7 +68,7 @@ def created_nodes(api: ApiServer, nodes: Sequence[TraceNode]) -> Iterator[None]:
 def create(api: ApiServer, name: str, kind: PodKind) -> None:
     amounts = {"cpu": f"{kind.cpu_milli}m", "memory": str(kind.memory_bytes)}
     if kind.gpus:
-        percent = str(kind.gpus * kind.gpu_milli * 100 // FULL)
+        percent = str(kind.gpus * kind.gpu_milli * 100 // GPU_MILLI)
         amounts |= {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}
     pod = objects.pod_manifest(NAMESPACE, name, amounts, scheduler=PROFILE, nodeSelector=LABEL)
     objects.create(api, pod)

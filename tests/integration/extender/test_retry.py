@@ -12,7 +12,8 @@ import pytest
 from agent.allocate.refusal import Reason, Refusal
 from agent.host.daemon import Periodic
 from agent.scheduler.process import RETRY_SECONDS
-from agent.scheduler.state.pod_info import ChangedNodes, Feasibility, Feasible
+from agent.scheduler.state.cluster import ChangedNodes
+from agent.scheduler.state.pod_info import Feasibility, Feasible
 from agent.scheduler.state.pods_api import unscheduled_pods
 from agent.scheduler.unschedulable.queue import QueuedPod, UnschedulableQueue
 from agent.scheduler.unschedulable.retry import ROOM_FOUND, Retry

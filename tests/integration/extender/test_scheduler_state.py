@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import request_of
 from agent.kube.errors import KubeError
 from agent.kube.transport import Transport
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.annotations import RESERVATION_ALLOCATED, RESOURCE_STATUS
 from agent.model.pod.apiobjects import from_object
+from agent.model.pod_request import request_of
 from agent.scheduler.leader import election
 from agent.scheduler.leader.election import AlwaysLeader, Leader, LeaseTimes
 from agent.scheduler.leader.gate import LeaderGate

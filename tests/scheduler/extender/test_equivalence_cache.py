@@ -11,13 +11,8 @@ from hypothesis import strategies as st
 from agent.allocate.refusal import Reason, Refusal
 from agent.scheduler.extender import equivalence_cache
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
-from agent.scheduler.state.pod_info import (
-    UNKNOWN_NODE,
-    ChangedNodes,
-    ChangeLog,
-    Feasibility,
-    Feasible,
-)
+from agent.scheduler.state.cluster import ChangedNodes, ChangeLog
+from agent.scheduler.state.pod_info import UNKNOWN_NODE, Feasibility, Feasible
 
 
 class Node(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import threading
 import time
 
 from agent.allocate.node_allocator.node_states import NodeStates
-from agent.allocate.node_allocator.pod_request import Reads
+from agent.model.pod_request import Reads
 from agent.scheduler.extender.equivalence_cache import StateNumbering
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_info import Feasible, PodRequirements, RequirementsCheck

@@ -8,13 +8,13 @@ import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.allocate.refusal import Refusal
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.cpu.policies import PlacementPolicy
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.apiobjects import GROUP_ANNOTATION
+from agent.model.pod_request import PodRequest
 from agent.scheduler.extender import handlers
 from agent.scheduler.extender.extender import (
     ExtenderPreemptionArgs,

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import holding_of
-from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.objects import LabelSelector
 from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod_request import PodRequest, request_of
 from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
 from agent.scheduler.preemption.victim_selection import (
     BoundPod,

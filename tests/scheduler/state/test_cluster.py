@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.devices import device_object
 from agent.model.devices.device_object import Device
 from agent.model.pod.apiobjects import from_object
+from agent.model.pod_request import PodRequest, request_of
 from agent.model.settings import plugin_args
 from agent.scheduler.state import records
 from agent.scheduler.state.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache

@@ -6,10 +6,10 @@ import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.refusal import Refusal
 from agent.kube.objects import ChangeKind
 from agent.model.pod.apiobjects import GROUP_ANNOTATION, PodGroup
+from agent.model.pod_request import PodRequest
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import MISSING_SECONDS, GroupReservations
 from tests.fixtures.fleet import SMALL, owner

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import Needs
 from agent.allocate.refusal import Refusal
 from agent.model.pod.apiobjects import PodGroup
+from agent.model.pod_request import Needs
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import (

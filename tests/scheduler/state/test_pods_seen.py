@@ -8,12 +8,13 @@ from typing import Any, cast
 import pytest
 
 from agent.allocate.node_allocator.properties import AllocatorRules
-from agent.allocate.placement.demand import MAX_KINDS, PodKind
+from agent.allocate.placement.demand import MAX_KINDS
 from agent.kube.errors import NotFoundError, StoreError
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.kube.transport import Transport
 from agent.model.cpu.policies import PlacementPolicy
 from agent.model.objects import ObjectError
+from agent.model.pod_request import PodKind
 from agent.scheduler.state import pods_seen, records
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_info import Feasible, PodRequirements, RequirementsCheck

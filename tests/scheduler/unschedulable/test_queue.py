@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.refusal import Reason, Refusal
-from agent.scheduler.state.pod_info import ChangedNodes, Feasibility, Feasible
+from agent.scheduler.state.cluster import ChangedNodes
+from agent.scheduler.state.pod_info import Feasibility, Feasible
 from agent.scheduler.unschedulable.queue import (
     FORGET_SECONDS,
     MAX_NAMES,

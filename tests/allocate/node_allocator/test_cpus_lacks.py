@@ -7,11 +7,11 @@ from itertools import chain, combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate import layout
 from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
+from agent.allocate.node_allocator.cpus import Trials
 from agent.allocate.policies_in_force import PROFILES, InForce, NodePolicies, in_force
 from agent.allocate.refusal import Refusal
-from agent.allocate.trials import Trials
+from agent.model.cpu import layout
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
     BindPolicy,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.score import MaskScores
+from agent.allocate.node_allocator.cpus import MaskScores
 from agent.model.cpu.policies import Strategy
 
 FOUR = {0: {"cpu": 4000, "memory": 16}}

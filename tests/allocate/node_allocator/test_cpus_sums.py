@@ -9,8 +9,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate import offering
 from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
+from agent.allocate.node_allocator.cpus import offer, unavailable
 from agent.allocate.refusal import Refusal
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
@@ -34,11 +34,11 @@ def test_every_offer_can_be_committed_and_nothing_is_allocated_twice(
     owned = 0
     used = {(id_, name): 0 for id_ in node.zones for name in ("cpu", "memory")}
     for number, request in enumerate(pod_requests):
-        got = offering.offer(node, account, _named(request, f"p{number}"))
+        got = offer(node, account, _named(request, f"p{number}"))
         if isinstance(got, Refusal):
             continue
         claim = got.allocation
-        assert not offering.unavailable(node, account, request, claim)
+        assert not unavailable(node, account, request, claim)
         account.add(claim)
         cpus = claim.cpus.mask
         assert not cpus & (owned | node.reserved.mask)
@@ -71,12 +71,12 @@ def test_a_pod_is_declined_only_when_it_does_not_fit(
 ) -> None:
     account = NodeAllocation(node)
     for number, request in enumerate(before):
-        got = offering.offer(node, account, _named(request, f"p{number}"))
+        got = offer(node, account, _named(request, f"p{number}"))
         if not isinstance(got, Refusal):
             account.add(got.allocation)
     if last.spec != ResourceSpec():
         return
-    declined = isinstance(offering.offer(node, account, _named(last, "last")), Refusal)
+    declined = isinstance(offer(node, account, _named(last, "last")), Refusal)
     policy = node.policies.numa_label
     free = account.free_cpus()
     if policy is NumaPolicy.NONE:

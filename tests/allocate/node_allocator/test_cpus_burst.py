@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate import offering, trials
+from agent.allocate.node_allocator.cpus import burst_amounts, burst_nodes
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import NUMA_STRATEGIES, Strategy
 
@@ -23,16 +23,16 @@ MOST, LEAST, _ = NUMA_STRATEGIES
     ],
 )
 def test_nodes_that_fit(limit, request_milli, pools, available, strategy, nodes) -> None:
-    assert offering.burst_nodes(limit, request_milli, pools, available, strategy, {}, {}) == nodes
+    assert burst_nodes(limit, request_milli, pools, available, strategy, {}, {}) == nodes
 
 
 def test_a_limit_beyond_all_pools_is_refused_with_their_sum() -> None:
-    got = offering.burst_nodes(9000, 1000, {0: 4000, 1: 4000}, {0: 4000, 1: 4000}, LEAST, {}, {})
+    got = burst_nodes(9000, 1000, {0: 4000, 1: 4000}, {0: 4000, 1: 4000}, LEAST, {}, {})
     assert got == Refusal(Reason.NO_POOL_FITS, "cpu", 9000, 8000)
 
 
 def test_pools_that_fit_but_are_allocated_to_others_have_another_reason() -> None:
-    got = offering.burst_nodes(4000, 3000, {0: 4000, 1: 4000}, {0: 1000, 1: 1000}, LEAST, {}, {})
+    got = burst_nodes(4000, 3000, {0: 4000, 1: 4000}, {0: 1000, 1: 1000}, LEAST, {}, {})
     assert got == Refusal(Reason.NUMA_INSUFFICIENT, "cpu", 3000, 2000, (0, 1))
 
 
@@ -50,7 +50,7 @@ def test_nodes_whose_memory_will_be_bound(
     memory: int, free: dict[int, int], nodes: tuple[int, ...] | int
 ) -> None:
     pools = {0: 8000, 1: 5000, 2: 3000}
-    got = offering.burst_nodes(4000, 1000, pools, pools, MOST, {"memory": memory}, {"memory": free})
+    got = burst_nodes(4000, 1000, pools, pools, MOST, {"memory": memory}, {"memory": free})
     if isinstance(nodes, int):
         assert got == Refusal(Reason.NUMA_INSUFFICIENT, "memory", memory, nodes, (0, 1, 2))
     else:
@@ -68,11 +68,11 @@ amounts = st.integers(0, 16).map(lambda cpus: cpus * 1000)
 def test_the_chosen_nodes_fit_and_a_single_fitting_node_is_preferred(
     pools: dict[int, int], limit: int, strategy: Strategy
 ) -> None:
-    got = offering.burst_nodes(limit, 500, pools, pools, strategy, {}, {})
+    got = burst_nodes(limit, 500, pools, pools, strategy, {}, {})
     if isinstance(got, Refusal):
         assert sum(pools.values()) < max(limit, 500)
         return
     assert sum(pools[node] for node in got) >= limit
     assert len(got) == 1 or max(pools.values()) < max(limit, 500)
-    assert sum(trials.burst_amounts(500, got, pools).values()) >= 500
-    assert all(trials.burst_amounts(500, got, pools)[node] > 0 for node in got)
+    assert sum(burst_amounts(500, got, pools).values()) >= 500
+    assert all(burst_amounts(500, got, pools)[node] > 0 for node in got)

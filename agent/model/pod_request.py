@@ -8,9 +8,6 @@ from typing import Final, Protocol
 
 import msgspec
 
-from agent.allocate.node_allocation import PodAllocation
-from agent.allocate.placement.demand import FULL as WHOLE
-from agent.allocate.placement.demand import NO_KIND, PodKind
 from agent.model.cpu.policies import BindPolicy, NumaPolicy
 from agent.model.devices.device_allocation import (
     DEVICE_ALLOCATE_HINT,
@@ -84,6 +81,39 @@ class Reads(enum.Enum):
     DEVICES = enum.auto()
 
 
+GPU_MILLI: Final = 1000
+"""One GPU in thousandths, the unit of all amounts of GPUs in a `PodKind`."""
+
+
+class PodKind(msgspec.Struct, frozen=True, order=True):
+    """The requests of a pod that placements compare."""
+
+    cpu_milli: int
+    memory_bytes: int
+    gpus: int = 0
+    gpu_milli: int = 0
+    """The thousandths of each GPU: `GPU_MILLI` for whole ones."""
+    models: tuple[str, ...] = ()
+    """The allowed GPU models, sorted; empty for any model."""
+
+    @property
+    def total_gpu_milli(self) -> int:
+        """The requested thousandths of all GPUs."""
+        return self.gpus * self.gpu_milli
+
+    @property
+    def gpu(self) -> float:
+        """The requested GPUs in sum: 1.0 for two halves."""
+        return self.total_gpu_milli / GPU_MILLI
+
+    @property
+    def shared(self) -> bool:
+        return 0 < self.gpu_milli < GPU_MILLI
+
+
+NO_KIND: Final = PodKind(0, 0)
+
+
 class PodRequest(msgspec.Struct, frozen=True):
     """All requests of one pod."""
 
@@ -151,11 +181,6 @@ class PodRequest(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(
             self, resources=resources, devices=devices if has_devices else None, needs=needs
         )
-
-    @property
-    def nothing(self) -> PodAllocation:
-        """The pod's allocation without CPUs and NUMA amounts."""
-        return PodAllocation(self.uid, self.title, cpu_milli=self.requests.get("cpu", 0))
 
 
 def request_of(
@@ -296,7 +321,7 @@ def _kind(
         return PodKind(cpu, memory)
     amounts = [cards.per[name] for name in (GPU_CORE, GPU_MEMORY_RATIO) if name in cards.per]
     percent = min(FULL, max(amounts, default=FULL))
-    return PodKind(cpu, memory, cards.count, percent * (WHOLE // FULL), models)
+    return PodKind(cpu, memory, cards.count, percent * (GPU_MILLI // FULL), models)
 
 
 def _binds(request: ResourceRequest) -> bool:

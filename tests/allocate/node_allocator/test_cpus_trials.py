@@ -4,12 +4,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate import layout, offering
 from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
-from agent.allocate.offering import Offer
+from agent.allocate.node_allocator.cpus import Offer, Trials, offer
 from agent.allocate.policies_in_force import in_force
 from agent.allocate.refusal import Refusal
-from agent.allocate.trials import Trials
+from agent.model.cpu import layout
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
     BindPolicy,
@@ -31,7 +30,7 @@ def test_sufficient_numa_nodes_give_an_offer_and_insufficient_ones_do_not(
     different sizes."""
     account = NodeAllocation(node)
     for number, request in enumerate(before):
-        got = offering.offer(node, account, msgspec.structs.replace(request, uid=f"p{number}"))
+        got = offer(node, account, msgspec.structs.replace(request, uid=f"p{number}"))
         if isinstance(got, Offer):
             account.add(got.allocation)
     policies = in_force(node.policies, node.profile, last)

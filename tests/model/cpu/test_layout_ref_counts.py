@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.layout import NOTHING_HELD
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.layout import NOTHING_HELD
 from agent.model.cpu.policies import ExclusivePolicy
 from tests.allocate.machines import ref_counts
 

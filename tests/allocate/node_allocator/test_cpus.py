@@ -3,11 +3,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from agent.allocate import layout, offering
+from agent.allocate.accumulator import AllocationStep
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
+from agent.allocate.node_allocator.cpus import Offer, offer, unavailable
 from agent.allocate.numa.hint import MergeCause
-from agent.allocate.offering import Offer
-from agent.allocate.packing import AllocationStep
 from agent.allocate.policies_in_force import (
     PROFILES,
     NodePolicies,
@@ -17,6 +16,7 @@ from agent.allocate.policies_in_force import (
     Profile,
 )
 from agent.allocate.refusal import Reason, Refusal
+from agent.model.cpu import layout
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
     BindPolicy,
@@ -43,13 +43,13 @@ def numa(policy: NumaPolicy, **more: object) -> TopologyOptions:
 
 
 def offered(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Offer:
-    got = offering.offer(node, allocated(node, held), request)
+    got = offer(node, allocated(node, held), request)
     assert isinstance(got, Offer), got
     return got
 
 
 def declined(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Refusal:
-    got = offering.offer(node, allocated(node, held), request)
+    got = offer(node, allocated(node, held), request)
     assert isinstance(got, Refusal), got
     return got
 
@@ -270,7 +270,7 @@ def test_offers(node, requested, held, cpus, amounts) -> None:
     ],
 )
 def test_refusals_have_their_reasons(node, requested, held, why) -> None:
-    got = offering.offer(node, allocated(node, held), requested)
+    got = offer(node, allocated(node, held), requested)
     assert (reasons(got) if isinstance(got, Refusal) else []) == why
 
 
@@ -458,7 +458,7 @@ def test_a_bursting_pod_fits_its_limit_under_a_numa_policy_too(policy: NumaPolic
         0: {"cpu": 1000}
     }
     both_used = [claim("b", "8-11"), claim("c", "0-3")]
-    got = offering.offer(numa(policy), allocated(numa(policy), both_used), request)
+    got = offer(numa(policy), allocated(numa(policy), both_used), request)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
         assert isinstance(got, Refusal)
     else:
@@ -472,7 +472,7 @@ def test_a_bursting_pod_with_packed_amounts_is_bound_to_all_nodes_that_its_limit
 ) -> None:
     node = numa(policy, profile=replace(PROFILES["koordinator"], packed=True))
     request = ls_pod(1000, 4, spec=BURST, cpu_limit_milli=12_500)
-    got = offering.offer(node, allocated(node), request)
+    got = offer(node, allocated(node), request)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
         assert isinstance(got, Refusal)
     else:
@@ -524,9 +524,7 @@ def test_a_bursting_pod_is_bound_when_numa_nodes_report_no_cpu() -> None:
     node, request = node_options(zones={}), ls_pod(1000, spec=BURST, cpu_limit_milli=6000)
     got = offered(node, request, claim("b", "0-3"))
     assert got.allocation.amounts == {1: {"cpu": 1000}}
-    assert not offering.unavailable(
-        node, allocated(node, [claim("b", "0-3")]), request, got.allocation
-    )
+    assert not unavailable(node, allocated(node, [claim("b", "0-3")]), request, got.allocation)
 
 
 def test_the_kubelets_reserved_cpus_are_in_the_pool_of_a_bursting_pod() -> None:

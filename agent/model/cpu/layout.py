@@ -9,12 +9,12 @@ together, by a few shifts of the whole mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
-from agent.model.cpu.cpuset import lowest, members
+from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import ExclusivePolicy
 from agent.model.cpu.topology import Cpu, Topology
 
@@ -286,72 +286,3 @@ def _fewer(levels: tuple[int, ...], cpus: int) -> tuple[int, ...]:
     if cpus:
         raise ValueError(f"CPU mask {cpus:#x} is not held")
     return tuple(level for level in reversed(lowered) if level)
-
-
-def tiers(cpus: int, levels: tuple[int, ...]) -> list[int]:
-    """Groups the CPUs by the number of pods that hold them, fewest first; no group is empty.
-    `levels`: the first `max_ref - 1` masks of `CpuRefCounts.held`; none if CPUs are not shared."""
-    found = []
-    for level in levels:
-        if cpus & ~level:
-            found.append(cpus & ~level)
-        cpus &= level
-    if cpus:
-        found.append(cpus)
-    return found
-
-
-def rounds(layout: Layout, order: Sequence[int]) -> Iterator[list[int]]:
-    """Yields one CPU of each core, then a second one of each, and so on. `order`: the CPUs in
-    tiers; each round is divided into the same tiers."""
-    left = list(order)
-    while any(left):
-        seen = 0
-        this = []
-        for index, tier in enumerate(left):
-            firsts = layout.firsts(tier)
-            if seen:
-                firsts &= ~layout.expand(seen)
-            this.append(firsts)
-            left[index] = tier & ~firsts
-            if len(left) > 1:
-                seen |= layout.touched(firsts)
-        yield this
-
-
-def core_tiers(layout: Layout, leads: int, cpus: int, levels: tuple[int, ...]) -> list[int]:
-    """Groups the cores `leads` by the sum, over their CPUs in `cpus`, of the pods that hold each
-    CPU, fewest first."""
-    digits: list[int] = []
-    for level in levels:
-        held = level & cpus
-        for stride in layout.strides:
-            for offset in stride.offsets:
-                _add(digits, held >> offset & stride.leads & leads)
-    found = [leads] if leads else []
-    for digit in reversed(digits):
-        found = [part for each in found for part in (each & ~digit, each & digit) if part]
-    return found
-
-
-def _add(digits: list[int], ones: int) -> None:
-    """Adds 1 to the count of every lead in `ones`; bit k of the binary counts is in `digits[k]`."""
-    for index, digit in enumerate(digits):
-        if not ones:
-            return
-        digits[index] = digit ^ ones
-        ones &= digit
-    if ones:
-        digits.append(ones)
-
-
-def first_of(order: Iterable[int], count: int) -> int:
-    """The first `count` CPUs, tier by tier, low ids first."""
-    taken = 0
-    for tier in order:
-        if count <= 0:
-            break
-        part = lowest(tier, count)
-        taken |= part
-        count -= part.bit_count()
-    return taken

@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.allocate import node_score, offering
-from agent.allocate.layout import Layout
+from agent.allocate import node_score
 from agent.allocate.node_allocation import Amounts, NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import request_of
-from agent.allocate.offering import Offer
+from agent.allocate.node_allocator.cpus import Offer, offer
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.layout import Layout
 from agent.model.cpu.policies import (
     NUMA_STRATEGIES,
     BindPolicy,
@@ -29,6 +28,7 @@ from agent.model.cpu.policies import (
 )
 from agent.model.pod.annotations import NumaSpec, ResourceSpec
 from agent.model.pod.resource_request import ResourceRequest
+from agent.model.pod_request import request_of
 from agent.model.settings.plugin_args import decode
 from tests.allocate.devices.builders import CARDS, gpu
 from tests.allocate.node_allocator.builders import make_properties, pod
@@ -48,7 +48,7 @@ def singles(layout: Layout, cpus: CpuSet) -> list[PodAllocation]:
 
 
 def offered(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Offer:
-    got = offering.offer(node, allocated(node, held), request)
+    got = offer(node, allocated(node, held), request)
     assert isinstance(got, Offer), got
     return got
 
@@ -251,7 +251,7 @@ def test_no_more_cores_are_broken_than_needed_among_numa_nodes_that_the_policy_h
     node, account = case
     layout = node.layout
     assert layout is not None
-    found = offering.offer(node, account, owner(count))
+    found = offer(node, account, owner(count))
     if not isinstance(found, Offer):
         return
     free, mine = account.free_cpus(), found.allocation.cpus.mask

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.allocate import offering
 from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOptions, pod_allocation
+from agent.allocate.node_allocator.cpus import Offer, offer, unavailable
 from agent.allocate.numa.hint import ids, subsets
-from agent.allocate.offering import Offer
 from agent.allocate.policies_in_force import NodePolicies
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import (
@@ -41,9 +40,9 @@ def node(
 
 
 def placed(options: TopologyOptions, account: NodeAllocation, request: ResourceRequest) -> Offer:
-    got = offering.offer(options, account, request)
+    got = offer(options, account, request)
     assert isinstance(got, Offer), got
-    assert not offering.unavailable(options, account, request, got.allocation)
+    assert not unavailable(options, account, request, got.allocation)
     account.add(got.allocation)
     return got
 
@@ -60,7 +59,7 @@ def test_two_large_pods_are_not_on_one_numa_node(policy: NumaPolicy) -> None:
     second = placed(options, account, owner(2, 15, "b")).allocation
     assert (str(first.cpus), memory(first.amounts)) == ("0-1", {0: 15})
     assert (str(second.cpus), memory(second.amounts)) == ("8-9", {1: 15})
-    third = offering.offer(options, account, owner(2, 3, "c"))
+    third = offer(options, account, owner(2, 3, "c"))
     assert isinstance(third, Refusal)
     assert ("memory", 3 * GIB) in {(each.resource, each.requested) for each in third.reasons}
     assert str(placed(options, account, owner(2, 1, "d")).allocation.cpus) == "2-3"
@@ -89,7 +88,7 @@ def test_under_a_numa_policy_memory_is_on_the_numa_nodes_of_the_cpus(policy: Num
     account = allocated(options, [claim("b", amounts={0: {"memory": 8 * GIB}})])
     got = placed(options, account, owner(1, 16)).allocation
     assert (str(got.cpus), memory(got.amounts)) == ("8", {1: 16})
-    refused = offering.offer(options, account, owner(1, 9, "c"))
+    refused = offer(options, account, owner(1, 9, "c"))
     assert isinstance(refused, Refusal)
 
 
@@ -126,7 +125,7 @@ def test_a_bursting_pod_is_bound_to_numa_nodes_with_its_memory(policy: NumaPolic
         request = ls_pod(1000, 15, uid, spec=BURST, cpu_limit_milli=4000)
         got = placed(options, account, request).allocation
         assert got.amounts == {id_: {"cpu": 1000, "memory": 15 * GIB}}
-    got = offering.offer(options, account, ls_pod(1000, 5, "c", spec=BURST, cpu_limit_milli=4000))
+    got = offer(options, account, ls_pod(1000, 5, "c", spec=BURST, cpu_limit_milli=4000))
     assert isinstance(got, Refusal)
 
 
@@ -153,10 +152,10 @@ def test_memory_that_another_pod_took_meanwhile_is_missing() -> None:
     options = node()
     account = allocated(options)
     request = owner(2, 10)
-    got = offering.offer(options, account, request)
+    got = offer(options, account, request)
     assert isinstance(got, Offer)
     account.add(claim("b", amounts={0: {"memory": 10 * GIB}}))
-    missing = offering.unavailable(options, account, request, got.allocation)
+    missing = unavailable(options, account, request, got.allocation)
     assert missing == f"NUMA node 0 has {6 * GIB} of {10 * GIB} memory left"
 
 
@@ -193,7 +192,7 @@ def test_the_memory_of_no_numa_node_is_overcommitted(
         requested = request.requests.get("memory", 0)
         free, left = account.free_cpus(), account.available()
         request = replace(request, uid=f"p{number}")
-        got = offering.offer(options, account, request)
+        got = offer(options, account, request)
         made = options.layout
         assert made is not None
         if isinstance(got, Refusal):
@@ -207,7 +206,7 @@ def test_the_memory_of_no_numa_node_is_overcommitted(
                 wide = mask.bit_count() * made.threads > count and mask.bit_count() > 1
                 assert cpus < count or have < requested or not each or wide, ids(mask)
             continue
-        assert not offering.unavailable(options, account, request, got.allocation)
+        assert not unavailable(options, account, request, got.allocation)
         account.add(got.allocation)
         node_memory = {id_: of.get("memory", 0) for id_, of in got.allocation.amounts.items()}
         assert sum(node_memory.values()) == requested
@@ -222,6 +221,6 @@ def test_the_memory_of_no_numa_node_is_overcommitted(
 
 def test_a_pod_that_fits_nowhere_is_declined_with_the_memory_of_all_numa_nodes() -> None:
     options = node()
-    got = offering.offer(options, allocated(options), owner(2, 40))
+    got = offer(options, allocated(options), owner(2, 40))
     assert isinstance(got, Refusal)
     assert got.reasons == (Refusal(Reason.NUMA_INSUFFICIENT, "memory", 40 * GIB, 32 * GIB, (0, 1)),)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.scheduler.state.pod_info import ChangedNodes, ChangeLog
+from agent.scheduler.state.cluster import ChangedNodes, ChangeLog
 
 
 @given(names=st.lists(st.sampled_from("abcdef"), max_size=30), serial=st.integers(0, 30))

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.node_allocator.pod_request import Needs, PodRequestError, request_of
 from agent.model.cpu.policies import BindPolicy
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.model.pod.qos import QoS
+from agent.model.pod_request import Needs, PodRequestError, request_of
 from tests.allocate.devices.builders import CARDS, CORE, HINT, RATIO, RDMA
 from tests.allocate.node_allocator.builders import ALLOCATED, NUMA_SPEC, SPEC, STATUS, pod
 

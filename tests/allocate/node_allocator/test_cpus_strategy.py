@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.allocate import node_score, offering
+from agent.allocate import node_score
 from agent.allocate.node_allocation import Amounts, PodAllocation, TopologyOptions
+from agent.allocate.node_allocator.cpus import Offer, offer
 from agent.allocate.numa.hint import ids
-from agent.allocate.offering import Offer
 from agent.allocate.policies_in_force import NodePolicies, PolicySource
 from agent.model.cpu.policies import NUMA_STRATEGIES, NumaPolicy, Strategy
 from agent.model.pod.resource_request import ResourceRequest
@@ -22,7 +22,7 @@ POLICIES = [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUM
 
 
 def offered(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Offer:
-    got = offering.offer(node, allocated(node, held), request)
+    got = offer(node, allocated(node, held), request)
     assert isinstance(got, Offer), got
     return got
 
@@ -134,7 +134,7 @@ def test_an_offer_follows_the_strategy_that_it_names(
     case: tuple[TopologyOptions, list[PodAllocation], ResourceRequest],
 ) -> None:
     node, held, request = case
-    got = offering.offer(node, allocated(node, held), request)
+    got = offer(node, allocated(node, held), request)
     if not isinstance(got, Offer) or got.why.merged is None or not got.why.merged.preferred:
         return
     mask = got.why.merged.mask

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate import layout as layouts
+from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Cpu
 from tests.allocate.machines import MACHINES, masks

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate import offering
+from agent.allocate.accumulator import CpuExclusivity
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
+from agent.allocate.node_allocator.cpus import Offer, offer
 from agent.allocate.numa.hint import ids
-from agent.allocate.offering import Offer
-from agent.allocate.packing import CpuExclusivity
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.cpu.policies import (
     NUMA_STRATEGIES,
@@ -34,7 +33,7 @@ def placed(node: TopologyOptions, spec: ResourceSpec, pods: int) -> list[str]:
     account = allocated(node)
     found = []
     for number in range(pods):
-        got = offering.offer(node, account, owner(2, uid=f"p{number}", spec=spec))
+        got = offer(node, account, owner(2, uid=f"p{number}", spec=spec))
         assert isinstance(got, Offer), got
         account.add(got.allocation)
         found.append(str(got.allocation.cpus))
@@ -73,7 +72,7 @@ def test_a_downgraded_pod_avoids_the_cores_of_both_exclusive_policies(policy: Nu
         claim("d", "9,11", {1: {"cpu": 2000}}),
     ]
     spec = ResourceSpec(SPREAD, exclusive=NODE)
-    got = offering.offer(node, allocated(node, held), owner(2, uid="e", spec=spec))
+    got = offer(node, allocated(node, held), owner(2, uid="e", spec=spec))
     assert isinstance(got, Offer)
     assert str(got.allocation.cpus) == "12,14"
     judged = {each.nodes: each.exclusivity for each in got.why.candidates}
@@ -107,11 +106,11 @@ def test_the_chosen_numa_nodes_suit_the_exclusive_policy_best(
     account = allocated(node)
     held: list[PodAllocation] = []
     for number, (cpus, spec_before) in enumerate(before):
-        got = offering.offer(node, account, owner(cpus, uid=f"p{number}", spec=spec_before))
+        got = offer(node, account, owner(cpus, uid=f"p{number}", spec=spec_before))
         if isinstance(got, Offer):
             account.add(got.allocation)
             held.append(got.allocation)
-    got = offering.offer(node, account, owner(count, uid="last", spec=spec))
+    got = offer(node, account, owner(count, uid="last", spec=spec))
     if not isinstance(got, Offer) or got.why.merged is None or not got.why.merged.preferred:
         return
     assert got.why.merged.mask is not None
