@@ -18,6 +18,7 @@ from agent.hooks.requests import (
 from agent.model.linux_resources import CpuQuota, LinuxResources
 from agent.model.notifications import (
     Created,
+    PodFailed,
     Resized,
     SnapshotRequest,
 )
@@ -81,6 +82,9 @@ def test_a_sandbox_waits_only_while_its_cgroup_may_have_cpus_of_another_pod(
     assert harness.admission.create_sandbox(sandbox) == UNCHANGED
     assert harness.outcomes.failed_open == ({(RUN, "LS", "timeout"): 1} if waits else {})
     assert ("pod ns/p: its cgroup may have CPUs of other pods" in caplog.text) is waits
+    harness.admission.pod_created(sandbox.pod, made=waits)
+    end = SnapshotRequest(waits=False, sandbox_uid=uid) if waits else PodFailed(uid)
+    assert harness.notifications() == [end] * delivered
 
 
 UNDECIDED = "the agent has not decided about this pod"
