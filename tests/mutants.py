@@ -39,6 +39,9 @@ SUITES: Final = {
 }
 """The folder of the tests, by the folder of the modules."""
 
+VECTORS: Final = {"tests/allocate": "tests/conformance/test_vectors.py"}
+"""The tests of the answers of other implementations, which belong to a suite too."""
+
 LEFT_OUT: Final = ("tests/relay/test_fuzz_relay.py", "tests/relay/test_grpc_go.py")
 """Tests that take minutes, and such that start servers of others."""
 
@@ -125,10 +128,11 @@ def passes(checkout: Path, suite: str, first: Sequence[str] = ()) -> bool:
     """Whether all tests of a suite pass in a checkout, and those in the files `first`, which run
     before the others."""
     left_out = [f"--ignore={each}" for each in LEFT_OUT]
+    vectors = [VECTORS[suite]] if suite in VECTORS else []
     options = ("-x", "-q", "-m", "not long", "--fuzz=0.1", "-p", "no:cacheprovider")
     try:
         return not subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *left_out, *first, suite],
+            [sys.executable, "-m", "pytest", *options, *left_out, *first, suite, *vectors],
             cwd=checkout,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
