@@ -186,25 +186,6 @@ def test_objects_are_yaml_files_that_a_person_can_read(node: TestNode) -> None:
     assert labels["topology.topolet.io/cpus"] == "2"
 
 
-def test_runtime_that_stops_answering_makes_the_agent_unready_and_loses_nothing(
-    node: TestNode,
-) -> None:
-    node.start_agent()
-    _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
-    eventually("LSE is on CPU 1", lambda: node.cpus(lse) == "1")
-    pid = node.direct.container_status(lse).pid
-    node.containerd.kill()
-    try:
-        eventually("the agent is not ready", lambda: node.get("/readyz")[0] == 503)
-        assert "the runtime does not answer" in node.get("/readyz")[1]
-        assert node.get("/healthz")[0] == 200
-    finally:
-        node.containerd.start()
-    eventually("it is ready again", lambda: node.get("/readyz")[0] == 200)
-    assert node.direct.container_status(lse).pid == pid
-    assert node.cpus(lse) == "1"
-
-
 def test_runtime_update_of_another_field_does_not_restore_old_cpus(
     node: TestNode,
 ) -> None:

@@ -221,17 +221,6 @@ def test_no_replica_leads_while_a_request_of_the_last_leader_is_in_progress(
         assert follower.end() == 0
 
 
-def test_a_killed_leader_is_replaced(
-    cluster: Cluster, scheduler: Scheduler, tmp_path: Path
-) -> None:
-    with Scheduler(tmp_path, cluster.config, "follower") as follower:
-        follower.start()
-        eventually("the leader is known", lambda: "the leader is" in follower.ready()[1])
-        scheduler.end(signal.SIGKILL)
-        follower.until_ready()
-        assert follower.end() == 0
-
-
 def test_a_killed_leader_leads_again_as_soon_as_it_is_ready(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from agent.model.pod.annotations import RESERVATION_ALLOCATED, RESOURCE_STATUS
 from agent.model.pod.apiobjects import from_object
 from agent.model.pod_request import request_of
 from agent.scheduler.leader import election
-from agent.scheduler.leader.election import AlwaysLeader, Leader, LeaseTimes
+from agent.scheduler.leader.election import Leader, LeaseTimes
 from agent.scheduler.leader.gate import LeaderGate
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.watches import Watches
@@ -208,17 +208,6 @@ def test_a_kind_that_is_installed_later_is_watched(apiserver: ApiServer, node_na
         apiserver.apply(definition)
 
 
-def test_a_new_leader_knows_the_earlier_bindings(apiserver: ApiServer, node_name: str) -> None:
-    pod = make_pod(apiserver, node_name, "last")
-    with watching(apiserver) as (cluster, it):
-        gate = LeaderGate(AlwaysLeader(), it)
-        bind(apiserver, pod, node_name, {})
-        gate.start()
-        eventually("the leader answers", lambda: gate.reason() is None, PATIENCE_SECONDS)
-        assert cluster.bound(pod["metadata"]["uid"]) == node_name
-        gate.stop()
-
-
 # Leaders
 @pytest.fixture
 def candidates(apiserver: ApiServer, node_name: str) -> Iterator[Any]:
@@ -238,36 +227,6 @@ def candidates(apiserver: ApiServer, node_name: str) -> Iterator[Any]:
             return process
 
         yield start
-
-
-def lease_of(apiserver: ApiServer, node_name: str) -> dict[str, Any]:
-    path = f"/apis/coordination.k8s.io/v1/namespaces/{node_name}/leases/topolet-scheduler"
-    spec: dict[str, Any] = json.loads(apiserver.admin.get(path))["spec"]
-    return spec
-
-
-def test_after_a_kill_of_the_leader_the_other_leads_when_the_lease_expires(
-    apiserver: ApiServer, node_name: str, candidates: Any
-) -> None:
-    first = candidates("first")
-    assert first.stdout.readline() == "leads\n"
-    transport = Transport(apiserver.access(), limits=election.limits(TIMES))
-    second = Leader(transport, node_name, "topolet-scheduler", "second", times=TIMES)
-    second.start()
-    eventually("the second one tries", lambda: second.holder == "first", PATIENCE_SECONDS)
-    assert not second.leading
-    first.kill()
-    first.wait()
-    renewed = lease_of(apiserver, node_name)
-    assert renewed["holderIdentity"] == "first"
-    eventually("the second leads", lambda: second.leading, PATIENCE_SECONDS)
-    taken = lease_of(apiserver, node_name)
-    assert (taken["holderIdentity"], taken["leaseTransitions"]) == ("second", 1)
-    second.stop()
-    assert lease_of(apiserver, node_name)["holderIdentity"] == ""
-    third = candidates("third")
-    assert third.stdout.readline() == "leads\n"
-    transport.close()
 
 
 def test_the_next_leader_answers_when_it_has_the_bindings_of_the_last_one(
