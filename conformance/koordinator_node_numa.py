@@ -114,10 +114,10 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
     question = _question(changed)
     if not question.request.requests:
         return {"skip": True}
-    account = _account(question, quirks)
+    node_allocation = _node_allocation(question, quirks)
     if refusal := next((quirk.refused for quirk in quirks if quirk.refused), ""):
         return {"error": "refused", "code": refusal}
-    found = offer_with(_new_trials(quirks), question.options, account, question.request)
+    found = offer_with(_new_trials(quirks), question.options, node_allocation, question.request)
     if isinstance(found, Refusal):
         return {
             "error": "; ".join(str(each.reason) for each in found.reasons),
@@ -128,7 +128,9 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
     options = question.options
     if any(quirk.unamplified for quirk in quirks):
         options = msgspec.structs.replace(options, cpu_ratio=1.0)
-    state = ScoreInput(options, account, WholeNode(question.allocatable, question.requested))
+    state = ScoreInput(
+        options, node_allocation, WholeNode(question.allocatable, question.requested)
+    )
     claim = found.allocation
     if any(quirk.unaccounted for quirk in quirks):
         claim = msgspec.structs.replace(claim, amounts={})
@@ -143,12 +145,12 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
     }
 
 
-def _account(question: _NodeCase, quirks: Sequence[Quirk]) -> NodeAllocation:
+def _node_allocation(question: _NodeCase, quirks: Sequence[Quirk]) -> NodeAllocation:
     recorded_only = any(quirk.recorded_only for quirk in quirks)
-    account = (RecordedAllocation if recorded_only else NodeAllocation)(question.options)
+    node_allocation = (RecordedAllocation if recorded_only else NodeAllocation)(question.options)
     for claim in question.claims:
-        account.add(claim)
-    return account
+        node_allocation.add(claim)
+    return node_allocation
 
 
 def _new_trials(quirks: Sequence[Quirk]) -> Callable[..., Trials]:

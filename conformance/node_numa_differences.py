@@ -362,12 +362,12 @@ class RecordedAllocation(NodeAllocation):
 def offer_with(
     trials: Callable[..., Trials],
     options: TopologyOptions,
-    account: NodeAllocation,
+    node_allocation: NodeAllocation,
     request: ResourceRequest,
 ) -> Offer | Refusal:
     """The offer that follows from these trials of NUMA nodes instead of Topolet's."""
     with patch.object(cpus, "Trials", trials):
-        return cpus.offer(options, account, request)
+        return cpus.offer(options, node_allocation, request)
 
 
 class KoordinatorTrials(Trials):
@@ -386,7 +386,7 @@ class KoordinatorTrials(Trials):
     def __init__(
         self,
         options: TopologyOptions,
-        account: NodeAllocation,
+        node_allocation: NodeAllocation,
         request: ResourceRequest,
         policies: InForce,
         steps: Steps,
@@ -401,7 +401,7 @@ class KoordinatorTrials(Trials):
         self._by_position = by_position
         self._single_cpus = single_cpus
         self.downgrade = not mixed
-        super().__init__(options, account, request, policies, steps)
+        super().__init__(options, node_allocation, request, policies, steps)
         node_policies = options.policies
         forced = (
             BindPolicy.FULL_PCPUS if node_policies.full_pcpus_only else node_policies.bind_label

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from agent.allocate.device_holders.names import Keys, meaning
 from agent.model.cpu.cpuset import MAX_ID, CpuSet
+from agent.model.devices.device_object import RESOURCE_OF
 from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.model.pod.pod_resources import (
     Allocatable,
@@ -280,11 +281,7 @@ def _node(node: int, field: str) -> int:
 
 METHODS: Final = ("List", "GetAllocatableResources", "Get")
 ANSWER_SECONDS: Final = 10.0
-RESOURCES: Final = {
-    "gpu": "nvidia.com/gpu",
-    "rdma": "koordinator.sh/rdma",
-    "fpga": "koordinator.sh/fpga",
-}
+RESOURCES: Final = {"gpu": "nvidia.com/gpu", **RESOURCE_OF}
 """The resource names that exporters know, for devices that no device plugin allocated."""
 
 Known = tuple[Corrections, Keys]

@@ -17,6 +17,7 @@ from agent.model.devices import device_object, interconnect
 from agent.model.devices.device_object import (
     FPGA,
     RDMA,
+    RESOURCE_OF,
     Condition,
     Device,
     DeviceTopology,
@@ -50,9 +51,6 @@ _MAX_DEVICES: Final = bounds.MAX_DEVICES
 
 Minors = dict[str, dict[str, int]]
 """Minors by type and id of a device."""
-
-
-_NUMBERED_HERE: Final = frozenset({DeviceType.RDMA, DeviceType.FPGA})
 
 
 class DiscoveredDevices(msgspec.Struct, frozen=True):
@@ -117,7 +115,7 @@ def device_list(
 
     `now`: the time of conditions that change, in RFC 3339.
     `held`: type and id of the devices that pods hold."""
-    numbered_here = (device for device in before.devices if device.type in _NUMBERED_HERE)
+    numbered_here = (device for device in before.devices if device.type in RESOURCE_OF)
     minors = known_minors(numbered_here, before.gone)
     earlier = {(device.type, device.uuid): device for device in before.devices}
     rdma = rdma_devices(discovered.rdma, discovered.functions, before.devices, held)

@@ -177,7 +177,7 @@ class CpuAllocator:
     def __init__(self, properties: NodeProperties) -> None:
         self.properties = properties
         self.requested: Counter[str] = Counter()
-        self._account = NodeAllocation(properties.cpus) if properties.cpus else None
+        self._node_allocation = NodeAllocation(properties.cpus) if properties.cpus else None
 
     def admits(self, pod_request: PodRequest, steps: Steps) -> Refusal | None:
         cpus = self.properties.cpus
@@ -196,15 +196,17 @@ class CpuAllocator:
     def offer(
         self, pod_request: PodRequest, steps: Steps, hints: HintProvider | None = None
     ) -> Priced[Offer | None] | Refusal:
-        account, cpus = self._account, self.properties.cpus
-        if account is None or cpus is None:
+        node_allocation, cpus = self._node_allocation, self.properties.cpus
+        if node_allocation is None or cpus is None:
             return Priced(None, None, (False, 0, 0))
         request, scored = pod_request.resources, _scored(pod_request)
         args = self.properties.rules.scoring if scored else None
         score = None
         if args is not None:
-            score = partial(node_score.score, args, self._score_input(cpus, account), request)
-        answer = offer(cpus, account, request, hints, steps, score)
+            score = partial(
+                node_score.score, args, self._score_input(cpus, node_allocation), request
+            )
+        answer = offer(cpus, node_allocation, request, hints, steps, score)
         if isinstance(answer, Refusal):
             return answer if hints is None else hints.explain(answer)
         price = answer.price
@@ -213,49 +215,55 @@ class CpuAllocator:
 
     def score_bound(self, pod_request: PodRequest) -> int:
         """No offer to the pod, which holds nothing here, has a higher score."""
-        args, cpus, account = self.properties.rules.scoring, self.properties.cpus, self._account
-        if args is None or cpus is None or account is None or not _scored(pod_request):
+        args, cpus, node_allocation = (
+            self.properties.rules.scoring,
+            self.properties.cpus,
+            self._node_allocation,
+        )
+        if args is None or cpus is None or node_allocation is None or not _scored(pod_request):
             return HIGHEST
-        return node_score.bound(args, self._score_input(cpus, account), pod_request.resources)
+        return node_score.bound(
+            args, self._score_input(cpus, node_allocation), pod_request.resources
+        )
 
     def missing(self, pod_request: PodRequest, choice: Offer | None, steps: Steps) -> str:
         if choice is None:
             return ""
         allocation, cpus = choice.allocation, self.properties.cpus
-        if cpus is None or self._account is None:
+        if cpus is None or self._node_allocation is None:
             lost = allocation.cpus or allocation.amounts
             return "the node no longer has a usable NodeResourceTopology" if lost else ""
-        return unavailable(cpus, self._account, pod_request.resources, allocation)
+        return unavailable(cpus, self._node_allocation, pod_request.resources, allocation)
 
     def record(self, pod: AssignedPod) -> None:
         self.requested.update(pod.requests)
-        if self._account is not None:
-            self._account.add(pod.allocation)
+        if self._node_allocation is not None:
+            self._node_allocation.add(pod.allocation)
 
     def forget(self, pod: AssignedPod) -> None:
         self.requested.subtract(pod.requests)
-        if self._account is not None:
-            self._account.remove(pod.allocation)
+        if self._node_allocation is not None:
+            self._node_allocation.remove(pod.allocation)
 
     def without(self, pods: Collection[AssignedPod]) -> CpuAllocator:
         other = copy.copy(self)
         other.requested = self.requested.copy()
-        other._account = self._account.copy() if self._account else None
+        other._node_allocation = self._node_allocation.copy() if self._node_allocation else None
         for pod in pods:
             other.forget(pod)
         return other
 
     def state(self, reads: Reads) -> Hashable:
-        account = self._account.state() if self._account else None
-        return account, self.requested if self.properties.rules.scoring else None
+        node_allocation = self._node_allocation.state() if self._node_allocation else None
+        return node_allocation, self.requested if self.properties.rules.scoring else None
 
     def free_cpus(self) -> int:
         """Mask of the CPUs that a pod may still own."""
-        return self._account.free_cpus() if self._account else 0
+        return self._node_allocation.free_cpus() if self._node_allocation else 0
 
     def overlaps(self, pods: Mapping[str, AssignedPod]) -> tuple[CpuOverlap, ...]:
         """One entry for each set of pods; `pods`: those of the node, by uid."""
-        excess = self._account.overcommitted() if self._account else 0
+        excess = self._node_allocation.overcommitted() if self._node_allocation else 0
         if not excess:
             return ()
         holders: dict[int, tuple[str, ...]] = {}
@@ -267,8 +275,10 @@ class CpuAllocator:
             shared.setdefault(uids, []).append(cpu)
         return tuple(CpuOverlap(CpuSet(cpus), uids) for uids, cpus in shared.items())
 
-    def _score_input(self, cpus: TopologyOptions, account: NodeAllocation) -> ScoreInput:
-        return ScoreInput(cpus, account, WholeNode(self.properties.allocatable, self.requested))
+    def _score_input(self, cpus: TopologyOptions, node_allocation: NodeAllocation) -> ScoreInput:
+        return ScoreInput(
+            cpus, node_allocation, WholeNode(self.properties.allocatable, self.requested)
+        )
 
 
 def _scored(pod_request: PodRequest) -> bool:
@@ -277,7 +287,7 @@ def _scored(pod_request: PodRequest) -> bool:
 
 def offer(
     options: TopologyOptions,
-    account: NodeAllocation,
+    node_allocation: NodeAllocation,
     request: ResourceRequest,
     provider: HintProvider | None = None,
     steps: Steps = UNCOUNTED,
@@ -290,15 +300,15 @@ def offer(
     policies = in_force(options.policies, options.profile, request)
     if isinstance(policies, Refusal):
         return policies
-    if refusal := _early_refusal(options, account, request, policies):
+    if refusal := _early_refusal(options, node_allocation, request, policies):
         return refusal
     held = _with_cpu(request)
-    trials = Trials(options, account, held, policies, steps)
+    trials = Trials(options, node_allocation, held, policies, steps)
     trials.with_devices = provider is not None
     if policies.numa is NumaPolicy.NONE:
         found = _unaligned(held, policies, trials)
     else:
-        found = _align(account, held, policies, trials, provider)
+        found = _align(node_allocation, held, policies, trials, provider)
     if isinstance(found, Refusal):
         return found
     allocation = PodAllocation(
@@ -325,20 +335,20 @@ def _pools(options: TopologyOptions, allocation: PodAllocation) -> tuple[SharedP
 
 def unavailable(
     options: TopologyOptions,
-    account: NodeAllocation,
+    node_allocation: NodeAllocation,
     request: ResourceRequest,
     allocation: PodAllocation,
 ) -> str:
     """What an offered allocation needs and the node no longer has; "" if the node has all of it."""
-    if outgrown := _outgrown(options, account, request, allocation):
+    if outgrown := _outgrown(options, node_allocation, request, allocation):
         return outgrown
-    if missing := allocation.cpus - CpuSet.from_int(account.free_cpus()):
+    if missing := allocation.cpus - CpuSet.from_int(node_allocation.free_cpus()):
         return f"CPUs {missing} are no longer free"
     if options.cpu_ratio > 1 and options.cpu_milli is not None:
-        paid, left = account.paid(allocation), options.cpu_milli - account.cpu_milli
+        paid, left = node_allocation.paid(allocation), options.cpu_milli - node_allocation.cpu_milli
         if paid > max(0, left):
             return f"the node has {left} of {paid} amplified CPU left"
-    available = account.available()
+    available = node_allocation.available()
     counted = {name for amounts in available.values() for name in amounts}
     for node, amounts in allocation.amounts.items():
         for name, requested in amounts.items():
@@ -355,7 +365,7 @@ def unavailable(
 
 def _outgrown(
     options: TopologyOptions,
-    account: NodeAllocation,
+    node_allocation: NodeAllocation,
     request: ResourceRequest,
     allocation: PodAllocation,
 ) -> str:
@@ -363,7 +373,7 @@ def _outgrown(
     limit = request.burst_milli
     if not limit or allocation.cpus or not allocation.amounts:
         return ""
-    pools = account.shared_pools()
+    pools = node_allocation.shared_pools()
     pool = sum(pools.get(node, 0) for node in allocation.amounts)
     if pool >= limit:
         return ""
@@ -372,7 +382,10 @@ def _outgrown(
 
 
 def _early_refusal(
-    options: TopologyOptions, account: NodeAllocation, request: ResourceRequest, policies: InForce
+    options: TopologyOptions,
+    node_allocation: NodeAllocation,
+    request: ResourceRequest,
+    policies: InForce,
 ) -> Refusal | None:
     """Rejects a pod that fits on no NUMA nodes, before any trial."""
     cpu_milli = request.requests.get("cpu", 0)
@@ -381,7 +394,7 @@ def _early_refusal(
         return Refusal(Reason.CPU_NOT_INTEGER, "cpu", cpu_milli)
     if options.cpu_ratio > 1 and options.cpu_milli is not None:
         requested = options.amplified(cpu_milli) if bind else cpu_milli
-        left = options.cpu_milli - account.cpu_milli
+        left = options.cpu_milli - node_allocation.cpu_milli
         if requested > max(0, left):
             return Refusal(Reason.AMPLIFIED_CPU, "cpu", requested, left)
     if bind is None:
@@ -483,7 +496,7 @@ def burst_nodes(
 
 
 def _align(
-    account: NodeAllocation,
+    node_allocation: NodeAllocation,
     request: ResourceRequest,
     policies: InForce,
     trials: Trials,
@@ -534,7 +547,7 @@ def _align(
             trials.totals,
             policies.numa,
             policies.numa_exclusive,
-            account.numa_status(),
+            node_allocation.numa_status(),
             by_score=True,
             steps=trials.steps,
         )
@@ -636,28 +649,28 @@ class Trials:
     def __init__(
         self,
         options: TopologyOptions,
-        account: NodeAllocation,
+        node_allocation: NodeAllocation,
         request: ResourceRequest,
         policies: InForce,
         steps: Steps = UNCOUNTED,
     ) -> None:
         self._options = options
-        self._account = account
+        self._node_allocation = node_allocation
         self._pod_request = request
         self.policies = policies
         self.steps = steps
-        self._free = account.free_cpus()
-        self.totals = account.totals()
-        self.numa_resources = account.numa_resources
-        self._areas = account.areas
-        self.available = account.available()
-        self._recorded = account.recorded()
+        self._free = node_allocation.free_cpus()
+        self.totals = node_allocation.totals()
+        self.numa_resources = node_allocation.numa_resources
+        self._areas = node_allocation.areas
+        self.available = node_allocation.available()
+        self._recorded = node_allocation.recorded()
         self.trim()
 
     @cached_property
     def pools(self) -> dict[int, int]:
         """See `NodeAllocation.shared_pools`."""
-        return self._account.shared_pools()
+        return self._node_allocation.shared_pools()
 
     def anywhere(self) -> Allotment | Refusal:
         """Takes CPUs from the whole machine, for a pod without a NUMA policy."""
@@ -666,7 +679,7 @@ class Trials:
             return Allotment(0, {})
         self.steps.take(self._steps_of_node * len(layout.nodes))
         taken = accumulator.take(
-            layout, self._free, self._account.holdings, request, self._options.max_ref
+            layout, self._free, self._node_allocation.holdings, request, self._options.max_ref
         )
         if isinstance(taken, Shortage):
             return _rejection(taken)
@@ -827,7 +840,9 @@ class Trials:
         nodes = layout.node_ids(taken.cpus)
         cpu_shares = {node: (taken.cpus & self._areas[node]).bit_count() for node in nodes}
         amounts = (
-            self.with_memory(nodes, cpu_shares) if self._account.counts_memory_of(nodes) else {}
+            self.with_memory(nodes, cpu_shares)
+            if self._node_allocation.counts_memory_of(nodes)
+            else {}
         )
         if isinstance(amounts, Refusal):
             return amounts
@@ -857,7 +872,11 @@ class Trials:
                     request, strategy=Strategy.DISTRIBUTE_EVENLY, nodes=mask
                 )
                 taken = accumulator.take(
-                    layout, self._free, self._account.holdings, on_each, self._options.max_ref
+                    layout,
+                    self._free,
+                    self._node_allocation.holdings,
+                    on_each,
+                    self._options.max_ref,
                 )
                 if isinstance(taken, Shortage):
                     continue
@@ -942,7 +961,7 @@ class Trials:
             room = self.left_of(name, nodes)
             if name in self.counted_memory and self._cpu_request is not None:
                 giving = [node for node, given in amounts.items() if "cpu" in given]
-                if self._account.counts_memory_of(giving):
+                if self._node_allocation.counts_memory_of(giving):
                     room = self.left_of(name, giving)
             if limit and name == "cpu":
                 chosen = tuple(node for node in nodes if room[node] > 0)
@@ -984,7 +1003,12 @@ class Trials:
             return Allotment(0, amounts)
         self.steps.take(self._steps_of_node * len(shares))
         taken = accumulator.take_on_nodes(
-            layout, self._free, self._account.holdings, request, shares, self._options.max_ref
+            layout,
+            self._free,
+            self._node_allocation.holdings,
+            request,
+            shares,
+            self._options.max_ref,
         )
         if isinstance(taken, Shortage):
             return _rejection(taken)
@@ -1011,7 +1035,7 @@ class Trials:
         layout, request = self._options.layout, self._cpu_request
         if layout is None or request is None:
             return None
-        return Terms.of(layout, self._account.holdings, request, self._options.max_ref)
+        return Terms.of(layout, self._node_allocation.holdings, request, self._options.max_ref)
 
     @cached_property
     def _whole_milli(self) -> dict[int, int]:

@@ -24,11 +24,10 @@ from agent.allocate.visibility.container_devices import (
 from agent.model.devices.device_allocation import AllocatedDevice, allocated_devices
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices.device_object import (
-    FPGA,
     GPU_CORE,
     GPU_MEMORY,
     GPU_MEMORY_RATIO,
-    RDMA,
+    RESOURCE_OF,
     DeviceType,
 )
 from agent.model.devices.device_request import TypeRequest
@@ -46,7 +45,7 @@ _WHOLE: Final = 100
 
 _LONGEST: Final = 64
 
-_PERCENTS: Final = (GPU_CORE, GPU_MEMORY_RATIO, RDMA, FPGA)
+_PERCENTS: Final = (GPU_CORE, GPU_MEMORY_RATIO, *RESOURCE_OF.values())
 
 _PluginHolders = Mapping[str, Mapping[str, str]]
 """By uuid or PCI address of a device: the titles, by uid, of the pods that hold it without an
@@ -152,7 +151,7 @@ def _is_managed(kind: str, devices: Sequence[AllocatedDevice], files: DeviceFile
     names: ids of this node's cards are never theirs, and on a node without such cards, devices
     without a vendor are theirs."""
     if kind != DeviceType.GPU:
-        return kind in (DeviceType.RDMA, DeviceType.FPGA)
+        return kind in RESOURCE_OF
     ids = [device.id for device in devices if device.id]
     if not ids:
         return files.cards is None or bool(files.cards)

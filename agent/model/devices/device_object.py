@@ -37,6 +37,10 @@ class DeviceType(enum.StrEnum):
     FPGA = "fpga"
 
 
+RESOURCE_OF: Final = {DeviceType.RDMA.value: RDMA, DeviceType.FPGA.value: FPGA}
+"""The resource of each further type that Topolet manages, of which a whole device has 100."""
+
+
 class DeviceTopology(msgspec.Struct, frozen=True):
     """The location of a device. Ids are the kernel's, -1 if unknown."""
 

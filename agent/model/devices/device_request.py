@@ -23,13 +23,12 @@ from agent.model.devices.device_allocation import (
 )
 from agent.model.devices.device_object import (
     DOMAIN,
-    FPGA,
     GPU,
     GPU_CORE,
     GPU_MEMORY,
     GPU_MEMORY_RATIO,
     GPU_SHARED,
-    RDMA,
+    RESOURCE_OF,
     DeviceType,
 )
 from agent.model.pod.annotations import BATCH_CPU_NAMES, BATCH_MEMORY_NAMES
@@ -131,8 +130,7 @@ _RULES: Final = {
     for names in combinations
 }
 _GPU_NAMES: Final = frozenset().union(*_RULES)
-_OTHERS: Final = {DeviceType.RDMA.value: RDMA, DeviceType.FPGA.value: FPGA}
-_NAMES: Final = _GPU_NAMES.union(_OTHERS.values())
+_NAMES: Final = _GPU_NAMES.union(RESOURCE_OF.values())
 _NO_DEVICES: Final = frozenset((*BATCH_CPU_NAMES, *BATCH_MEMORY_NAMES))
 """Koordinator had these in its own domain before version 1.0."""
 
@@ -160,7 +158,7 @@ def type_requests(amounts: Mapping[str, int]) -> dict[str, TypeRequest]:
     gpu = {name: amounts[name] for name in _GPU_NAMES & amounts.keys() if amounts[name] > 0}
     cards = _translated(gpu) if gpu else {}
     found = {}
-    for kind, name in _OTHERS.items():
+    for kind, name in RESOURCE_OF.items():
         amount = amounts.get(name, 0)
         if amount > 0:
             if not _is_unit(amount):

@@ -9,13 +9,12 @@ from typing import Any, Final
 
 from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import (
-    FPGA,
     GPU,
     GPU_CORE,
     GPU_MEMORY,
     GPU_MEMORY_RATIO,
     GPU_SHARED,
-    RDMA,
+    RESOURCE_OF,
     Device,
     DeviceType,
 )
@@ -35,8 +34,7 @@ LABEL_PREFIX = "topology.topolet.io/"
 
 _BY_TYPE: Final = {
     DeviceType.GPU.value: (GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO),
-    DeviceType.RDMA.value: (RDMA,),
-    DeviceType.FPGA.value: (FPGA,),
+    **{kind: (name,) for kind, name in RESOURCE_OF.items()},
 }
 _NVIDIA: Final = "nvidia"
 _DISCOVERY: Final = "nvidia.com/"
