@@ -317,8 +317,8 @@ def test_a_card_that_the_kubelet_assigned_is_in_use_and_published(mixed: Node) -
     seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (pod("a"),), [reported])
     assert seen is not None
     assert seen.report.held == {("gpu", 0): first.devices[0].resources}
-    (reported,) = msgspec.json.decode(seen.report.annotations[DEVICES_CHECKPOINTS])
-    assert (reported["podUID"], reported["deviceIDs"]) == ("a", [uuid])
+    (entry,) = msgspec.json.decode(seen.report.annotations[DEVICES_CHECKPOINTS])
+    assert (entry["podUID"], entry["deviceIDs"]) == ("a", [uuid])
     assert [each.uid for each in seen.existing] == ["a"]
     deleted = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (), [reported])
     assert deleted is not None
