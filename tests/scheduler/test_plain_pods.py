@@ -12,14 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.auth import FileAccess
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
-from agent.model.cpu.policies import Strategy
 from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY
 from agent.model.pod import apiobjects
-from agent.model.settings.plugin_args import ZoneScoring
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.extender import (
     ExtenderArgs,
@@ -38,7 +35,6 @@ from tests.scheduler.podserver import PodServer
 from tests.scheduler.zonednodes import GIB, NIC, Kubelet, Object, pod, topology
 
 TWO_ZONES = {0: {"cpu": 4000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}}
-NICS = {0: {**TWO_ZONES[0], NIC: 0}, 1: {**TWO_ZONES[1], NIC: 2}}
 FOUR_CPUS = {"cpu": "4", "memory": "1"}
 ONE_CPU = {"cpu": "1", "memory": "1"}
 LSR = {"koordinator.sh/qosClass": "LSR"}
@@ -47,10 +43,9 @@ LSR = {"koordinator.sh/qosClass": "LSR"}
 class Scene:
     """The handlers over a cluster, and the API server to which they bind."""
 
-    def __init__(self, server: fake_api_server.Server, strategy: str = "LeastAllocated") -> None:
+    def __init__(self, server: fake_api_server.Server) -> None:
         self.pods = PodServer(server).pods
-        rules = AllocatorRules(zones=ZoneScoring(Strategy(strategy)))
-        self.cluster = SchedulerCache(agents=False, rules=rules)
+        self.cluster = SchedulerCache(agents=False)
         self.transport = Transport(FileAccess(server.url))
         groups, pod_infos = GroupReservations(self.cluster), PodInfoCache()
         binder = Binder(self.cluster, groups, BindingApi(self.transport), pod_infos)
@@ -135,25 +130,6 @@ def test_reasons_that_no_eviction_resolves_are_unresolvable(scene: Scene) -> Non
     }
 
 
-def test_containers_may_be_on_different_zones_only_in_container_scope(scene: Scene) -> None:
-    scene.add_node("a", TWO_ZONES, topology("a", TWO_ZONES))
-    scene.add_node("b", TWO_ZONES, topology("b", TWO_ZONES, scope="pod"))
-    assert scene.fits(pod("p", FOUR_CPUS, ONE_CPU)) == ["a"]
-
-
-@pytest.mark.parametrize("policy", ["none", "best-effort"])
-def test_kubelets_that_reject_no_pod_get_all_pods(scene: Scene, policy: str) -> None:
-    scene.add_node("a", TWO_ZONES, topology("a", TWO_ZONES, used(0, 4000), policy=policy))
-    assert scene.fits(pod("p", {"cpu": "7", "memory": "1"})) == ["a"]
-
-
-def test_pods_without_exclusive_resources_fit_whatever_the_zones_have(scene: Scene) -> None:
-    """Also if the report of the node counts unknown pods."""
-    scene.add_node("a", TWO_ZONES, topology("a", TWO_ZONES, used(0, 4000), ("unknown",)))
-    for body in (pod("p"), pod("q", {"cpu": "8", "memory": "1"}, limited=False)):
-        assert scene.fits(body) == ["a"]
-
-
 def test_two_pods_never_get_the_resources_of_one(scene: Scene) -> None:
     """The kubelet may place the first one on either NUMA node, before the agent reports it."""
     scene.add_node("a", {0: TWO_ZONES[0], 1: {**TWO_ZONES[1], "cpu": 5000}}, None)
@@ -174,38 +150,6 @@ def test_a_failed_binding_releases_the_reservation(scene: Scene) -> None:
     scene.fits(body)
     args = ExtenderBindingArgs("p", "default", "uid-p", "a")
     assert "404" in scene.handlers.bind(args).error
-    assert scene.fits(pod("q", FOUR_CPUS)) == ["a"]
-
-
-def test_a_report_that_counts_the_pod_replaces_its_assumed_usage(scene: Scene) -> None:
-    scene.add_node("a", TWO_ZONES, topology("a", TWO_ZONES))
-    first, second = pod("p", FOUR_CPUS), pod("q", FOUR_CPUS)
-    scene.bind(first, "a")
-    scene.report_pod(first, "a", "Pending")
-    assert scene.fits(second) == []
-    scene.report_pod(first, "a")
-    assert scene.fits(second) == []
-    scene.report_zones(topology("a", TWO_ZONES, used(0, 4000), ("p",)))
-    assert scene.fits(second) == ["a"]
-
-
-def test_a_pod_of_another_scheduler_counts_once_a_watch_reports_it(scene: Scene) -> None:
-    scene.add_node("a", TWO_ZONES, topology("a", TWO_ZONES))
-    scene.report_pod(pod("foreign", FOUR_CPUS), "a", "Pending")
-    assert scene.fits(pod("q", FOUR_CPUS)) == []
-    assert scene.fits(pod("r", ONE_CPU)) == []
-
-
-def test_a_report_of_unknown_pods_makes_the_node_infeasible_until_a_watch_reports_them(
-    scene: Scene,
-) -> None:
-    scene.add_node("a", TWO_ZONES, topology("a", TWO_ZONES))
-    scene.report_zones(topology("a", TWO_ZONES, used(0, 4000), ("unseen",)))
-    refused = scene.filter(pod("q", FOUR_CPUS))
-    assert refused.failed_and_unresolvable_nodes == {
-        "a": "the report of its NUMA nodes counts other pods than the scheduler knows"
-    }
-    scene.report_pod(pod("unseen", FOUR_CPUS), "a")
     assert scene.fits(pod("q", FOUR_CPUS)) == ["a"]
 
 
@@ -371,27 +315,6 @@ def test_pods_with_a_koordinator_qos_class_are_not_checked_by_zones(scene: Scene
     scene.add_node("a", TWO_ZONES, with_koordinator_annotations(report))
     assert scene.fits(pod("p", ONE_CPU, labels={"koordinator.sh/qosClass": "LS"})) == ["a"]
     assert scene.fits(pod("q", ONE_CPU)) == []
-
-
-@pytest.mark.parametrize(
-    ("strategy", "policy", "expected"),
-    [
-        ("LeastAllocated", "single-numa-node", "free"),
-        ("MostAllocated", "single-numa-node", "busy"),
-        ("LeastNUMANodes", "best-effort", "free"),
-    ],
-)
-def test_the_configured_strategy_chooses_the_node(
-    server: fake_api_server.Server, strategy: str, policy: str, expected: str
-) -> None:
-    scene = Scene(server, strategy)
-    most = {zone: {"cpu": 1000, "memory": 4 * GIB} for zone in TWO_ZONES}
-    scene.add_node("busy", TWO_ZONES, topology("busy", TWO_ZONES, most, policy=policy))
-    scene.add_node("free", TWO_ZONES, topology("free", TWO_ZONES, policy=policy))
-    cpus = "4" if policy == "best-effort" else "2"
-    scores = scene.scores(pod("p", {"cpu": cpus, "memory": str(GIB)}))
-    assert [name for name, each in scores.items() if each == 10] == [expected]
-    scene.transport.close()
 
 
 class World:
