@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from agent.allocate.nrt.filter import PASSED, ZoneFit, filter, parts_of
-from agent.allocate.nrt.node import ZonedNode, zoned_node
+from agent.allocate.nrt.filter import PASSED, ZoneFit, filter
+from agent.allocate.nrt.node import zoned_node
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.nrt.node_annotations import AGENT_SETTINGS
-from agent.model.pod.zone_request import PartKind, ZonedPod
+from agent.model.pod.zone_request import PartKind
 from tests.allocate.nrt.values import CPU, GPU, NIC, container, node, pod, sidecar, topology
 
 GIB = 1 << 30
@@ -88,16 +85,6 @@ def test_an_init_container_releases_its_resources() -> None:
     assert filter(node(TWO), pod(small(8), init=(small(8), small(8)))) == ZoneFit((1, 1, 1))
     found = misfit(filter(node(TWO), pod(small(1), init=(small(9),))))
     assert found.kind == PartKind.INIT
-
-
-@pytest.mark.parametrize("scope", ["container", "pod"])
-def test_a_sidecar_keeps_its_resources_while_the_containers_run(scope: str) -> None:
-    one = node({0: {"cpu": 4 * CPU, "memory": 8 * GIB}}, scope=scope)
-    side = sidecar(cpu=3 * CPU, memory=GIB)
-    assert isinstance(filter(one, pod(small(3), init=(side,))), Refusal)
-    assert filter(one, pod(small(1), init=(side,))) != PASSED
-    assert isinstance(filter(one, pod(small(1), init=(side, small(2)))), Refusal)
-    assert isinstance(filter(one, pod(small(1), init=(small(2), side))), ZoneFit)
 
 
 def test_a_sidecar_that_fits_nowhere_is_named() -> None:
@@ -229,56 +216,3 @@ def test_the_reason_with_and_without_the_available_amount(
 ) -> None:
     assert found.text == text
     assert found.summary == summary
-
-
-amounts = st.integers(0, 6)
-zones = st.dictionaries(
-    st.integers(0, 80),
-    st.fixed_dictionaries({}, optional={"cpu": amounts, "memory": amounts, GPU: amounts}),
-    max_size=4,
-)
-requests = st.fixed_dictionaries(
-    {"cpu": st.integers(1, 4), "memory": st.integers(1, 4)}, optional={GPU: amounts, NIC: amounts}
-)
-pods = st.builds(
-    lambda requested, sides: pod(
-        *(container(f"c{n}", **each) for n, each in enumerate(requested)),
-        init=tuple(sidecar(f"s{n}", **each) for n, each in enumerate(sides)),
-    ),
-    st.lists(requests, min_size=1, max_size=3),
-    st.lists(requests, max_size=2),
-)
-
-
-@given(zones, st.sampled_from(["container", "pod"]), pods)
-def test_the_containers_of_a_fitting_pod_fit_together(
-    node_: dict[int, dict[str, int]], scope: str, requested: ZonedPod
-) -> None:
-    before = node(node_, scope=scope)
-    found = filter(before, requested)
-    if isinstance(found, Refusal):
-        return
-    taken: Counter[tuple[str, int]] = Counter()
-    for part, zone in zip(parts_of(before, requested), found.zones, strict=True):
-        if zone is not None:
-            taken.update({(name, zone): amount for name, amount in part.taken.items()})
-    for (resource, zone), amount in taken.items():
-        if resource in before.available:
-            assert before.available[resource][zone] >= amount
-
-
-@given(zones, st.sampled_from(["container", "pod"]), pods, st.integers(0, 80), amounts)
-def test_more_resources_never_prevent_a_fit(
-    node_: dict[int, dict[str, int]], scope: str, requested: ZonedPod, zone: int, more: int
-) -> None:
-    def whole(found: ZonedNode) -> bool:
-        return isinstance(filter(found, requested), ZoneFit)
-
-    if len(requested.parts) > 1 and scope == "container":
-        return
-    if whole(node(node_, scope=scope)):
-        grown = {
-            number: {name: n + (more if number == zone else 0) for name, n in each.items()}
-            for number, each in node_.items()
-        }
-        assert whole(node(grown, scope=scope))
