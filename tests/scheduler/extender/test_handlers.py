@@ -28,7 +28,6 @@ from tests.fixtures.fleet import (
     SINGLE,
     SMALL,
     Kind,
-    Model,
     gpu_pod,
     guaranteed_pod,
     ls_pod,
@@ -88,18 +87,6 @@ def test_a_pod_that_needs_devices_is_offered_nodes_with_them(scene: Scene) -> No
     assert result.failed_and_unresolvable_nodes == {"a": "it has no Device"}
 
 
-def test_a_node_without_an_agent_is_not_offered_to_pods_that_need_cpus(scene: Scene) -> None:
-    clusters.add_node(scene.cluster, "d", SMALL, agent=False)
-    result = scene.filter(scene.pod(owner(2, 2), "p"), ["d"])
-    assert result.failed_and_unresolvable_nodes == {"d": "it has no agent"}
-    assert scene.fits(scene.pod(NOTHING, "q"), ["d"]) == ["d"]
-
-
-def test_a_missing_node_has_a_reason(scene: Scene) -> None:
-    result = scene.filter(scene.pod(owner(2, 2), "p"), ["x"])
-    assert result.failed_and_unresolvable_nodes == {"x": "the node is not known to the scheduler"}
-
-
 def test_a_full_node_may_be_freed_by_an_eviction(scene: Scene) -> None:
     for node in ("a", "b"):
         assert scene.bind(scene.pod(owner(32, 8), f"p-{node}"), node) == ""
@@ -113,12 +100,6 @@ def test_a_bind_changes_the_next_result(scene: Scene) -> None:
     assert scene.fits(first, ["a", "b"]) == ["a"]
     assert scene.bind(first, "a") == ""
     assert scene.fits(scene.pod(owner(32, 8), "q"), ["a", "b"]) == ["b"]
-
-
-def test_a_failed_bind_returns_the_reason(scene: Scene) -> None:
-    assert scene.bind(scene.pod(owner(32, 8), "p"), "a") == ""
-    text = scene.bind(scene.pod(owner(32, 8), "q"), "a")
-    assert text.startswith("node a: cpu: not enough free CPUs")
 
 
 @pytest.mark.parametrize(
@@ -172,19 +153,6 @@ def test_a_group_that_fits_on_no_node_has_a_reason(scene: Scene) -> None:
     assert not result.node_names
     (reason,) = dict(result.failed_nodes).values()  # type: ignore[arg-type]
     assert reason.startswith("no room for the whole group: cpu: not enough free CPUs")
-
-
-def test_pods_get_the_free_cards_with_the_best_links(scene: Scene) -> None:
-    """On DGX-1 the partition table does not have sets of three. The first two pods leave a pair
-    with two links for the last one, which is not a set of the table either."""
-    clusters.add_node(scene.cluster, "dgx1", DGX1)
-    minors = []
-    for name, count in (("p", 3), ("q", 3), ("r", 2)):
-        pod = scene.pod(gpu_pod(count), name)
-        assert scene.fits(pod, ["dgx1"]) == ["dgx1"]
-        assert scene.bind(pod, "dgx1") == ""
-        minors.append(scene.cards(name))
-    assert minors == [[0, 2, 3], [4, 6, 7], [1, 5]]
 
 
 def test_a_group_gets_the_best_links_for_all_of_it(scene: Scene) -> None:
@@ -243,27 +211,9 @@ def test_the_full_node_of_a_group_may_be_freed_for_a_late_member_by_an_eviction(
         assert rejected[node].startswith("group default/g is on node a: cpu: not enough free CPUs")
 
 
-def test_an_expired_group_releases_its_node(scene: Scene) -> None:
-    scene.fits(scene.pod(owner(12, 8), "p", **{GROUP_ANNOTATION: "g/2"}), ["a"])
-    other = scene.pod(owner(24, 8), "other")
-    assert scene.fits(other, ["a"]) == []
-    scene.now += 60
-    scene.expiry.step()
-    assert scene.fits(other, ["a"]) == ["a"]
-
-
 def test_the_result_of_preempt_is_passed_on(scene: Scene) -> None:
     args = ExtenderPreemptionArgs(scene.pod(NOTHING, "p"), {})
     assert scene.handlers.preempt(args) == ExtenderPreemptionResult({})
-
-
-def test_the_kubelet_policy_of_a_node_applies(scene: Scene) -> None:
-    """A node whose kubelet has the policy single-numa-node rejects a pod that spans two."""
-    model: Model = SINGLE
-    clusters.add_node(scene.cluster, "s", model)
-    wide = scene.pod(owner(60, 8), "p")
-    assert scene.fits(wide, ["s"]) == []
-    assert scene.fits(wide, ["c"]) == ["c"]
 
 
 def test_cards_of_a_koordinator_reservation_are_free_when_it_ends(scene: Scene) -> None:
