@@ -98,7 +98,7 @@ class SchedulerArm:
             policies=NodePolicies(numa_label=numa, strategy_label=strategy),
             profile=node_score.profile(defaults(rules)),
         )
-        self._account = NodeAllocation(self._options)
+        self._node_allocation = NodeAllocation(self._options)
         koordinator = partial(
             KoordinatorTrials,
             loose=True,
@@ -108,7 +108,7 @@ class SchedulerArm:
             single_cpus=True,
         )
         trials = koordinator if rules is Rules.KOORDINATOR else Trials
-        self._offer = partial(offer_with, trials, self._options, self._account)
+        self._offer = partial(offer_with, trials, self._options, self._node_allocation)
         self._allocations: dict[str, PodAllocation] = {}
 
     def place(self, uid: str, cpus: int) -> int:
@@ -117,11 +117,11 @@ class SchedulerArm:
         if not isinstance(offer, Offer):
             return 0
         self._allocations[uid] = offer.allocation
-        self._account.add(offer.allocation)
+        self._node_allocation.add(offer.allocation)
         return offer.allocation.cpus.mask
 
     def end(self, uid: str) -> None:
-        self._account.remove(self._allocations.pop(uid))
+        self._node_allocation.remove(self._allocations.pop(uid))
 
 
 class KubeletArm:

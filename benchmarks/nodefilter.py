@@ -25,7 +25,7 @@ from common import Row, arguments, median_ms, ratio_row, report, skipped_row, ti
 from peers.go_peer import KOORDINATOR, GoPeer, run_peer
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.properties import node_properties, topology_options
 from agent.allocate.policies_in_force import NUMA_LABEL
 from agent.model.cpu.cpuset import EMPTY
@@ -94,7 +94,7 @@ class FilterCase(msgspec.Struct, frozen=True):
 
     def numa_nodes(self) -> list[int]:
         offer = self.allocator.offer(self.pod_request)
-        return sorted(offer.holding().allocation.amounts) if isinstance(offer, Granted) else []
+        return sorted(offer.holding().allocation.amounts) if isinstance(offer, NodeOffer) else []
 
 
 def build_case(case: Case) -> FilterCase:
@@ -146,7 +146,7 @@ def _allocate_pod(case: Case, allocator: NodeAllocator, number: int) -> Any:
     qos = QoS.LSR if number % 2 else QoS.LS
     pod_request = request_of(apiobjects.from_object(pod(f"pod-{number}", qos, 4, 8)))
     offer = allocator.offer(pod_request)
-    if not isinstance(offer, Granted):
+    if not isinstance(offer, NodeOffer):
         raise SystemExit(f"{case.name}: no offer for pod {number}")
     allocator.commit(offer)
     return msgspec.json.decode(offer.annotations()[RESOURCE_STATUS])

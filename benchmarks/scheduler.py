@@ -4,10 +4,10 @@ bytes without a decision, and the number of pods a second.
 The server runs as in production, in its own process, and watches the API server of a simulated
 cluster in a second process; this process calls it over open connections. Every call is for another
 pod. A pod is bound between any two calls, so that some nodes changed since the last call for a
-shape. As from kube-scheduler, prioritize gets the nodes that filter returned. `CASE_cold`: the
-first call of each shape, compared with the warm ones. The steps of a case are the times to decode,
-decide and encode, and the rest for HTTP. `passed_through`: the time of a verb for a pod without
-requirements for Topolet, in addition to the bare exchange.
+equivalence class. As from kube-scheduler, prioritize gets the nodes that filter returned.
+`CASE_cold`: the first call of each class, compared with the warm ones. The steps of a case are the
+times to decode, decide and encode, and the rest for HTTP. `passed_through`: the time of a verb for
+a pod without requirements for Topolet, in addition to the bare exchange.
 `explaining_500`: 500 candidates while an explanation for another client is in progress, compared
 with 500 candidates while none is, in turns. `explanation`: the time of one about all nodes;
 `explanation_no_room`: the same for a pod for which no node has room. `growth_N`: all nodes of
@@ -203,7 +203,8 @@ class VerbTimes(msgspec.Struct, frozen=True):
 
 
 class Caller:
-    """Calls the extender like kube-scheduler, for pods of the first `kinds` shapes in turn."""
+    """Calls the extender like kube-scheduler, for pods of the first `kinds` equivalence classes in
+    turn."""
 
     def __init__(self, ours: Extender, bare: Extender, nodes: int, kinds: int) -> None:
         self.ours = ours
@@ -212,7 +213,7 @@ class Caller:
         self._names = [stubapi.node_name(number) for number in range(nodes)]
         self._kinds = fleet.kinds()
         self._step = len(self._kinds) // kinds
-        self._shapes = kinds
+        self._used_kinds = kinds
         self._random = random.Random(1)
         self._count = 0
         self.conflicts = 0
@@ -223,7 +224,7 @@ class Caller:
         """Returns a new pod's name and the body of its requests, with these node `names` or random
         ones."""
         if kind is None:
-            kind = self._count % self._shapes * self._step
+            kind = self._count % self._used_kinds * self._step
         self._count += 1
         name = stubapi.pod_name(kind, self._count)
         pod = (fleet.NOTHING if kind == len(self._kinds) else self._kinds[kind]).pod(name)
@@ -266,7 +267,7 @@ class Caller:
 
     def overhead(self, candidates: int, kind: int) -> tuple[float, float]:
         """Returns the milliseconds that each verb takes in addition to its bare exchange, for one
-        pod of this shape. The verbs are called for another pod of the shape before, so that the
+        pod of this class. The verbs are called for another pod of the class before, so that the
         watch has received the last bind."""
         _, body = self.next(candidates, kind)
         answers = [self._post(self.ours, verb, body)[1] for verb in VERBS]

@@ -32,7 +32,7 @@ from agent.model.nrt import resource_topology
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod import apiobjects
 from agent.model.pod.apiobjects import ApiPod
-from agent.model.pod.zone_request import zoned_pod
+from agent.model.pod.numa_request import numa_request_of
 
 CASE = "filter_zones"
 UNIT = "ms"
@@ -73,7 +73,7 @@ class FilterCase(msgspec.Struct, frozen=True):
     pod: ApiPod
 
     def ours(self) -> object:
-        return by_zones(self.node, zoned_pod(self.pod))
+        return by_zones(self.node, numa_request_of(self.pod))
 
 
 def filter_cases() -> Iterator[FilterCase]:
@@ -183,7 +183,7 @@ def rows(peer: GoPeer | str, extent: Extent) -> list[Row]:
 
 
 def _with_read_pod(filter_case: FilterCase) -> Callable[[], object]:
-    pod = zoned_pod(filter_case.pod)
+    pod = numa_request_of(filter_case.pod)
     return lambda: by_zones(filter_case.node, pod)
 
 

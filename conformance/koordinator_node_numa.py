@@ -132,7 +132,7 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
         options, node_allocation, WholeNode(question.allocatable, question.requested)
     )
     claim = found.allocation
-    if any(quirk.unaccounted for quirk in quirks):
+    if any(quirk.uncounted for quirk in quirks):
         claim = msgspec.structs.replace(claim, amounts={})
     spec = _written(case["pod"]).get(RESOURCE_SPEC, "")
     if claim.cpus and policies.bind:

@@ -189,7 +189,7 @@ class Quirk(msgspec.Struct, frozen=True):
     unbound: bool = False
     mixed: bool = False
     single_cpus: bool = False
-    unaccounted: bool = False
+    uncounted: bool = False
     """The answer has no amounts of NUMA nodes."""
     unamplified: bool = False
     """The score ignores the amplification ratio."""
@@ -214,7 +214,7 @@ QUIRKS: Final = (
             listed=True,
         ),
         _single_machine,
-        unaccounted=True,
+        uncounted=True,
     ),
     Quirk(
         Difference(

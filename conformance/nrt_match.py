@@ -14,7 +14,7 @@ from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import NumaPolicy, Strategy, TopologyManagerScope
 from agent.model.nrt import resource_topology
 from agent.model.pod import apiobjects
-from agent.model.pod.zone_request import PartKind, ZonedPod, zoned_pod
+from agent.model.pod.numa_request import NumaRequest, PartKind, numa_request_of
 from conformance.files import CaseVerdict, Difference, Judge
 
 SIDECARS: Final = Difference(
@@ -151,7 +151,7 @@ class _Question:
         self._ending = _pod(case["pod"], sidecars=False)
         self._staying = _pod(case["pod"], sidecars=True)
 
-    def score(self, pod: ZonedPod, name: str) -> int:
+    def score(self, pod: NumaRequest, name: str) -> int:
         return score(self.node, pod, Strategy(name), self._weights)
 
     def why_fit(self, found: object, expect: dict[str, Any]) -> Difference | None:
@@ -194,7 +194,7 @@ class _Question:
         return any(any(each) and not all(each) for each in reported)
 
 
-def _score_by_position(node: ZonedNode, pod: ZonedPod) -> int | None:
+def _score_by_position(node: ZonedNode, pod: NumaRequest) -> int | None:
     """LeastNUMANodes of a plugin that takes NUMA ids for positions (scheduler-plugins:
     pkg/noderesourcetopology/pluginhelpers.go, subtractFromNUMAs); None if it panics, and where ids
     are positions."""
@@ -263,7 +263,7 @@ def _named(values: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [{"name": name, "value": value} for name, value in (values or {}).items()]
 
 
-def _pod(written: dict[str, Any], sidecars: bool | None = None) -> ZonedPod:
+def _pod(written: dict[str, Any], sidecars: bool | None = None) -> NumaRequest:
     """The pod. The init containers that are sidecars count as such, or, with `sidecars`, all or
     none."""
     pod = apiobjects.from_object(
@@ -287,7 +287,7 @@ def _pod(written: dict[str, Any], sidecars: bool | None = None) -> ZonedPod:
             },
         }
     )
-    return zoned_pod(pod)
+    return numa_request_of(pod)
 
 
 def _stays(container: dict[str, Any], sidecars: bool | None) -> bool:

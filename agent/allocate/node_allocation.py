@@ -42,9 +42,10 @@ Amounts = dict[int, dict[str, int]]
 
 
 class TopologyOptions(msgspec.Struct, frozen=True):
-    """The CPUs and NUMA nodes of a node. `layout` None: the CPU topology is unknown. `zones`: the
-    allocatable amounts in the NodeResourceTopology. `reserved`: CPUs that no pod may own (those of
-    the node reservation and of system QoS, and those that the kubelet assigned).
+    """The CPUs and NUMA nodes of a node. `layout` None: the CPU topology is unknown.
+    `numa_allocatable`: the allocatable amounts in the NodeResourceTopology. `reserved`: CPUs that
+    no pod may own (those of the node reservation and of system QoS, and those that the kubelet
+    assigned).
     `kubelet_reserved`: CPUs that the kubelet reserves, see `owners_on_reserved`; `node_reserved`:
     CPUs of the node reservation.
 
@@ -57,7 +58,7 @@ class TopologyOptions(msgspec.Struct, frozen=True):
     a ratio that is not a number up to 1000, and for a `max_ref` below 1."""
 
     layout: Layout | None
-    zones: Amounts = {}
+    numa_allocatable: Amounts = {}
     reserved: CpuSet = EMPTY
     kubelet_reserved: CpuSet = EMPTY
     node_reserved: CpuSet = EMPTY
@@ -93,8 +94,8 @@ class TopologyOptions(msgspec.Struct, frozen=True):
         return bound
 
     def totals(self) -> Amounts:
-        """The allocatable amounts of the NUMA nodes: zones without kept CPUs, CPU amplified."""
-        totals = {node: dict(amounts) for node, amounts in self.zones.items()}
+        """The allocatable amounts of the NUMA nodes: without kept CPUs, CPU amplified."""
+        totals = {node: dict(amounts) for node, amounts in self.numa_allocatable.items()}
         kept = self.kept.mask
         for node, amounts in totals.items():
             if "cpu" in amounts:
@@ -177,7 +178,7 @@ class NodeAllocation:
         areas = options.layout.nodes if options.layout else ()
         self.areas = {area.id: area.cpus for area in areas}
         """The CPUs of each NUMA node, as a mask."""
-        self.node_ids = frozenset(self.areas) | options.zones.keys()
+        self.node_ids = frozenset(self.areas) | options.numa_allocatable.keys()
         self.holdings: CpuRefCounts = NOTHING_HELD
         self.cpu_milli = 0
         self._used: Counter[tuple[int, str]] = Counter()

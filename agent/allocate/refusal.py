@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from agent.model.pod.zone_request import PartKind
+from agent.model.pod.numa_request import PartKind
 from agent.model.quantities import amount
 
 

@@ -35,6 +35,13 @@ from agent.model.pod.annotations import (
 )
 from agent.model.pod.apiobjects import ApiPod, unequal_cpu
 from agent.model.pod.exclusive_cpus import shared_reason
+from agent.model.pod.numa_request import (
+    NO_NUMA_REQUEST,
+    NumaRequest,
+    foreign,
+    kube_class_of,
+    numa_request_of,
+)
 from agent.model.pod.qos import CPU_OWNERS, PRIORITY_CLASS_LABEL, QOS_LABEL, QoS, qos_of
 from agent.model.pod.resource_request import (
     FollowedPolicies,
@@ -43,7 +50,6 @@ from agent.model.pod.resource_request import (
     pod_requests,
     resource_request,
 )
-from agent.model.pod.zone_request import NOT_ZONED, ZonedPod, foreign, kube_class_of, zoned_pod
 
 
 class PodRequestError(ValueError):
@@ -131,7 +137,7 @@ class PodRequest(msgspec.Struct, frozen=True):
     """The pod's resource-spec."""
     stale: tuple[str, ...] = ()
     """The annotations that Topolet writes and that the pod already has."""
-    shape: bytes = b""
+    equivalence_key: bytes = b""
     """Equal for two pods that get the same answer on every node."""
     taken: dict[str, int] = {}
     """The amounts that the kubelet takes from NUMA nodes for the pod, without CPUs that it owns."""
@@ -140,7 +146,7 @@ class PodRequest(msgspec.Struct, frozen=True):
     its own."""
     unequal: str = ""
     """The container and fields of such a pod whose CPU limit differs from the request."""
-    zoned: ZonedPod = NOT_ZONED
+    numa_request: NumaRequest = NO_NUMA_REQUEST
     """The requests to NUMA nodes, as the kubelet counts them."""
     kind: PodKind = NO_KIND
     """What placements read of the pod."""
@@ -213,7 +219,7 @@ def _pod_request(
     devices = device_request(requests, notes, device_resources)
     of_devices = names(requests, device_resources)
     kube_class = pod.kube_class or kube_class_of(pod)
-    qos, zoned, unequal = qos_of(labels, kube_class), zoned_pod(pod), unequal_cpu(pod)
+    qos, numa_request, unequal = qos_of(labels, kube_class), numa_request_of(pod), unequal_cpu(pod)
     resources = resource_request(
         pod.uid,
         pod.title,
@@ -235,7 +241,7 @@ def _pod_request(
     if not needs & (Needs.NUMA | Needs.CPUS):
         followed = FollowedPolicies.NUMA if devices else FollowedPolicies.NONE
         resources = msgspec.structs.replace(resources, kubelet=followed)
-    taken = zoned.whole.taken
+    taken = numa_request.whole.taken
     if Needs.CPUS in needs:
         taken = {name: amount for name, amount in requests.items() if foreign(name)}
     without_cpus, unequal = (shared_reason(pod), unequal) if _binds(resources) else ("", "")
@@ -250,21 +256,21 @@ def _pod_request(
         isolation=isolation,
         spec_text=notes.get(RESOURCE_SPEC, ""),
         stale=tuple(key for key in _WRITTEN if notes.get(key)),
-        shape=_shape(
+        equivalence_key=_equivalence_key(
             resources,
             of_koordinator,
             requests,
             isolation,
             [notes.get(key, "") for key in _DEVICE_NOTES] if devices else [],
             sorted(devices.listed) if devices else [],
-            _read_of_zones(zoned),
+            _read_of_numa_request(numa_request),
             without_cpus,
             unequal,
         ),
         taken=taken,
         shared_reason=without_cpus,
         unequal=unequal,
-        zoned=zoned,
+        numa_request=numa_request,
         kind=_kind(requests, devices.requests if devices else {}, pod.gpu_models),
     )
 
@@ -334,14 +340,16 @@ def _needs_cpus(request: ResourceRequest) -> bool:
     return bool(_binds(request) or own or request.burst_milli)
 
 
-def _read_of_zones(zoned: ZonedPod) -> object:
+def _read_of_numa_request(numa_request: NumaRequest) -> object:
     """The amounts that NUMA nodes must have, and the names that appear in reasons."""
-    if zoned.indifferent:
+    if numa_request.indifferent:
         return None
-    return zoned.aligned, [(each.kind, each.name, each.requests) for each in zoned.parts]
+    return numa_request.aligned, [
+        (each.kind, each.name, each.requests) for each in numa_request.parts
+    ]
 
 
-def _shape(request: ResourceRequest, *others: object) -> bytes:
+def _equivalence_key(request: ResourceRequest, *others: object) -> bytes:
     """As bytes, because their hash is cached."""
     of_class = (request.qos, request.owner, request.guaranteed)
     key = (of_class, request.burst_milli, request.spec, request.numa, *others)

@@ -243,16 +243,16 @@ def held(
     decision: Decision,
     pods: tuple[Pod, ...],
     kubelet: KubeletCpus,
-    granted: Mapping[str, Allocated],
+    by_kubelet: Mapping[str, Allocated],
 ) -> tuple[Allocated, ...]:
     """The resources that each pod holds: the CPUs that it owns, and its amounts by NUMA node, as
-    assigned by the kubelet (`granted`, by uid) or else by the scheduler."""
+    assigned by the kubelet (`by_kubelet`, by uid) or else by the scheduler."""
     cpus: dict[str, CpuSet] = {owner.uid: owner.cpus for owner in decision.owners}
     for uid, given in cpus_outside_scheduling(pods, kubelet).items():
         cpus[uid] = cpus.get(uid, EMPTY) | given
     amounts = {}
     for pod in pods:
-        of_kubelet = granted.get(pod.uid, Allocated())
+        of_kubelet = by_kubelet.get(pod.uid, Allocated())
         if of_kubelet.cpus:
             cpus[pod.uid] = cpus.get(pod.uid, EMPTY) | of_kubelet.cpus
         if found := of_kubelet.amounts or _amounts(pod):

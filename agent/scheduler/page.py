@@ -243,15 +243,15 @@ class ClusterPage:
         }
 
     def _decision_row(self, decision: BindDecision) -> dict[str, Any]:
-        granted = decision.granted
-        facts = offer_facts(granted) if granted else None
+        node_offer = decision.node_offer
+        facts = offer_facts(node_offer) if node_offer else None
         return {
             "number": decision.number,
             "time": self._stamp(decision.at),
             "title": decision.pod.title,
             "node": decision.node,
             "error": decision.error,
-            "class": granted.pod_request.resources.qos if granted else "",
+            "class": node_offer.pod_request.resources.qos if node_offer else "",
             "cpus": facts.cpus if facts else "",
             "numa_nodes": sorted(facts.amounts) if facts else (),
             "devices": facts.devices if facts else {},
@@ -263,14 +263,14 @@ class ClusterPage:
         decision = next(filter(selects, reversed(tuple(self._decisions))), None)
         if decision is None:
             return None
-        granted = decision.granted
+        node_offer = decision.node_offer
         lines = []
-        if granted is not None:
-            facts = offer_facts(granted)
+        if node_offer is not None:
+            facts = offer_facts(node_offer)
             lines = explanation.offer_lines(decision.node, facts, wins=True, width=_WIDTH)
         return {
             "decision": self._decision_row(decision),
-            "requests": dict(granted.pod_request.requests) if granted else {},
+            "requests": dict(node_offer.pod_request.requests) if node_offer else {},
             "lines": [each.strip() for each in lines],
         }
 

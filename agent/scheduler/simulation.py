@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.properties import AllocatorRules, node_properties
 from agent.allocate.placement.demand import Demand
 from agent.allocate.placement.published import Fragmentation
@@ -139,7 +139,7 @@ class TraceCluster:
             if self._policy is PlacementPolicy.BEST_FIT:
                 node = self._ties.choice([at for at, each in enumerate(costs) if each == best])
             offer = self.allocators[node].offer(self.request(kind))
-            if isinstance(offer, Granted):
+            if isinstance(offer, NodeOffer):
                 return self._commit(node, offer)
             costs[node] = inf
         return None
@@ -154,7 +154,7 @@ class TraceCluster:
         unusable = sum(fragmentation.of_node(each.free) for each in self.allocators)
         return 100 * unusable / GPU_MILLI / self.gpus
 
-    def _commit(self, node: int, offer: Granted) -> str:
+    def _commit(self, node: int, offer: NodeOffer) -> str:
         """Allocates the offer for a new pod, and returns the pod's uid: INDEX OF THE
         NODE/NUMBER."""
         self._placed += 1

@@ -22,7 +22,7 @@ def node_options(shape: tuple[int, int, int, int] = (2, 1, 4, 2), **more: Any) -
     zones = {
         node.id: {"cpu": 1000 * node.cpus.bit_count(), "memory": 16 * GIB} for node in made.nodes
     }
-    return TopologyOptions(**{"layout": made, "zones": zones, **more})
+    return TopologyOptions(**{"layout": made, "numa_allocatable": zones, **more})
 
 
 def owner(cpus: int, memory_gib: int = 0, uid: str = "a", **more: Any) -> ResourceRequest:
@@ -52,10 +52,10 @@ def claim(
 
 def allocated(node: TopologyOptions, held: Iterable[PodAllocation] = ()) -> NodeAllocation:
     """The node with these pods on it."""
-    account = NodeAllocation(node)
+    node_allocation = NodeAllocation(node)
     for each in held:
-        account.add(each)
-    return account
+        node_allocation.add(each)
+    return node_allocation
 
 
 def _requests(cpu_milli: int, memory_gib: int) -> dict[str, int]:

@@ -30,7 +30,7 @@ def test_a_max_ref_of_zero_is_refused() -> None:
 def test_a_numa_node_has_no_cpu_when_more_is_reserved_than_it_has() -> None:
     node = node_options(reserved=CpuSet.parse("0-7"))
     assert node.totals()[0]["cpu"] == 0
-    smaller = replace(node, zones={0: {"cpu": 5000}, 1: {"cpu": 8000}})
+    smaller = replace(node, numa_allocatable={0: {"cpu": 5000}, 1: {"cpu": 8000}})
     assert {each: held["cpu"] for each, held in smaller.totals().items()} == {0: 0, 1: 8000}
 
 

@@ -35,15 +35,15 @@ def scored(
     **strategy: Any,
 ) -> int:
     node = on or node_options()
-    account = NodeAllocation(node)
+    node_allocation = NodeAllocation(node)
     for each in held:
-        account.add(each)
+        node_allocation.add(each)
     body: dict[str, Any] = {"kind": rules.value}
     if strategy:
         body["scoringStrategy"] = strategy
         body["numaScoringStrategy"] = {"type": strategy.get("type")}
     whole = WholeNode({"cpu": 16_000, "memory": 32 * GIB}, requested or {})
-    return node_score.score(decode(body), ScoreInput(node, account, whole), request, got)
+    return node_score.score(decode(body), ScoreInput(node, node_allocation, whole), request, got)
 
 
 def by_resources(kind: Strategy) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.allocate.refusal import Reason, Refusal
 from agent.allocate.steps import OFFER_STEPS, Steps, TooComplexError
@@ -138,7 +138,7 @@ def test_eight_gpus_of_a_machine_with_32_numa_nodes_take_fewer_steps_than_an_off
         ),
     }
     pod = fleet.pod("p", amounts, limits=amounts, labels={fleet.QOS: "LSR"}, annotations=notes)
-    assert isinstance(allocator.offer(request_of(apiobjects.from_object(pod))), Granted)
+    assert isinstance(allocator.offer(request_of(apiobjects.from_object(pod))), NodeOffer)
 
 
 def test_cores_of_thousands_of_forms_are_not_counted_on_each_numa_node() -> None:

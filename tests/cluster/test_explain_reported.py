@@ -105,9 +105,11 @@ def test_a_stale_report(on_reported: Cluster) -> None:
     cluster = on_reported
     zones = {each: {"cpu": 8000, "memory": 4 * zonednodes.GIB} for each in (0, 1)}
     _report(cluster, zonednodes.topology(NODE, zones, pods=("deleted",)))
-    cluster.create(manifest("zoned", cpu=2, guaranteed=True, scheduler=SCHEDULER, node=NODE))
-    cluster.eventually("the pod has the Event", lambda: cluster.events("zoned", NO_NODE_HAS_ROOM))
-    words = cluster.explained("zoned")
+    cluster.create(manifest("numa_request", cpu=2, guaranteed=True, scheduler=SCHEDULER, node=NODE))
+    cluster.eventually(
+        "the pod has the Event", lambda: cluster.events("numa_request", NO_NODE_HAS_ROOM)
+    )
+    words = cluster.explained("numa_request")
     assert "counts other pods than the scheduler knows" in words
     assert f"change NodeResourceTopology {NODE}: the fingerprint of its pods" in words
 

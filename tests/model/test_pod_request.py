@@ -59,7 +59,7 @@ def test_constrained_burst_is_the_default_of_koordinators_pods_that_share_cpus(
     assert (found.resources.burst_milli, found.needs) == (burst_milli, needs)
 
 
-def test_device_requests_are_not_part_of_the_zone_request() -> None:
+def test_device_requests_are_not_part_of_the_numa_request() -> None:
     """NUMA nodes may report them too."""
     pod_request = request_of(pod("a", {"cpu": 2, CORE: 50, RATIO: 50, RDMA: 1, "x/y": 3}))
     assert pod_request.resources.requests == {"cpu": 2000, "x/y": 3}
@@ -148,7 +148,10 @@ def test_an_invalid_request_is_reported_with_its_pod(fields: dict[str, Any], mes
 
 def test_pods_with_the_same_request_are_equivalent() -> None:
     first = request_of(pod("a", {"cpu": 1, "memory": 5}, "LSR"))
-    assert first.shape == request_of(pod("b", {"memory": 5, "cpu": "1000m"}, "LSR")).shape
+    assert (
+        first.equivalence_key
+        == request_of(pod("b", {"memory": 5, "cpu": "1000m"}, "LSR")).equivalence_key
+    )
 
 
 DIFFERENT = [
@@ -175,8 +178,8 @@ DIFFERENT = [
 
 
 def test_everything_that_affects_a_node_is_part_of_the_equivalence_class() -> None:
-    shapes = [request_of(pod(**fields)).shape for fields in DIFFERENT]
-    assert len(set(shapes)) == len(DIFFERENT)
+    keys = [request_of(pod(**fields)).equivalence_key for fields in DIFFERENT]
+    assert len(set(keys)) == len(DIFFERENT)
 
 
 def test_nothing_else_is_part_of_the_equivalence_class() -> None:
@@ -184,7 +187,7 @@ def test_nothing_else_is_part_of_the_equivalence_class() -> None:
     limited = pod(
         **unlisted, limits={"cpu": 3}, labels={"app": "x"}, notes={"note": "y", HINT: "3"}
     )
-    assert request_of(limited).shape == request_of(pod(**unlisted)).shape
+    assert request_of(limited).equivalence_key == request_of(pod(**unlisted)).equivalence_key
 
 
 def test_stale_allocation_annotations_are_listed() -> None:
@@ -229,8 +232,9 @@ def test_resources_that_device_objects_list_are_devices(
     assert set(pod_request.resources.requests) == others
 
 
-def test_the_same_resource_as_a_device_is_another_shape() -> None:
-    """Results of nodes are cached by shape, and a Device object may list the resource later."""
+def test_the_same_resource_as_a_device_is_another_equivalence_key() -> None:
+    """Results of nodes are cached by equivalence key, and a Device object may list the resource
+    later."""
     unlisted, listed = (request_of(pod("a", {XPU: 1}), names) for names in ((), {XPU}))
-    assert unlisted.shape != listed.shape
-    assert request_of(pod("b", {XPU: 1}), {XPU, "x/y"}).shape == listed.shape
+    assert unlisted.equivalence_key != listed.equivalence_key
+    assert request_of(pod("b", {XPU: 1}), {XPU, "x/y"}).equivalence_key == listed.equivalence_key

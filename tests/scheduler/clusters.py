@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.pod import apiobjects
 from agent.model.pod.apiobjects import ApiPod
@@ -132,10 +132,10 @@ def reserve(cache: SchedulerCache, kind: Kind, node: str, name: str = "p") -> bo
     whether the node has room."""
     info = cache.node(node)
     assert info is not None
-    granted = info.allocator.offer(pod_request(kind, name))
-    if isinstance(granted, Granted):
-        cache.reserve(node, granted)
-    return isinstance(granted, Granted)
+    node_offer = info.allocator.offer(pod_request(kind, name))
+    if isinstance(node_offer, NodeOffer):
+        cache.reserve(node, node_offer)
+    return isinstance(node_offer, NodeOffer)
 
 
 def allocated_pods(cluster: SchedulerCache, name: str = "n1") -> set[str]:

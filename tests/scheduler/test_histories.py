@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.kube.objects import Change, Mirror, ObjectKey, WatchedMetadata
 from agent.model.pod.apiobjects import from_object
@@ -132,7 +132,7 @@ class World:
         self.server = Server()
         self.scheduler = Scheduler(self.server)
         self.cluster = self.scheduler.cluster
-        self.binding: dict[str, tuple[str, Granted]] = {}
+        self.binding: dict[str, tuple[str, NodeOffer]] = {}
         self.uids = {f"uid-agent-{name}" for name in NODES}
         self._created = 0
         for name in NODES:
@@ -181,8 +181,8 @@ class World:
     def bind_by_another_scheduler(self) -> None:
         pod = self._some_pod()
         if self.binding and self.rng.random() < 0.5:
-            _, granted = self.rng.choice(list(self.binding.values()))
-            pod = self.server.pod(granted.pod_request.title.removeprefix("ns/"))
+            _, node_offer = self.rng.choice(list(self.binding.values()))
+            pod = self.server.pod(node_offer.pod_request.title.removeprefix("ns/"))
         if pod is not None and not pod["spec"]["nodeName"]:
             self.server.put("pods", _bound(pod, self.rng.choice(NODES), {}))
 
@@ -239,7 +239,7 @@ class World:
         if state is None or self.cluster.eligible(name, pod_request) is not None:
             return
         answer = state.allocator.offer(pod_request)
-        if isinstance(answer, Granted):
+        if isinstance(answer, NodeOffer):
             try:
                 self.cluster.reserve(name, answer)
             except ReserveError:
@@ -251,15 +251,15 @@ class World:
         if not self.binding:
             return
         uid = self.rng.choice(sorted(self.binding))
-        name, granted = self.binding.pop(uid)
-        pod = self._pod_of(granted)
+        name, node_offer = self.binding.pop(uid)
+        pod = self._pod_of(node_offer)
         if pod is None or pod["spec"]["nodeName"]:
             self.cluster.release(uid)
             return
         if self.rng.random() < 0.2:  # rejected, for example by an admission policy
             self.cluster.release(uid)
             return
-        self.server.put("pods", _bound(pod, name, granted.annotations()))
+        self.server.put("pods", _bound(pod, name, node_offer.annotations()))
         self.cluster.confirm(uid)
 
     ACTIONS = (
@@ -323,14 +323,14 @@ class World:
         reported = {
             each.uid for each in self.scheduler.mirrors["pods"].values().values() if each.node
         }
-        for uid, (name, granted) in self.binding.items():
+        for uid, (name, node_offer) in self.binding.items():
             reservation = self.cluster.reservation(uid)
             if reservation is None:
                 # A watch has reported the outcome: bound by another client, terminated, or deleted.
-                pod = self._pod_of(granted)
+                pod = self._pod_of(node_offer)
                 assert uid in reported or pod is None or pod["status"]["phase"] in TERMINAL_PHASES
                 continue
-            assert (reservation.node, reservation.assigned) == (name, granted.holding())
+            assert (reservation.node, reservation.assigned) == (name, node_offer.holding())
 
     def _assigned(self, node: str) -> dict[str, AssignedPod]:
         """The allocations of the pods and the reservations on a node, which may be deleted."""
@@ -343,10 +343,10 @@ class World:
                 found[uid] = reservation.assigned
         return found
 
-    def _pod_of(self, granted: Granted) -> Object | None:
+    def _pod_of(self, node_offer: NodeOffer) -> Object | None:
         """The stored pod of an offer; None if it was deleted."""
-        pod = self.server.pod(granted.pod_request.title.removeprefix("ns/"))
-        return pod if pod is not None and pod["metadata"]["uid"] == granted.uid else None
+        pod = self.server.pod(node_offer.pod_request.title.removeprefix("ns/"))
+        return pod if pod is not None and pod["metadata"]["uid"] == node_offer.uid else None
 
     def _some_pod(self) -> Object | None:
         pods = self.server.objects["pods"]
@@ -411,7 +411,7 @@ def test_the_change_log_contains_every_node_whose_result_changed(seed: int, step
         return [
             (cluster.eligible(name, each), state and state.allocator.offer(each))
             for each in POD_REQUESTS
-            if each.zoned.indifferent is not reads_zone_report
+            if each.numa_request.indifferent is not reads_zone_report
         ]
 
     def all_results(*, reads_zone_report: bool) -> dict[str, Any]:

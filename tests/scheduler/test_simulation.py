@@ -7,7 +7,7 @@ import random
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.model.cpu.policies import PlacementPolicy
 from agent.model.pod_request import PodKind
 from agent.scheduler import simulation
@@ -44,7 +44,7 @@ def _best(allocators: list[NodeAllocator], kind: PodKind, cluster: TraceCluster)
     keys = [
         (-offer.score, offer.order, place)
         for place, offer in enumerate(offers)
-        if isinstance(offer, Granted)
+        if isinstance(offer, NodeOffer)
     ]
     return min(keys)[2] if keys else None
 

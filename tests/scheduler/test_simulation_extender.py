@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.errors import NotFoundError
 from agent.kube.objects import Change, ChangeKind, ObjectKey
@@ -100,9 +100,9 @@ class Scene:
             scores = json.loads(bytes(self.handlers.prioritize(ExtenderArgs(api_pod, fitting))))
             fitting = [max(scores, key=lambda each: each["Score"])["Host"]]
         for node in fitting:
-            granted = self._allocator(node).offer(request_of(api_pod))
-            assert isinstance(granted, Granted)
-            self.cluster.reserve(node, granted)
+            node_offer = self._allocator(node).offer(request_of(api_pod))
+            assert isinstance(node_offer, NodeOffer)
+            self.cluster.reserve(node, node_offer)
             return node
         return None
 

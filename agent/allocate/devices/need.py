@@ -25,7 +25,7 @@ from agent.model.devices.device_allocation import (
 )
 from agent.model.devices.device_object import GPU_MEMORY, GPU_MEMORY_RATIO, Device, DeviceType
 from agent.model.devices.device_request import FULL, DeviceRequest, TypeRequest, names
-from agent.model.pod.zone_request import foreign
+from agent.model.pod.numa_request import foreign
 
 
 class Need(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from agent.allocate.kubelet.static_policy import AllocationRefused, smt_refusal
-from agent.model.pod.zone_request import PartKind, PodPart
+from agent.model.pod.numa_request import PartKind, PodPart
 
 
 class WholeCores(msgspec.Struct, frozen=True):

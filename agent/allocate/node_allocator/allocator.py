@@ -22,7 +22,7 @@ import msgspec
 from agent.allocate.devices.allocation import Allocation
 from agent.allocate.devices.inventory import NodeDevices
 from agent.allocate.node_allocation import PodAllocation
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.cpus import CpuAllocator, CpuOverlap, Offer
 from agent.allocate.node_allocator.devices import DeviceAllocator, DeviceOverlap
@@ -108,7 +108,7 @@ class NodeAllocator:
         other._zones = self._zones.without(left_out)
         return other
 
-    def offer(self, pod_request: PodRequest) -> Granted | Refusal:
+    def offer(self, pod_request: PodRequest) -> NodeOffer | Refusal:
         """An offer in the current state. What the pod itself holds counts as free. Refusal after
         OFFER_STEPS."""
         try:
@@ -123,7 +123,7 @@ class NodeAllocator:
         text = f"{' and '.join(kinds)} {properties.name}: too complex for an offer in {steps} steps"
         return Refusal(Reason.TOO_COMPLEX, detail=text)
 
-    def _offer(self, pod_request: PodRequest, steps: Steps) -> Granted | Refusal:
+    def _offer(self, pod_request: PodRequest, steps: Steps) -> NodeOffer | Refusal:
         answer = self._unplaced(self.as_here(pod_request), steps)
         if isinstance(answer, Refusal) or (verdict := self.verdict(pod_request)) is None:
             return answer
@@ -159,7 +159,7 @@ class NodeAllocator:
         """The devices with the amounts that pods hold; None without a Device object."""
         return self._devices.held if self.properties.inventory else None
 
-    def _unplaced(self, pod_request: PodRequest, steps: Steps) -> Granted | Refusal:
+    def _unplaced(self, pod_request: PodRequest, steps: Steps) -> NodeOffer | Refusal:
         """The offer without the verdict of a placement."""
         by_zones = pod_request.reads(self.properties) is Reads.ZONES
         if not by_zones and pod_request.uid in self._holdings:
@@ -182,7 +182,7 @@ class NodeAllocator:
         of_devices = devices.offer(pod_request, steps, hints) if devices else None
         if isinstance(of_devices, Refusal):
             return of_devices
-        return _granted(pod_request, of_cpus, of_zones, of_devices)
+        return _node_offer(pod_request, of_cpus, of_zones, of_devices)
 
     def _cards(self, pod_request: PodRequest) -> CardOrder | None:
         """The order of the cards for a part of a GPU, if a placement has one."""
@@ -204,7 +204,7 @@ class NodeAllocator:
         ]
         return pod_request.without_listed(of_kubelet) if of_kubelet else pod_request
 
-    def offer_all(self, pod_requests: Sequence[PodRequest]) -> tuple[Granted, ...] | Refusal:
+    def offer_all(self, pod_requests: Sequence[PodRequest]) -> tuple[NodeOffer, ...] | Refusal:
         """One offer for each request, all of which can be committed; the requests have different
         uids and the same content.
 
@@ -220,24 +220,24 @@ class NodeAllocator:
 
     def _offer_all(
         self, pod_requests: Sequence[PodRequest], steps: Steps
-    ) -> tuple[Granted, ...] | Refusal:
+    ) -> tuple[NodeOffer, ...] | Refusal:
         outside = self._outside(pod_requests, steps)
         if outside:
             trial = self.without(())
             trial.record(AssignedPod(_OTHERS, _OTHERS, PodAllocation(_OTHERS, _OTHERS), outside))
-            granted = trial._in_turn(pod_requests, steps)
-            if not isinstance(granted, Refusal):
-                return granted
+            offers = trial._in_turn(pod_requests, steps)
+            if not isinstance(offers, Refusal):
+                return offers
         return self.without(())._in_turn(pod_requests, steps)
 
-    def commit(self, granted: Granted) -> AssignedPod:
+    def commit(self, node_offer: NodeOffer) -> AssignedPod:
         """Raises StaleOfferError, without a change, if a part of the offer was allocated since."""
-        pod_request = granted.pod_request
-        if missing := self._missing(granted):
+        pod_request = node_offer.pod_request
+        if missing := self._missing(node_offer):
             raise StaleOfferError(f"pod {pod_request.title}: {missing}")
-        holding = granted.holding()
+        holding = node_offer.holding()
         self.record(holding)
-        allocation = granted.offer.allocation if granted.offer else None
+        allocation = node_offer.offer.allocation if node_offer.offer else None
         self._zones.place(holding.uid, allocation, pod_request.taken)
         return holding
 
@@ -269,9 +269,9 @@ class NodeAllocator:
         """The CPUs and devices that more pods hold than may share them."""
         return (*self._cpus.overlaps(self._holdings), *self._devices.overlaps())
 
-    def _missing(self, granted: Granted) -> str:
+    def _missing(self, node_offer: NodeOffer) -> str:
         """What the offer needs and the node no longer has; "" if it has all."""
-        pod_request, steps = granted.pod_request, Steps(OFFER_STEPS)
+        pod_request, steps = node_offer.pod_request, Steps(OFFER_STEPS)
         if pod_request.placed_by_zones and isinstance(now := self.offer(pod_request), Refusal):
             return now.text
         others = self
@@ -280,23 +280,23 @@ class NodeAllocator:
         try:
             return (
                 self._zones.missing(pod_request, None, steps)
-                or others._devices.missing(pod_request, granted.device_allocation, steps)
-                or others._cpus.missing(pod_request, granted.offer, steps)
+                or others._devices.missing(pod_request, node_offer.device_allocation, steps)
+                or others._cpus.missing(pod_request, node_offer.offer, steps)
             )
         except TooComplexError:
             return self._too_complex(OFFER_STEPS).text
 
     def _in_turn(
         self, pod_requests: Sequence[PodRequest], steps: Steps
-    ) -> tuple[Granted, ...] | Refusal:
-        granted = []
+    ) -> tuple[NodeOffer, ...] | Refusal:
+        offers = []
         for pod_request in pod_requests:
             found = self._offer(pod_request, steps)
             if isinstance(found, Refusal):
                 return found
             self.commit(found)
-            granted.append(found)
-        return tuple(granted)
+            offers.append(found)
+        return tuple(offers)
 
     def _outside(self, pod_requests: Sequence[PodRequest], steps: Steps) -> DeviceAmounts:
         """The GPUs outside the best set for all pods; empty without such a set."""
@@ -305,7 +305,7 @@ class NodeAllocator:
         if len(pod_requests) < 2 or inventory is None or cards is None or cards.shared:
             return {}
         found = self._offer(as_one(pod_requests, cards), steps)
-        if not isinstance(found, Granted) or found.device_allocation is None:
+        if not isinstance(found, NodeOffer) or found.device_allocation is None:
             return {}
         chosen = {each.minor for each in found.device_allocation.devices[_GPU]}
         totals = inventory.fleets[_GPU].totals
@@ -316,19 +316,19 @@ _GPU: Final = DeviceType.GPU.value
 _OTHERS: Final = "cards outside"
 
 
-def _granted(
+def _node_offer(
     pod_request: PodRequest,
     of_cpus: Priced[Offer | None] | None,
     of_zones: Priced[None] | None,
     of_devices: Priced[Allocation] | None,
-) -> Granted:
+) -> NodeOffer:
     """The offers of the parts as one: their mean score, and their orders in turn. A node that the
     pod avoids is the last of all."""
     priced = [each for each in (of_cpus, of_zones, of_devices) if each is not None]
     scores = [each.score for each in priced if each.score is not None]
     order = tuple(number for each in priced for number in each.order)
     avoided = bool(order and order[0])
-    return Granted(
+    return NodeOffer(
         pod_request,
         of_cpus.choice if of_cpus else None,
         of_devices.choice if of_devices else None,

@@ -21,7 +21,7 @@ from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC
 from agent.model.pod_request import PodRequest
 
 
-class Granted(msgspec.Struct, frozen=True):
+class NodeOffer(msgspec.Struct, frozen=True):
     """`offer` None: no CPUs and NUMA amounts are allocated to the pod; `device_allocation`
     None: no device. `score`: 0-100, more is better; `order`: smaller is better among equal
     scores."""
@@ -36,8 +36,8 @@ class Granted(msgspec.Struct, frozen=True):
     def uid(self) -> str:
         return self.pod_request.uid
 
-    def to(self, pod_request: PodRequest) -> Granted:
-        """The same for another pod of the same shape."""
+    def to(self, pod_request: PodRequest) -> NodeOffer:
+        """The same for another pod of the same equivalence class."""
         offer = self.offer
         if offer is not None:
             allocation = msgspec.structs.replace(
@@ -46,7 +46,7 @@ class Granted(msgspec.Struct, frozen=True):
             offer = msgspec.structs.replace(offer, allocation=allocation)
         return msgspec.structs.replace(self, pod_request=pod_request, offer=offer)
 
-    def placed(self, verdict: Verdict) -> Granted:
+    def placed(self, verdict: Verdict) -> NodeOffer:
         """The same with the score and order of a placement; a node that the pod avoids stays the
         last of all."""
         avoided = self.order[0] if self.order else 0
@@ -78,7 +78,7 @@ class Granted(msgspec.Struct, frozen=True):
             pod_request.requests,
             pod_request.priority,
             ids=ids,
-            kubelet_cpus=pod_request.zoned.whole.exclusive_milli // 1000,
+            kubelet_cpus=pod_request.numa_request.whole.exclusive_milli // 1000,
         )
 
     def annotations(self) -> dict[str, str]:

@@ -23,8 +23,8 @@ from agent.model.pod.annotations import (
     resource_status,
 )
 from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod.numa_request import numa_request_of
 from agent.model.pod.resource_request import pod_requests
-from agent.model.pod.zone_request import zoned_pod
 
 
 class AssignedPod(msgspec.Struct, frozen=True, gc=False):
@@ -67,7 +67,7 @@ def holding_of(pod: ApiPod) -> AssignedPod:
     found = _holding(pod.uid, pod.title, pod.annotations, requests, pod.priority or 0)
     if pod.kube_class not in (None, "guaranteed"):
         return found
-    cpus = zoned_pod(pod).whole.exclusive_milli // 1000
+    cpus = numa_request_of(pod).whole.exclusive_milli // 1000
     return msgspec.structs.replace(found, kubelet_cpus=cpus) if cpus else found
 
 

@@ -303,7 +303,7 @@ def topology_options(
     policies, complaints = node_policies(labels, topology.policy, cpus.manager.static_options())
     options = TopologyOptions(
         layout=cpus.layout,
-        zones=_zones(topology, ratios),
+        numa_allocatable=_numa_allocatable(topology, ratios),
         reserved=cpus.reserved,
         kubelet_reserved=cpus.kubelet_reserved,
         node_reserved=cpus.node_reserved,
@@ -368,7 +368,7 @@ def prepare_devices(device: DeviceObject, objective: GpuObjective) -> None:
         _links(device.annotations.get(GPU_LINKS, ""), objective)
 
 
-def _zones(topology: NodeTopology, ratios: Mapping[str, float]) -> Amounts:
+def _numa_allocatable(topology: NodeTopology, ratios: Mapping[str, float]) -> Amounts:
     """CPU is not amplified here: TopologyOptions subtracts reserved CPUs first."""
     return {
         zone.node: {

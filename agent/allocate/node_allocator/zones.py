@@ -25,7 +25,7 @@ from agent.allocate.nrt.node import Assumed, ZonedNode, ZoneReport, with_freed, 
 from agent.allocate.nrt.score import score
 from agent.allocate.refusal import Reason, Refusal
 from agent.allocate.steps import Steps
-from agent.model.pod.zone_request import ZonedPod
+from agent.model.pod.numa_request import NumaRequest
 from agent.model.pod_request import PodRequest, Reads
 
 
@@ -132,7 +132,7 @@ class ZoneAllocator:
     def _by_zones(self, pod_request: PodRequest, steps: Steps) -> int | Refusal:
         """The score. A request for NUMA nodes may have no amount: then only the reported resources
         matter, not the free amounts."""
-        left, report, pod = None, self._report, pod_request.zoned
+        left, report, pod = None, self._report, pod_request.numa_request
         if report is not None:
             left = self._left_for(pod_request.uid) if pod.whole.taken else report.reported
             if refusal := _lack(by_zones, report, left, pod, steps):
@@ -141,14 +141,14 @@ class ZoneAllocator:
         return score(left, pod, scoring.type, scoring.weights, steps)
 
     def _restricted(self, pod_request: PodRequest, steps: Steps) -> Refusal | None:
-        report, pod = self._report, pod_request.zoned
+        report, pod = self._report, pod_request.numa_request
         if report is None or not restricts(report.reported, pod):
             return None
         return _lack(preferred_misfit, report, self._left_for(pod_request.uid), pod, steps)
 
     def _split_cores(self, pod_request: PodRequest) -> Refusal | None:
         """Why a kubelet with full-pcpus-only would reject the pod; None if it would not."""
-        cores, parts = self._whole_cores, pod_request.zoned.parts
+        cores, parts = self._whole_cores, pod_request.numa_request.parts
         if cores is None:
             return None
         refused = cores.refused(parts, self._taken - self._kubelet_cpus[pod_request.uid])
@@ -179,10 +179,10 @@ class ZoneAllocator:
 
 
 def _lack(
-    check: Callable[[ZonedNode, ZonedPod, Steps], object],
+    check: Callable[[ZonedNode, NumaRequest, Steps], object],
     report: ZoneReport,
     left: ZonedNode | None,
-    pod: ZonedPod,
+    pod: NumaRequest,
     steps: Steps,
 ) -> Refusal | None:
     """The refusal of `check`, or that the amounts are unknown: `left` None."""

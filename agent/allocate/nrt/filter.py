@@ -29,7 +29,7 @@ from agent.allocate.numa.hint import fewest_nodes, ids, of_nodes, subsets
 from agent.allocate.refusal import Reason, Refusal
 from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope
-from agent.model.pod.zone_request import PartKind, PodPart, ZonedPod, of_memory
+from agent.model.pod.numa_request import NumaRequest, PartKind, PodPart, of_memory
 
 _Available: TypeAlias = Mapping[str, Mapping[int, int]]
 
@@ -45,12 +45,12 @@ class ZoneFit(msgspec.Struct, frozen=True):
 PASSED = ZoneFit()
 
 
-def parts_of(node: ZonedNode, pod: ZonedPod) -> tuple[PodPart, ...]:
+def parts_of(node: ZonedNode, pod: NumaRequest) -> tuple[PodPart, ...]:
     """The parts of the pod that each need one NUMA node."""
     return (pod.whole,) if node.scope is TopologyManagerScope.POD else pod.parts
 
 
-def filter(node: ZonedNode | None, pod: ZonedPod, steps: Steps = UNCOUNTED) -> ZoneFit | Refusal:
+def filter(node: ZonedNode | None, pod: NumaRequest, steps: Steps = UNCOUNTED) -> ZoneFit | Refusal:
     """Whether the pod fits the node.
 
     `node`: None without a NodeResourceTopology; then every pod passes.
@@ -69,7 +69,7 @@ def filter(node: ZonedNode | None, pod: ZonedPod, steps: Steps = UNCOUNTED) -> Z
     return PASSED
 
 
-def _aligned(node: ZonedNode, pod: ZonedPod) -> ZoneFit | Refusal:
+def _aligned(node: ZonedNode, pod: NumaRequest) -> ZoneFit | Refusal:
     """Puts each part on the lowest NUMA node that holds it. A plain init container releases its
     resources; a sidecar keeps them while all later containers run."""
     available: dict[str, dict[int, int]] = node.available
@@ -144,7 +144,7 @@ def _misfit(
     )
 
 
-def restricts(node: ZonedNode, pod: ZonedPod) -> bool:
+def restricts(node: ZonedNode, pod: NumaRequest) -> bool:
     """Whether the kubelet may reject the pod although NUMA nodes have enough: under `restricted`,
     and under `single-numa-node` because of an init container."""
     if not any(part.hinted(node.hinted) for part in pod.parts):
@@ -154,7 +154,7 @@ def restricts(node: ZonedNode, pod: ZonedPod) -> bool:
     return node.policy is NumaPolicy.RESTRICTED
 
 
-def preferred_misfit(node: ZonedNode, pod: ZonedPod, steps: Steps = UNCOUNTED) -> Refusal | None:
+def preferred_misfit(node: ZonedNode, pod: NumaRequest, steps: Steps = UNCOUNTED) -> Refusal | None:
     """Why no set of NUMA nodes that the kubelet prefers has enough; None if one has. Each part
     takes the set that the kubelet would choose, the one with the lowest ids. The kubelet reuses the
     CPUs and devices of an init container for the next containers: these have to use the same NUMA

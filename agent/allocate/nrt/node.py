@@ -24,7 +24,7 @@ from agent.model.nrt.node_annotations import (
 )
 from agent.model.nrt.resource_topology import FINGERPRINT_METHOD, FingerprintMethod, NodeTopology
 from agent.model.pod.annotations import AnnotationError
-from agent.model.pod.zone_request import foreign, of_memory
+from agent.model.pod.numa_request import foreign, of_memory
 
 MAX_NUMA_NODES: Final = 8
 """The most NUMA nodes that the kubelet's topology manager supports by default."""

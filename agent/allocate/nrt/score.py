@@ -19,7 +19,7 @@ from agent.allocate.nrt.filter import parts_of
 from agent.allocate.nrt.node import ZonedNode
 from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model.cpu.policies import NumaPolicy, Strategy
-from agent.model.pod.zone_request import PartKind, ZonedPod
+from agent.model.pod.numa_request import NumaRequest, PartKind
 
 _Available: TypeAlias = Mapping[str, Mapping[int, int]]
 
@@ -35,7 +35,7 @@ _MAX_STEPS: Final = 30_000
 
 def score(
     node: ZonedNode | None,
-    pod: ZonedPod,
+    pod: NumaRequest,
     strategy: Strategy,
     weights: Mapping[str, int] | None = None,
     steps: Steps = UNCOUNTED,
@@ -58,7 +58,9 @@ def score(
     return _by_zone(node, pod, strategy, weights or {})
 
 
-def _by_zone(node: ZonedNode, pod: ZonedPod, strategy: Strategy, weights: Mapping[str, int]) -> int:
+def _by_zone(
+    node: ZonedNode, pod: NumaRequest, strategy: Strategy, weights: Mapping[str, int]
+) -> int:
     """The mean over the parts. Each part counts with the least suitable of the NUMA nodes that it
     fits."""
     zone_score = _BY_ZONE[strategy]
@@ -78,7 +80,7 @@ def _left(node: ZonedNode, zone: int) -> dict[str, int]:
     return {name: there[zone] for name, there in node.available.items() if zone in there}
 
 
-def least_numa_nodes(node: ZonedNode, pod: ZonedPod, steps: Steps) -> int:
+def least_numa_nodes(node: ZonedNode, pod: NumaRequest, steps: Steps) -> int:
     """The score by the number of NUMA nodes that the pod needs."""
     available: dict[str, dict[int, int]] = node.available
     count, closest = 0, True

@@ -7,5 +7,5 @@ that of Koordinator's DeviceShare plugin:
 
 - `resource_request`: CPU, memory and the other resources of a pod with a QoS class, by Koordinator
 - `exclusive_cpus`: exclusive CPUs, by the kubelet
-- `zone_request`: the parts of a pod that NUMA nodes must hold, by NodeResourceTopologyMatch
+- `numa_request`: the parts of a pod that NUMA nodes must hold, by NodeResourceTopologyMatch
 """

@@ -14,8 +14,8 @@ import msgspec
 
 from agent.model.pod.annotations import shared_containers
 from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod.numa_request import kube_class_of
 from agent.model.pod.qos import KubeClass
-from agent.model.pod.zone_request import kube_class_of
 from agent.model.quantities import cpu
 
 

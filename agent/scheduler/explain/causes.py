@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.numa.hint import ids
 from agent.allocate.policies_in_force import PROFILES
 from agent.allocate.refusal import Reason, Refusal
@@ -355,16 +355,16 @@ _DEVICE_OBJECTS: Final[dict[Reason, tuple[_Place, ...]]] = {
 }
 
 
-def offer_facts(granted: Granted) -> OfferFacts:
-    offer, allocation = granted.offer, granted.device_allocation
+def offer_facts(node_offer: NodeOffer) -> OfferFacts:
+    offer, allocation = node_offer.offer, node_offer.device_allocation
     by_type = allocation.devices if allocation is not None else {}
-    order = tuple(map(int, granted.order))
+    order = tuple(map(int, node_offer.order))
     devices = {kind: tuple(each.minor for each in chosen) for kind, chosen in by_type.items()}
     if offer is None:
-        return OfferFacts(granted.score, order, devices=devices)
+        return OfferFacts(node_offer.score, order, devices=devices)
     why, merged = offer.why, offer.why.merged
     return OfferFacts(
-        granted.score,
+        node_offer.score,
         order,
         str(offer.allocation.cpus),
         offer.allocation.amounts,

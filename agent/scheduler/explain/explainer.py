@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.explanation import (
     BoundFacts,
@@ -136,7 +136,7 @@ class Explainer:
 
     def _of_info(self, info: PodInfo, scheduler: str, scope: _Scope) -> Explanation:
         group = self._group(info)
-        verdicts, granted = [], {}
+        verdicts, offers = [], {}
         names = self._node_names()
         nominated = self._nominated(info)
         for name in names[:MAX_NODES]:
@@ -145,11 +145,11 @@ class Explainer:
             verdict, offer = self._on_node(info, group, name, nominated, scope)
             verdicts.append(verdict)
             if offer is not None:
-                granted[name] = offer
+                offers[name] = offer
             time.sleep(_PAUSE_SECONDS)
-        winner = min(granted, key=lambda name: _rank(granted[name], name), default="")
+        winner = min(offers, key=lambda name: _rank(offers[name], name), default="")
         if winner:
-            self._commit(winner, granted[winner], scope.copies)
+            self._commit(winner, offers[winner], scope.copies)
         elif not scope.copies and (group is None or group.known):
             verdicts = self._with_evictions(info, verdicts, scope)
         own = self._own_causes(info, scheduler, group, winner)
@@ -192,7 +192,7 @@ class Explainer:
         name: str,
         nominated: frozenset[str],
         scope: _Scope,
-    ) -> tuple[NodeVerdict, Granted | None]:
+    ) -> tuple[NodeVerdict, NodeOffer | None]:
         if name in scope.drained:
             return _refused(name, DRAINED, "the node counts as drained", "Node", name), None
         if name in nominated:
@@ -214,7 +214,7 @@ class Explainer:
 
     def _offer(
         self, allocator: NodeAllocator, info: PodInfo, group: GroupFacts | None, name_of: NameOf
-    ) -> tuple[NodeVerdict, Granted | None]:
+    ) -> tuple[NodeVerdict, NodeOffer | None]:
         """The caller holds the lock."""
         name, request = allocator.properties.name, info.pod_request
 
@@ -246,7 +246,7 @@ class Explainer:
                 return NodeVerdict(name, (cause,), not whole.unresolvable), None
         return NodeVerdict(name, offer=causes.offer_facts(found)), found
 
-    def _commit(self, node: str, granted: Granted, copies: dict[str, NodeAllocator]) -> None:
+    def _commit(self, node: str, node_offer: NodeOffer, copies: dict[str, NodeAllocator]) -> None:
         """Places the pod on a copy of the node."""
         with self._cluster.lock:
             state = self._cluster.node(node)
@@ -254,7 +254,7 @@ class Explainer:
                 return
             if node not in copies:
                 copies[node] = state.allocator.without(())
-            copies[node].record(granted.holding())
+            copies[node].record(node_offer.holding())
 
     def _own_causes(
         self, info: PodInfo, scheduler: str, group: GroupFacts | None, winner: str
@@ -358,8 +358,8 @@ class Explainer:
         return msgspec.structs.replace(verdict, causes=found, eviction=facts)
 
 
-def _rank(granted: Granted, node: str) -> tuple[Any, ...]:
-    return -granted.score, granted.order, node
+def _rank(node_offer: NodeOffer, node: str) -> tuple[Any, ...]:
+    return -node_offer.score, node_offer.order, node
 
 
 def _group_causes(group: GroupFacts, info: PodInfo, winner: str) -> list[Cause]:

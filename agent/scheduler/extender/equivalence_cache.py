@@ -355,8 +355,8 @@ def _value(result: Feasibility) -> Hashable:
 
 
 class StateNumbering:
-    """Numbers the states of nodes that changed, so that the first pod of a shape does not wait for
-    the numbers of all nodes. Safe for many threads."""
+    """Numbers the states of nodes that changed, so that the first pod of an equivalence class does
+    not wait for the numbers of all nodes. Safe for many threads."""
 
     def __init__(self, cluster: SchedulerCache) -> None:
         self._cluster = cluster

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from agent.allocate.node_allocator.allocator import StaleOfferError
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.refusal import Refusal
 from agent.model.pod.apiobjects import GroupError
 from agent.model.pod_request import PodRequestError
@@ -69,24 +69,24 @@ class Binder:
     def bind(self, pod: PodName, node: str) -> None:
         """Does nothing for a pod that is bound to that node already. Raises BindError."""
         try:
-            bound, granted = self._bind(pod, node)
+            bound, node_offer = self._bind(pod, node)
         except BindError as error:
             self._record(pod, node, error=str(error))
             raise
         if bound:
-            self._record(pod, node, granted)
+            self._record(pod, node, node_offer)
 
     def _record(
-        self, pod: PodName, node: str, granted: Granted | None = None, error: str = ""
+        self, pod: PodName, node: str, node_offer: NodeOffer | None = None, error: str = ""
     ) -> None:
         self.decisions.append(
-            BindDecision(next(self._numbers), self._clock(), pod, node, granted, error)
+            BindDecision(next(self._numbers), self._clock(), pod, node, node_offer, error)
         )
 
-    def _bind(self, pod: PodName, node: str) -> tuple[bool, Granted | None]:
+    def _bind(self, pod: PodName, node: str) -> tuple[bool, NodeOffer | None]:
         """Returns whether this call bound the pod, and the offer that it got; no offer if an
         earlier Binding was sent again."""
-        granted: Granted | None = None
+        node_offer: NodeOffer | None = None
         with self._exclusively(pod):
             info = self._pod_info(pod, node)
             if info is None:
@@ -98,8 +98,8 @@ class Binder:
             with self._cluster.lock:
                 annotations = earlier = self._unresolved_binding(pod, node)
                 if annotations is None:
-                    granted = self._reserve(info, node)
-                    annotations = granted.annotations()
+                    node_offer = self._reserve(info, node)
+                    annotations = node_offer.annotations()
                     self._check_overcommitment(info, node)
             # The outcome of a Binding is unknown after an exception.
             outcome = BindOutcome(None, "the outcome of the Binding is unknown")
@@ -114,7 +114,7 @@ class Binder:
         if not outcome.bound:
             raise BindError(outcome.error)
         self._pod_infos.forget(pod.uid)
-        return True, granted
+        return True, node_offer
 
     @contextlib.contextmanager
     def _exclusively(self, pod: PodName) -> Iterator[None]:
@@ -178,7 +178,7 @@ class Binder:
             raise BindError(f"pod {pod.title} is bound to node {bound}")
         return None if bound else info
 
-    def _reserve(self, info: PodInfo, node: str) -> Granted:
+    def _reserve(self, info: PodInfo, node: str) -> NodeOffer:
         """The caller holds the lock."""
         pod_request, group = info.pod_request, info.group
         ineligibility = self._cluster.eligible(node, pod_request)

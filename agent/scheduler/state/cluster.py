@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.node_allocator.properties import (
@@ -329,19 +329,19 @@ class SchedulerCache:
             return self._reservations.get(uid)
 
     # reservations
-    def reserve(self, name: str, granted: Granted) -> None:
+    def reserve(self, name: str, node_offer: NodeOffer) -> None:
         """Reserves the offer until `confirm` or `release`. Raises ReserveError, and StaleOfferError
         if a part of the offer was allocated since."""
         with self.lock:
             state = self.node(name)
             if state is None:
                 raise ReserveError(f"node {name} is not known")
-            if (pod := self._pods.get(granted.uid)) is not None:
-                raise ReserveError(f"pod {granted.pod_request.title} is bound to {pod.node}")
-            before = self._reservations.get(granted.uid)
+            if (pod := self._pods.get(node_offer.uid)) is not None:
+                raise ReserveError(f"pod {node_offer.pod_request.title} is bound to {pod.node}")
+            before = self._reservations.get(node_offer.uid)
             if before is not None:
                 raise ReserveError(f"a bind of pod {before.title} to {before.node} is in progress")
-            assigned = state.allocator.commit(granted)
+            assigned = state.allocator.commit(node_offer)
             self._mark_changed(state)
             self._reservations[assigned.uid] = Reservation(name, assigned)
 

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.node_allocator.allocator import StaleOfferError
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.pod.apiobjects import PodGroup
 from agent.model.pod_request import PodRequest
@@ -37,17 +37,17 @@ _RECHECK_SECONDS: Final = 1.0
 
 
 class _GroupReservation(msgspec.Struct):
-    """`shape` is that of the pod for which the parts were reserved. `parts` has the parts that are
-    not taken yet, by a placeholder for the uid of a pod. `members` has, by uid, the part that each
-    member took; None if it was bound before this process started. At `missing_until` the parts of
-    members that do not exist are released."""
+    """`equivalence_key` is that of the pod for which the parts were reserved. `parts` has the parts
+    that are not taken yet, by a placeholder for the uid of a pod. `members` has, by uid, the part
+    that each member took; None if it was bound before this process started. At `missing_until` the
+    parts of members that do not exist are released."""
 
     group: PodGroup
     node: str
-    shape: bytes
+    equivalence_key: bytes
     until: float
-    parts: dict[str, Granted] = {}
-    members: dict[str, Granted | None] = {}
+    parts: dict[str, NodeOffer] = {}
+    members: dict[str, NodeOffer | None] = {}
     missing_until: float = math.inf
 
 
@@ -144,11 +144,11 @@ class GroupReservations:
         with self._cluster.lock:
             if self._find(group) is not reserved:
                 return None  # another request has reserved parts meanwhile
-            unused: dict[str, Granted] = {}
+            unused: dict[str, NodeOffer] = {}
             try:
-                for granted in offers:
-                    self._cluster.reserve(node, granted)
-                    unused[granted.uid] = granted
+                for node_offer in offers:
+                    self._cluster.reserve(node, node_offer)
+                    unused[node_offer.uid] = node_offer
             except (StaleOfferError, ReserveError) as error:
                 for part in unused:
                     self._cluster.release(part)
@@ -156,7 +156,7 @@ class GroupReservations:
             now = self._clock()
             until, missing_until = now + self._seconds, now + min(MISSING_SECONDS, self._seconds)
             self._reservations[group.title] = _GroupReservation(
-                group, node, pod_request.shape, until, unused, members, missing_until
+                group, node, pod_request.equivalence_key, until, unused, members, missing_until
             )
             self._due = min(self._due, missing_until)
         return None
@@ -200,7 +200,7 @@ class GroupReservations:
         rejection = self.rejection(group, pod_request)
         return rejection.text if rejection else None
 
-    def take(self, group: PodGroup, pod_request: PodRequest, node: str) -> Granted | str:
+    def take(self, group: PodGroup, pod_request: PodRequest, node: str) -> NodeOffer | str:
         """Reserves a part for the pod itself; returns the reason if that fails. `prepare`, called
         before, keeps the time with the lock short."""
         reserved = self._find(group)
@@ -214,16 +214,16 @@ class GroupReservations:
         found = self._part(group, reserved, pod_request)
         if isinstance(found, str):
             return found
-        part, granted = found
+        part, node_offer = found
         reserved.parts.pop(part.uid)
         self._cluster.release(part.uid)
         try:
-            self._cluster.reserve(node, granted)
+            self._cluster.reserve(node, node_offer)
         except (StaleOfferError, ReserveError) as error:
             self._return_part(reserved, part)
             return f"{group.title}: {error}"
         reserved.members[pod_request.uid] = part
-        return granted
+        return node_offer
 
     def release(self, group: PodGroup, uid: str) -> None:
         """Returns to the group the part of a pod whose bind failed and whose reservation is
@@ -235,7 +235,7 @@ class GroupReservations:
         if part is not None and self._clock() < reserved.until:
             self._return_part(reserved, part)
 
-    def _return_part(self, reserved: _GroupReservation, part: Granted) -> None:
+    def _return_part(self, reserved: _GroupReservation, part: NodeOffer) -> None:
         # If another pod took some of it meanwhile, the next member is rejected.
         with contextlib.suppress(StaleOfferError, ReserveError):
             self._cluster.reserve(reserved.node, part)
@@ -253,7 +253,7 @@ class GroupReservations:
             self._due = min(self._due, reserved.until)
         return reserved
 
-    def _members(self, reserved: _GroupReservation) -> dict[str, Granted | None]:
+    def _members(self, reserved: _GroupReservation) -> dict[str, NodeOffer | None]:
         """The members that still have an allocation on the node."""
         state = self._cluster.node(reserved.node)
         allocated = state.allocator.holdings if state is not None else {}
@@ -261,19 +261,19 @@ class GroupReservations:
 
     def _part(
         self, group: PodGroup, reserved: _GroupReservation, pod_request: PodRequest
-    ) -> tuple[Granted, Granted] | str:
+    ) -> tuple[NodeOffer, NodeOffer] | str:
         """Returns a part for a pod with that request, and the offer that replaces it."""
         state = self._cluster.node(reserved.node)
         if state is None:
             return f"{group.title} is assigned to node {reserved.node}, which does not exist"
         first = next(iter(reserved.parts.values()))
-        if pod_request.shape == reserved.shape:
+        if pod_request.equivalence_key == reserved.equivalence_key:
             return first, first.to(pod_request)
         # All parts are equal.
         reason = _excess(pod_request, first.pod_request)
         if not reason:
             found = state.allocator.without((first.uid,)).offer(pod_request)
-            if isinstance(found, Granted):
+            if isinstance(found, NodeOffer):
                 return first, found
             reason = found.text
         return f"the part of {group.title} on node {reserved.node} is too small: {reason}"

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import BindPolicy
@@ -40,14 +40,14 @@ class PodName(msgspec.Struct, frozen=True):
 
 class BindDecision(msgspec.Struct, frozen=True):
     """A pod on its way to a node. `at`: by a monotonic clock; `number`: counts all decisions of
-    this process. `granted`: None if there was no offer, or if the same Binding was sent again.
+    this process. `node_offer`: None if there was no offer, or if the same Binding was sent again.
     `error`: why the pod is not bound; "" if it is."""
 
     number: int
     at: float
     pod: PodName
     node: str
-    granted: Granted | None = None
+    node_offer: NodeOffer | None = None
     error: str = ""
 
 
@@ -171,7 +171,7 @@ class PodRequirements(msgspec.Struct, frozen=True):
     @property
     def equivalence_class(self) -> Hashable:
         """Equal for pods with equal results on every node."""
-        return self.pod_request.shape
+        return self.pod_request.equivalence_key
 
     def check(self, allocator: NodeAllocator) -> Feasibility:
         # The pod's own allocation on the node must not count as free for other pods of its class.
@@ -199,7 +199,7 @@ class GroupRequirements(msgspec.Struct, frozen=True):
 
     @property
     def equivalence_class(self) -> Hashable:
-        return self.pod_request.shape, self.pods
+        return self.pod_request.equivalence_key, self.pods
 
     def check(self, allocator: NodeAllocator) -> Feasibility:
         found = allocator.offer_all(parts(_ANY, self.pod_request, self.pods))
@@ -274,7 +274,7 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
     @property
     def reads_zone_report(self) -> bool:
         """Whether the result depends on the zones of the node's NodeResourceTopology."""
-        return not self.requirements.pod_request.zoned.indifferent
+        return not self.requirements.pod_request.numa_request.indifferent
 
     def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
         """Returns UNKNOWN_NODE for a node that does not exist. `by_state`: the results of this

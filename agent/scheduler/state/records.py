@@ -32,7 +32,7 @@ from agent.model.pod.apiobjects import (
     PodObject,
     group_of,
 )
-from agent.model.pod.zone_request import ZonedPod, zoned_pod
+from agent.model.pod.numa_request import NumaRequest, numa_request_of
 from agent.model.pod_request import NO_KIND, PodKind, kind_of
 from agent.model.quantities import Quantity, QuantityError, milli, whole
 
@@ -75,9 +75,9 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     pod, which can't be evicted). `reservation`: the uid of Koordinator's Reservation in which the
     pod was placed.
 
-    Fields for the zone report: `zoned` without names of containers, `started` (the pod runs, so a
-    fingerprint of the node's pods contains it), and `terminated`, the title of a terminated pod
-    that still exists, since a fingerprint may contain it too.
+    Fields for the zone report: `numa_request` without names of containers, `started` (the pod runs,
+    so a fingerprint of the node's pods contains it), and `terminated`, the title of a terminated
+    pod that still exists, since a fingerprint may contain it too.
 
     `has_claim_condition`: it has the condition CLAIM_REFUSED, whatever its status. `kind`: the kind
     for placements, NO_KIND unless the decoder reads kinds. `untried`: it waits for this scheduler,
@@ -92,7 +92,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     started_at: int = 0
     terminating: bool = False
     mirror: bool = False
-    zoned: ZonedPod | None = None
+    numa_request: NumaRequest | None = None
     started: bool = False
     group: PodGroup | None = None
     terminated: str = ""
@@ -104,7 +104,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     @property
     def report_fields(self) -> tuple[object, ...]:
         """The fields that decide whether the zone report of its node counts it."""
-        return self.started, self.started_at, self.zoned
+        return self.started, self.started_at, self.numa_request
 
     @property
     def title(self) -> str:
@@ -196,9 +196,15 @@ def pods(
                 untried=waits and _untried(text),
             )
         if pod.terminal:
-            zoned, title = _zoned_of(pod), pod.title
+            numa_request, title = _numa_request_of(pod), pod.title
             return PodRecord(
-                pod.uid, intern(pod.node), None, ready, zoned=zoned, terminated=title, kind=kind
+                pod.uid,
+                intern(pod.node),
+                None,
+                ready,
+                numa_request=numa_request,
+                terminated=title,
+                kind=kind,
             )
         assigned = holding_of(pod)
         for fault in assigned.faults:
@@ -212,7 +218,7 @@ def pods(
             pod.started_at,
             pod.deleted,
             pod.mirror,
-            _zoned_of(pod),
+            _numa_request_of(pod),
             pod.phase is not apiobjects.Phase.PENDING,
             _group(pod),
             reservation=_reservation(pod),
@@ -344,8 +350,8 @@ _DEVICE_READ: Final = dict.fromkeys(
     bounds.OBJECT_LIST_BYTES,
 )
 _labels: Final = InternPool[dict[str, str]]()
-_zoned: Final = InternPool[ZonedPod]()
-_zoned_by_key: Final = InternPool[ZonedPod]()
+_numa_requests: Final = InternPool[NumaRequest]()
+_numa_requests_by_key: Final = InternPool[NumaRequest]()
 _requests: Final = InternPool[dict[str, int]]()
 _kinds: Final = InternPool[PodKind]()
 _numa: Final = InternPool[dict[int, dict[str, int]]]()
@@ -396,13 +402,15 @@ def _compact(assigned: AssignedPod) -> AssignedPod:
     )
 
 
-def _zoned_of(pod: ApiPod) -> ZonedPod:
+def _numa_request_of(pod: ApiPod) -> NumaRequest:
     amounts = pod.counted, pod.limits, pod.overhead
     key = (pod.kube_class, pod.containers, pod.init_containers, *amounts)
-    return _zoned_by_key.by_source(key, lambda: _zoned.of(_nameless(zoned_pod(pod))))
+    return _numa_requests_by_key.by_source(
+        key, lambda: _numa_requests.of(_nameless(numa_request_of(pod)))
+    )
 
 
-def _nameless(pod: ZonedPod) -> ZonedPod:
+def _nameless(pod: NumaRequest) -> NumaRequest:
     parts = tuple(msgspec.structs.replace(each, name="") for each in pod.parts)
     return msgspec.structs.replace(pod, parts=parts)
 

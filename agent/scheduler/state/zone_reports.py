@@ -30,7 +30,7 @@ from agent.allocate.nrt.node import (
 from agent.model.cpu.policies import Strategy, kubelet_numa_policy
 from agent.model.nrt import fingerprint
 from agent.model.nrt.resource_topology import FingerprintMethod, NodeTopology
-from agent.model.pod.zone_request import ZonedPod, exclusive
+from agent.model.pod.numa_request import NumaRequest, exclusive
 from agent.scheduler.state.records import InternPool, PodRecord
 
 MAX_REMOVED: Final = 8
@@ -48,7 +48,7 @@ class ReportFreshness:
         self._started: list[str] = []
         self._admitted: list[str] = []
         self._ended: dict[str, PodRecord] = _NO_PODS
-        self._deleted: tuple[tuple[int, ZonedPod | None], ...] = ()
+        self._deleted: tuple[tuple[int, NumaRequest | None], ...] = ()
         self._unreported: frozenset[str] = frozenset()
         self._counted: _Counted | None = None
 
@@ -90,7 +90,7 @@ class ReportFreshness:
             self._admitted.remove(uid)
         if uid in self._started:
             self._started.remove(uid)
-            self._deleted = (*self._deleted[1 - MAX_REMOVED :], (_hash(pod), pod.zoned))
+            self._deleted = (*self._deleted[1 - MAX_REMOVED :], (_hash(pod), pod.numa_request))
         self._counted = None
 
     def counted(self, zones: ZoneReport) -> frozenset[str] | None:
@@ -102,9 +102,11 @@ class ReportFreshness:
     def _count(self, zones: ZoneReport) -> _Counted:
         if zones.fingerprint is None:
             return _Counted(frozenset(self._started) - self._unreported)
-        deleted = [pod_hash for pod_hash, zoned in self._deleted if _counts(zones, zoned)]
+        deleted = [
+            pod_hash for pod_hash, numa_request in self._deleted if _counts(zones, numa_request)
+        ]
         for uids in self._reported_sets():
-            pods = [pod for pod in map(self._pod, uids) if _counts(zones, pod.zoned)]
+            pods = [pod for pod in map(self._pod, uids) if _counts(zones, pod.numa_request)]
             found = freshness(zones.fingerprint, [_hash(each) for each in pods], deleted)
             if found.state is not NrtFreshness.OTHER:
                 missing = {each.uid for each in pods[len(pods) - found.missing :]}
@@ -133,10 +135,10 @@ class _Counted(msgspec.Struct, frozen=True):
 _NO_PODS: Final[dict[str, PodRecord]] = {}
 
 
-def _counts(zones: ZoneReport, zoned: ZonedPod | None) -> bool:
+def _counts(zones: ZoneReport, numa_request: NumaRequest | None) -> bool:
     if zones.method is FingerprintMethod.ALL:
         return True
-    return zoned is not None and exclusive(zoned, zones.reported.available)
+    return numa_request is not None and exclusive(numa_request, zones.reported.available)
 
 
 def _hash(pod: PodRecord) -> int:
@@ -184,5 +186,5 @@ def _assumed(pod: PodRecord, cpus: TopologyOptions | None) -> Assumed | None:
     unknown."""
     if pod.assigned is None:
         return None
-    taken = pod.zoned.whole.taken if pod.zoned is not None else {}
+    taken = pod.numa_request.whole.taken if pod.numa_request is not None else {}
     return assumed_of(pod.assigned.allocation, taken, cpus)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent.allocate.kubelet.static_policy import AllocationRefused
 from agent.allocate.kubelet.whole_cores import WholeCores
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import PROFILES, NodePolicies
@@ -19,7 +19,7 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod import apiobjects
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
-from agent.model.pod.zone_request import PartKind, kube_class_of, zoned_pod
+from agent.model.pod.numa_request import PartKind, kube_class_of, numa_request_of
 from agent.model.pod_request import Reads, request_of
 from tests.allocate.kubelet.nodes import Node, machine, policy
 from tests.allocate.kubelet.whole_core_pods import FULL_PCPUS_ONLY, PODS, Container, Pod
@@ -46,7 +46,7 @@ def plain(name: str, cpus: int) -> Pod:
     return Pod(name, (Container(str(cpus)),))
 
 
-def answer(allocator: NodeAllocator, pod: Pod) -> Granted | Refusal:
+def answer(allocator: NodeAllocator, pod: Pod) -> NodeOffer | Refusal:
     return allocator.offer(request_of(api_pod(pod)))
 
 
@@ -54,7 +54,7 @@ def answer(allocator: NodeAllocator, pod: Pod) -> Granted | Refusal:
 def test_pods_are_placed_as_the_kubelet_admits_them(pod: Pod) -> None:
     found = answer(NodeAllocator(whole_cores()), pod)
     if not pod.refused:
-        assert isinstance(found, Granted), found
+        assert isinstance(found, NodeOffer), found
     else:
         assert isinstance(found, Refusal)
         assert f"({pod.refused}, kubelet: full-pcpus-only" in found.text
@@ -64,7 +64,7 @@ def test_pods_are_placed_as_the_kubelet_admits_them(pod: Pod) -> None:
 @pytest.mark.parametrize("pod", PODS, ids=lambda pod: pod.name)
 def test_other_options_of_the_static_policy_refuse_no_pod(pod: Pod) -> None:
     node = whole_cores(full_pcpus_only=False, distribute_across_numa=True)
-    assert isinstance(answer(NodeAllocator(node), pod), Granted)
+    assert isinstance(answer(NodeAllocator(node), pod), NodeOffer)
 
 
 def test_the_cpus_of_assigned_pods_are_not_available() -> None:
@@ -72,7 +72,7 @@ def test_the_cpus_of_assigned_pods_are_not_available() -> None:
     allocator = NodeAllocator(whole_cores("0,2"))
     allocator.record(holding_of(api_pod(plain("a", 8))))
     state = allocator.state(Reads.ZONES)
-    assert isinstance(answer(allocator, plain("b", 4)), Granted)
+    assert isinstance(answer(allocator, plain("b", 4)), NodeOffer)
     allocator.record(holding_of(api_pod(plain("b", 4))))
     assert allocator.state(Reads.ZONES) != state
     found = answer(allocator, plain("c", 2))
@@ -82,17 +82,17 @@ def test_the_cpus_of_assigned_pods_are_not_available() -> None:
         "cpu: not enough CPUs that suit the bind policy (container c0, kubelet: full-pcpus-only "
         "with 2 threads a core, requested 2, available 0)"
     )
-    assert isinstance(answer(allocator, plain("b", 4)), Granted), "it has its own CPUs"
-    assert isinstance(answer(allocator.without(["a"]), plain("c", 2)), Granted)
+    assert isinstance(answer(allocator, plain("b", 4)), NodeOffer), "it has its own CPUs"
+    assert isinstance(answer(allocator.without(["a"]), plain("c", 2)), NodeOffer)
     allocator.release("a")
-    assert isinstance(answer(allocator, plain("c", 8)), Granted)
+    assert isinstance(answer(allocator, plain("c", 8)), NodeOffer)
 
 
 def test_an_offer_is_not_committed_when_another_pod_got_the_cores() -> None:
     allocator = NodeAllocator(whole_cores("0,2"))
     first, second = (answer(allocator, plain(name, 8)) for name in "ab")
-    assert isinstance(first, Granted)
-    assert isinstance(second, Granted)
+    assert isinstance(first, NodeOffer)
+    assert isinstance(second, NodeOffer)
     assert allocator.commit(first) == holding_of(api_pod(plain("a", 8)))
     with pytest.raises(StaleOfferError, match="requested 8, available 4"):
         allocator.commit(second)
@@ -105,7 +105,7 @@ inits = st.lists(st.builds(Container, sizes, st.just(""), st.booleans()), max_si
 
 def admitted(node: Node, pod: Pod) -> bool:
     """Whether the simulated kubelet admits the pod, which stays."""
-    of_pod = zoned_pod(api_pod(pod)).parts
+    of_pod = numa_request_of(api_pod(pod)).parts
     cpus = [
         ContainerCpu(each.name, each.requests.get("cpu", 0), each.kind is PartKind.SIDECAR)
         for each in of_pod
@@ -127,7 +127,7 @@ def test_every_refused_pod_is_refused_by_the_kubelet_too(
         admitted(node, Pod(f"other-{number}", each))
     taken = 16 - node.state.default.bit_count()
     pod = Pod("wanted", wanted, init=init)
-    found = WholeCores(14, 2).refused(zoned_pod(api_pod(pod)).parts, taken)
+    found = WholeCores(14, 2).refused(numa_request_of(api_pod(pod)).parts, taken)
     admits = admitted(node, pod)
     assert not (found and admits)
     if all(each.sidecar for each in init):

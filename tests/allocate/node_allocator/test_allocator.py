@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
 from agent.allocate.node_allocator.devices import DeviceOverlap
 from agent.allocate.node_allocator.properties import AllocatorRules, Imported, NodeProperties
@@ -32,9 +32,9 @@ ONE = NumaPolicy.SINGLE_NUMA_NODE
 CARDS_ON_BOTH = [gpu(each, each // 2, f"p{each}") for each in range(4)]
 
 
-def granted(allocator: NodeAllocator, api_pod: ApiPod) -> Granted:
+def offered(allocator: NodeAllocator, api_pod: ApiPod) -> NodeOffer:
     found = allocator.offer(request_of(api_pod))
-    assert isinstance(found, Granted), found.text
+    assert isinstance(found, NodeOffer), found.text
     return found
 
 
@@ -46,12 +46,12 @@ def refusal(allocator: NodeAllocator, api_pod: ApiPod) -> Refusal:
 
 def bind(allocator: NodeAllocator, api_pod: ApiPod) -> ApiPod:
     """The pod as it is in the API server after the commit."""
-    found = granted(allocator, api_pod)
+    found = offered(allocator, api_pod)
     allocator.commit(found)
     return annotated(api_pod, found.annotations())
 
 
-def cards(found: Granted) -> list[int]:
+def cards(found: NodeOffer) -> list[int]:
     assert found.device_allocation is not None
     return [each.minor for each in found.device_allocation.devices["gpu"]]
 
@@ -61,7 +61,7 @@ def test_shares_of_cards_are_packed_so_that_whole_cards_stay_free() -> None:
     allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH))
     for name, percent in (("a", 30), ("b", 60), ("c", 20), ("d", 10), ("e", 70)):
         bind(allocator, pod(name, {"cpu": 100, "memory": 1, GPU: percent}))
-    assert len(cards(granted(allocator, pod("whole", {"cpu": 100, "memory": 1, CARDS: 2})))) == 2
+    assert len(cards(offered(allocator, pod("whole", {"cpu": 100, "memory": 1, CARDS: 2})))) == 2
     rules = AllocatorRules(shares=Strategy.LEAST_ALLOCATED)
     spread = NodeAllocator(
         msgspec.structs.replace(make_properties(devices=CARDS_ON_BOTH), rules=rules)
@@ -85,9 +85,9 @@ def test_pods_that_an_older_koordinator_bound_to_pools_are_not_overcommitted() -
     (reason,) = refusal(allocator, pod("more", {"cpu": 2}, "LS")).reasons
     assert isinstance(reason, Refusal)
     assert (reason.resource, reason.requested, reason.available) == ("cpu", 2000, 1000)
-    assert granted(allocator, pod("last", {"cpu": 1}, "LS"))
+    assert offered(allocator, pod("last", {"cpu": 1}, "LS"))
     allocator.release("old")
-    assert granted(allocator, pod("more", {"cpu": 6}, "LS"))
+    assert offered(allocator, pod("more", {"cpu": 6}, "LS"))
 
 
 @pytest.mark.parametrize(("sockets", "nodes", "socket"), [(2, 1, 1), (1, 2, 0)])
@@ -108,7 +108,7 @@ def test_a_pod_on_the_pool_of_a_numa_node_names_the_pool_by_socket_and_node(
 def test_a_pod_without_needs_gets_no_allocation() -> None:
     unlabelled = pod("a", {"cpu": 100, "memory": 1})
     for properties in (NodeProperties("n"), make_properties(), make_properties(devices=[])):
-        found = granted(NodeAllocator(properties), unlabelled)
+        found = offered(NodeAllocator(properties), unlabelled)
         assert (found.offer, found.device_allocation, found.annotations()) == (None, None, {})
 
 
@@ -116,8 +116,8 @@ def test_the_kubelets_policy_does_not_apply_to_pods_without_koordinator_keys() -
     """The kubelet places these pods. Koordinator's labels on a node apply to every pod."""
     unlabelled = pod("a", {"cpu": "500m"})
     kubelet = NodePolicies(numa_kubelet=ONE, full_pcpus_only=True)
-    assert granted(NodeAllocator(make_properties(policies=kubelet)), unlabelled).annotations() == {}
-    assert STATUS in granted(NodeAllocator(make_properties(policy=ONE)), unlabelled).annotations()
+    assert offered(NodeAllocator(make_properties(policies=kubelet)), unlabelled).annotations() == {}
+    assert STATUS in offered(NodeAllocator(make_properties(policy=ONE)), unlabelled).annotations()
     bound = NodeAllocator(make_properties(policies=NodePolicies(bind_label=BindPolicy.FULL_PCPUS)))
     assert refusal(bound, unlabelled).reasons == (Refusal(Reason.CPU_NOT_INTEGER, "cpu", 500),)
 
@@ -155,11 +155,11 @@ def test_full_pcpus_only_nodes_allocate_cores_to_guaranteed_lse_and_lsr_pods(
         assert found.unresolvable
     for allocator in (strict, lenient):
         for api_pod in eligible:
-            offer = granted(allocator, api_pod).offer
+            offer = offered(allocator, api_pod).offer
             assert offer is not None
             assert len(offer.allocation.cpus) == 2
     for api_pod in others[:3]:
-        offer = granted(lenient, api_pod).offer
+        offer = offered(lenient, api_pod).offer
         assert offer is not None
         assert len(offer.allocation.cpus) == 2
 
@@ -168,10 +168,10 @@ def test_full_pcpus_only_nodes_allocate_cores_to_guaranteed_lse_and_lsr_pods(
 def test_pods_of_the_shared_pool_pass_full_pcpus_only_nodes(policies: NodePolicies) -> None:
     strict = NodeAllocator(make_properties(policies=policies, profile=STRICT))
     for api_pod in (pod("a", {"cpu": 2}, "BE"), pod("a", {"memory": 1}, "LS"), pod("a", {})):
-        assert not granted(strict, api_pod).annotations().get(STATUS, "{}").count("cpuset")
+        assert not offered(strict, api_pod).annotations().get(STATUS, "{}").count("cpuset")
     if policies.full_pcpus_only:
         unlabelled = pod("a", {"cpu": "500m"})
-        assert granted(strict, unlabelled).annotations() == {}, "the shared pool of the kubelet"
+        assert offered(strict, unlabelled).annotations() == {}, "the shared pool of the kubelet"
 
 
 @pytest.mark.parametrize("policies", WHOLE_CORES)
@@ -185,21 +185,21 @@ def test_a_pod_that_prefers_spread_avoids_full_pcpus_only_nodes(
     whole = make_properties(policies=policies, profile=STRICT, devices=devices)
     other = make_properties(profile=STRICT, policies=NodePolicies(), devices=devices)
     used = [holding_of(pod("b", {"cpu": 12}, notes={STATUS: {"cpuset": "0-11"}}))]
-    avoided = granted(NodeAllocator(whole, used), api_pod)
-    chosen = granted(NodeAllocator(other), api_pod)
+    avoided = offered(NodeAllocator(whole, used), api_pod)
+    chosen = offered(NodeAllocator(other), api_pod)
     assert (avoided.score, chosen.score > 0) == (0, True)
     assert avoided.order > chosen.order
     assert avoided.offer is not None
     assert avoided.offer.allocation.cpus == CpuSet.parse("12-13")
     lenient = msgspec.structs.replace(STRICT, strict_full_pcpus_only=False)
     whole = make_properties(policies=policies, profile=lenient, devices=devices)
-    assert granted(NodeAllocator(whole, used), api_pod).score > chosen.score
+    assert offered(NodeAllocator(whole, used), api_pod).score > chosen.score
 
 
 def test_amplified_cpu_is_counted_for_every_pod() -> None:
     allocator = NodeAllocator(make_properties(cpu_ratio=2.0, cpu_milli=32_000))
     bind(allocator, pod("a", {"cpu": 15}, "LSR"))
-    assert isinstance(allocator.offer(request_of(pod("b", {"cpu": 2}))), Granted)
+    assert isinstance(allocator.offer(request_of(pod("b", {"cpu": 2}))), NodeOffer)
     assert refusal(allocator, pod("b", {"cpu": 3})).text == (
         "cpu: not enough amplified CPU (requested 3, available 2)"
     )
@@ -214,7 +214,7 @@ def test_cpus_need_a_node_resource_topology() -> None:
         found = refusal(without_cpus, api_pod)
         assert found.text == "node n has no usable NodeResourceTopology"
         assert found.unresolvable
-    found_without = granted(without_cpus, pod("a", {"cpu": 1}, "LS"))
+    found_without = offered(without_cpus, pod("a", {"cpu": 1}, "LS"))
     assert (found_without.annotations(), found_without.score) == ({}, 0)
 
 
@@ -228,10 +228,10 @@ def test_devices_without_cpus_need_no_node_resource_topology() -> None:
     allocator = NodeAllocator(
         msgspec.structs.replace(make_properties(devices=CARDS_ON_BOTH), cpus=None)
     )
-    found = granted(allocator, pod("a", {CARDS: 1}))
+    found = offered(allocator, pod("a", {CARDS: 1}))
     assert (cards(found), found.offer) == ([0], None)
     allocator.commit(found)
-    assert cards(granted(allocator, pod("b", {CARDS: 1}))) == [1]
+    assert cards(offered(allocator, pod("b", {CARDS: 1}))) == [1]
 
 
 def test_exclusive_cpus_are_written_with_the_policy_in_force() -> None:
@@ -246,7 +246,7 @@ def test_exclusive_cpus_are_written_with_the_policy_in_force() -> None:
 
 def test_a_spec_with_the_policy_in_force_is_not_written_again() -> None:
     spec = '{ "requiredCPUBindPolicy": "SpreadByPCPUs" }'
-    found = granted(NodeAllocator(make_properties()), pod("a", {"cpu": 2}, "LSR", {SPEC: spec}))
+    found = offered(NodeAllocator(make_properties()), pod("a", {"cpu": 2}, "LSR", {SPEC: spec}))
     assert found.annotations() == {STATUS: '{"cpuset":"0,2"}'}
 
 
@@ -255,7 +255,7 @@ def test_stale_allocation_annotations_are_emptied() -> None:
     pod_with_stale_annotations = pod("a", {"cpu": 1}, notes=notes)
     bound = annotated(
         pod_with_stale_annotations,
-        granted(NodeAllocator(make_properties()), pod_with_stale_annotations).annotations(),
+        offered(NodeAllocator(make_properties()), pod_with_stale_annotations).annotations(),
     )
     held = holding_of(bound)
     assert (held.allocation.cpus, held.devices, held.faults) == (CpuSet(), {}, ())
@@ -265,7 +265,7 @@ def test_cards_are_on_the_numa_node_of_the_cpus() -> None:
     """Cards 0 and 1 are free, but their NUMA node does not have free CPUs."""
     allocator = NodeAllocator(make_properties(policy=ONE, devices=CARDS_ON_BOTH))
     bind(allocator, pod("cpus", {"cpu": 8}, "LSR"))
-    found = granted(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
+    found = offered(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
     assert cards(found) == [2, 3]
     assert found.offer is not None
     assert found.offer.allocation.cpus == CpuSet.parse("8-11")
@@ -274,7 +274,7 @@ def test_cards_are_on_the_numa_node_of_the_cpus() -> None:
 def test_cpus_are_on_the_numa_node_of_the_cards() -> None:
     allocator = NodeAllocator(make_properties(policy=ONE, devices=CARDS_ON_BOTH))
     bind(allocator, pod("gpus", {CARDS: 2}))
-    found = granted(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
+    found = offered(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
     assert cards(found) == [2, 3]
     assert found.offer is not None
     assert found.offer.allocation.cpus == CpuSet.parse("8-11")
@@ -293,7 +293,7 @@ def test_cpus_a_card_and_a_nic_are_on_one_numa_node(policy: NumaPolicy) -> None:
         ("nic", None, {ALLOCATED: nics}),
     ):
         allocator.record(holding_of(pod(uid, qos=qos, notes=notes)))
-    found = granted(allocator, pod("a", {"cpu": 4, CARDS: 1, RDMA: 100}, "LSR"))
+    found = offered(allocator, pod("a", {"cpu": 4, CARDS: 1, RDMA: 100}, "LSR"))
     assert found.device_allocation is not None
     allocated = found.device_allocation.devices
     assert {kind: [each.minor for each in held] for kind, held in allocated.items()} == {
@@ -308,7 +308,7 @@ def test_a_pod_is_refused_when_no_numa_node_has_cpus_and_cards() -> None:
     allocator = NodeAllocator(make_properties(policy=ONE, devices=CARDS_ON_BOTH))
     bind(allocator, pod("cpus", {"cpu": 8}, "LSR"))
     bind(allocator, pod("gpus", {CARDS: 2}, notes={HINT: {"gpu": {"selector": {}}}}))
-    assert cards(granted(allocator, pod("b", {CARDS: 2}))) == [2, 3]
+    assert cards(offered(allocator, pod("b", {CARDS: 2}))) == [2, 3]
     bind(allocator, pod("b", {CARDS: 1}))
     found = refusal(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
     assert not found.unresolvable
@@ -318,7 +318,7 @@ def test_devices_without_cpus_are_aligned_too() -> None:
     allocator = NodeAllocator(
         make_properties(policy=ONE, devices=[gpu(0, 0), *CARDS_ON_BOTH[2:], nic(0, 1)])
     )
-    found = granted(allocator, pod("a", {CARDS: 1, RDMA: 1}))
+    found = offered(allocator, pod("a", {CARDS: 1, RDMA: 1}))
     assert cards(found) == [2]
     assert STATUS not in found.annotations()
     assert refusal(allocator, pod("b", {CARDS: 3})).reasons
@@ -326,20 +326,22 @@ def test_devices_without_cpus_are_aligned_too() -> None:
 
 def test_without_a_policy_devices_are_not_aligned() -> None:
     allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH))
-    found = granted(allocator, pod("a", {"cpu": 16, CARDS: 3}, "LSR"))
+    found = offered(allocator, pod("a", {"cpu": 16, CARDS: 3}, "LSR"))
     assert cards(found) == [0, 1, 2]
 
 
 def test_devices_that_zones_count_too_are_not_counted_twice() -> None:
     """The zones report fewer cards than the Device object."""
     zones = {node: {"cpu": 8000, "memory": 100, CARDS: 1, CORE: 100} for node in (0, 1)}
-    allocator = NodeAllocator(make_properties(policy=ONE, devices=CARDS_ON_BOTH, zones=zones))
+    allocator = NodeAllocator(
+        make_properties(policy=ONE, devices=CARDS_ON_BOTH, numa_allocatable=zones)
+    )
     bound = bind(allocator, pod("a", {"cpu": 1, "memory": 10, CARDS: 2}, "LS"))
     assert bound.annotations[STATUS] == (
         '{"numaNodeResources":[{"node":0,"resources":{"cpu":"1","memory":"10"}}],'
         '"cpuSharedPools":[{"node":0,"socket":0}]}'
     )
-    assert cards(granted(allocator, pod("b", {"cpu": 1, CORE: 200, RATIO: 200}, "LS"))) == [2, 3]
+    assert cards(offered(allocator, pod("b", {"cpu": 1, CORE: 200, RATIO: 200}, "LS"))) == [2, 3]
 
 
 def test_a_refusal_for_devices_has_the_reason_of_the_device_allocation() -> None:
@@ -358,9 +360,9 @@ def test_devices_of_pods_in_the_device_object_are_in_use() -> None:
         "more": Imported({}, {("rdma", 0): frozenset({"v1"})}),
     }
     allocator = NodeAllocator(msgspec.structs.replace(node, imported=imported))
-    assert cards(granted(allocator, pod("a", {CARDS: 1}))) == [1]
+    assert cards(offered(allocator, pod("a", {CARDS: 1}))) == [1]
     vf = {HINT: {"rdma": {"vfSelector": {}}}}
-    found = granted(allocator, pod("b", {RDMA: 1}, notes=vf))
+    found = offered(allocator, pod("b", {RDMA: 1}, notes=vf))
     assert found.device_allocation is not None
     assert found.device_allocation.devices["rdma"][0].functions[0].bus == "v2"
 
@@ -371,7 +373,7 @@ def test_an_allocation_that_an_agent_reports_too_counts_once() -> None:
     allocator = NodeAllocator(msgspec.structs.replace(node, imported=imported))
     notes = {ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 50, RATIO: 50}}]}}
     allocator.record(holding_of(pod("a", {GPU: 50}, notes=notes)))
-    assert cards(granted(allocator, pod("b", {GPU: 50}))) == [3]
+    assert cards(offered(allocator, pod("b", {GPU: 50}))) == [3]
     assert refusal(allocator, pod("b", {RDMA: 1})).reasons
 
 
@@ -383,7 +385,7 @@ def test_devices_that_a_pod_uses_in_addition_to_its_allocation_are_in_use() -> N
     )
     notes = {ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 100, RATIO: 100}}]}}
     allocator.record(holding_of(pod("a", {CARDS: 1}, notes=notes)))
-    assert cards(granted(allocator, pod("b", {CARDS: 2}))) == [1, 2]
+    assert cards(offered(allocator, pod("b", {CARDS: 2}))) == [1, 2]
     assert refusal(allocator, pod("b", {CARDS: 3})).reasons
 
 
@@ -397,11 +399,11 @@ def test_a_pod_without_an_amount_of_its_device_holds_the_whole_device(
     )
     notes = {ALLOCATED: {"gpu": [{"minor": 3, "resources": amounts}]}}
     allocator.record(holding_of(pod("a", {CARDS: 1}, notes=notes)))
-    assert cards(granted(allocator, pod("b", {CARDS: 3}))) == [0, 1, 2]
+    assert cards(offered(allocator, pod("b", {CARDS: 3}))) == [0, 1, 2]
     assert refusal(allocator, pod("b", {CARDS: 4})).reasons
     function = {"minor": 0, "extension": {"vfs": [{"busID": "v1"}]}}
     allocator.record(holding_of(pod("c", {RDMA: 1}, notes={ALLOCATED: {"rdma": [function]}})))
-    assert granted(allocator, pod("d", {RDMA: 1}, notes={HINT: {"rdma": {"vfSelector": {}}}}))
+    assert offered(allocator, pod("d", {RDMA: 1}, notes={HINT: {"rdma": {"vfSelector": {}}}}))
 
 
 def test_a_pod_holds_its_card_by_uuid_when_its_minor_has_changed() -> None:
@@ -418,9 +420,9 @@ def test_a_pod_holds_its_card_by_uuid_when_its_minor_has_changed() -> None:
     allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH))
     for uid, pod_notes in notes.items():
         allocator.record(holding_of(pod(uid, {CARDS: 1}, notes=pod_notes)))
-    assert cards(granted(allocator, pod("c", {CARDS: 2}))) == [0, 3]
+    assert cards(offered(allocator, pod("c", {CARDS: 2}))) == [0, 3]
     allocator = allocator.with_properties(make_properties(devices=after))
-    assert cards(granted(allocator, pod("c", {CARDS: 1}))) == [2]
+    assert cards(offered(allocator, pod("c", {CARDS: 1}))) == [2]
     assert refusal(allocator, pod("c", {CARDS: 2})).reasons
     assert allocator.overlaps() == ()
     allocator.record(holding_of(pod("d", {CARDS: 1}, notes=notes["a"])))
@@ -435,9 +437,9 @@ def test_shares_of_gpus_need_the_isolation_provider_of_the_pod() -> None:
     assert found.text == "GPU isolation provider: requested HAMi-core, available none"
     assert found.unresolvable
     allocator = NodeAllocator(msgspec.structs.replace(node, isolation="HAMi-core"))
-    assert cards(granted(allocator, part)) == [0]
-    assert cards(granted(allocator, pod("a", {GPU: 50}))) == [0]
-    assert cards(granted(NodeAllocator(node), pod("a", {GPU: 100}, labels=label))) == [0]
+    assert cards(offered(allocator, part)) == [0]
+    assert cards(offered(allocator, pod("a", {GPU: 50}))) == [0]
+    assert cards(offered(NodeAllocator(node), pod("a", {GPU: 100}, labels=label))) == [0]
 
 
 def test_shares_of_an_unshared_model_are_refused() -> None:
@@ -445,7 +447,7 @@ def test_shares_of_an_unshared_model_are_refused() -> None:
         msgspec.structs.replace(make_properties(devices=CARDS_ON_BOTH), shares_gpus=False)
     )
     assert refusal(allocator, pod("a", {GPU: 50})).unresolvable
-    assert cards(granted(allocator, pod("a", {GPU: 100}))) == [0]
+    assert cards(offered(allocator, pod("a", {GPU: 100}))) == [0]
 
 
 def test_an_offer_changes_nothing() -> None:
@@ -459,15 +461,15 @@ def test_an_offer_changes_nothing() -> None:
 def test_an_offer_for_a_pod_ignores_its_own_holdings() -> None:
     allocator = NodeAllocator(make_properties((1, 1, 4, 2), policy=ONE, devices=[gpu(0)]))
     api_pod = pod("a", {"cpu": 8, CARDS: 1}, "LSR")
-    first = granted(allocator, api_pod)
+    first = offered(allocator, api_pod)
     held = allocator.commit(first)
-    assert granted(allocator, api_pod) == first
-    assert allocator.commit(granted(allocator, api_pod)) == held
+    assert offered(allocator, api_pod) == first
+    assert allocator.commit(offered(allocator, api_pod)) == held
 
 
 def test_only_one_of_two_offers_of_the_same_cpus_can_be_committed() -> None:
     allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH))
-    one, two = (granted(allocator, pod(uid, {"cpu": 2}, "LSR")) for uid in "ab")
+    one, two = (offered(allocator, pod(uid, {"cpu": 2}, "LSR")) for uid in "ab")
     allocator.commit(one)
     with pytest.raises(StaleOfferError, match="pod ns/b: CPUs 0-1 are no longer free"):
         allocator.commit(two)
@@ -476,18 +478,18 @@ def test_only_one_of_two_offers_of_the_same_cpus_can_be_committed() -> None:
 
 def test_a_stale_offer_names_missing_devices_and_leaves_its_cpus_free() -> None:
     allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH))
-    one, two = (granted(allocator, pod(uid, {"cpu": 2, CARDS: 1}, "LSR")) for uid in "ab")
+    one, two = (offered(allocator, pod(uid, {"cpu": 2, CARDS: 1}, "LSR")) for uid in "ab")
     allocator.commit(one)
     allocator.release("a")
     allocator.record(holding_of(annotated(pod("c"), {ALLOCATED: two.annotations()[ALLOCATED]})))
     with pytest.raises(StaleOfferError, match=r"pod ns/b: gpu 0 has 0 of 100 "):
         allocator.commit(two)
-    assert granted(allocator, pod("d", {"cpu": 16}, "LSR"))
+    assert offered(allocator, pod("d", {"cpu": 16}, "LSR"))
 
 
 def test_a_stale_offer_names_missing_objects() -> None:
     allocator = make_properties(policy=ONE, devices=CARDS_ON_BOTH)
-    found = granted(NodeAllocator(allocator), pod("a", {"cpu": 1, CARDS: 1}))
+    found = offered(NodeAllocator(allocator), pod("a", {"cpu": 1, CARDS: 1}))
     without_cpus = msgspec.structs.replace(allocator, cpus=None)
     with pytest.raises(StaleOfferError, match="no longer has a usable NodeResourceTopology"):
         NodeAllocator(without_cpus).commit(found)
@@ -498,8 +500,8 @@ def test_a_stale_offer_names_missing_objects() -> None:
 def test_an_offer_applies_to_every_pod_of_its_equivalence_class() -> None:
     allocator = NodeAllocator(make_properties(policy=ONE, devices=CARDS_ON_BOTH))
     first, second = (pod(uid, {"cpu": 2, CARDS: 1}, "LSR") for uid in "ab")
-    found = granted(allocator, first)
-    assert found.to(request_of(second)) == granted(allocator, second)
+    found = offered(allocator, first)
+    assert found.to(request_of(second)) == offered(allocator, second)
 
 
 def test_an_offer_without_evicted_pods() -> None:
@@ -510,7 +512,7 @@ def test_an_offer_without_evicted_pods() -> None:
     assert refusal(allocator, big)
     assert refusal(allocator.without(["c"]), big)
     other = allocator.without(["a"])
-    assert cards(granted(other, big)) == [0]
+    assert cards(offered(other, big)) == [0]
     assert (other.holdings.keys(), allocator.holdings.keys()) == ({"b", "c"}, {"a", "b", "c"})
     bind(other, big)
     assert refusal(allocator, big)
@@ -521,12 +523,12 @@ def test_a_node_that_has_changed_keeps_its_holdings() -> None:
     allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH))
     bind(allocator, pod("a", {"cpu": 2, CARDS: 2}, "LSR"))
     other = allocator.with_properties(make_properties(policy=ONE, devices=CARDS_ON_BOTH[:3]))
-    assert cards(granted(other, pod("b", {CARDS: 1}))) == [2]
+    assert cards(offered(other, pod("b", {CARDS: 1}))) == [2]
     without_cpus = other.with_properties(NodeProperties("n"))
     assert without_cpus.holdings == allocator.holdings
     restored = without_cpus.with_properties(make_properties(devices=CARDS_ON_BOTH))
-    assert cards(granted(restored, pod("b", {CARDS: 2}))) == [2, 3]
-    found = granted(restored, pod("c", {"cpu": 14}, "LSR"))
+    assert cards(offered(restored, pod("b", {CARDS: 2}))) == [2, 3]
+    found = offered(restored, pod("c", {"cpu": 14}, "LSR"))
     assert found.offer is not None
     assert found.offer.allocation.cpus == CpuSet.parse("2-15")
 
@@ -550,8 +552,8 @@ def test_overlaps_are_reported_with_their_holders() -> None:
 
 
 def test_the_best_offer_is_first_regardless_of_the_score() -> None:
-    whole = granted(NodeAllocator(make_properties((1, 1, 4, 2))), pod("a", {"cpu": 2}, "LSR"))
-    half_core = granted(NodeAllocator(make_properties((1, 1, 4, 2))), pod("a", {"cpu": 1}, "LSR"))
+    whole = offered(NodeAllocator(make_properties((1, 1, 4, 2))), pod("a", {"cpu": 2}, "LSR"))
+    half_core = offered(NodeAllocator(make_properties((1, 1, 4, 2))), pod("a", {"cpu": 1}, "LSR"))
     assert whole.order < half_core.order
 
 
@@ -573,7 +575,7 @@ def test_the_strategy_for_devices_is_configured() -> None:
         rules = msgspec.convert({"strategy": strategy}, AllocatorRules)
         allocator = NodeAllocator(msgspec.structs.replace(properties, rules=rules))
         bind(allocator, pod("a", {RDMA: 50}))
-        found = granted(allocator, pod("b", {RDMA: 50})).device_allocation
+        found = offered(allocator, pod("b", {RDMA: 50})).device_allocation
         assert found is not None
         assert [each.minor for each in found.devices["rdma"]] == [minor]
 
@@ -582,7 +584,7 @@ def test_amplified_cpu_is_charged_to_pods_that_the_kubelet_aligns() -> None:
     """The policy of the kubelet is not applied again."""
     kubelet = NodePolicies(numa_kubelet=ONE, full_pcpus_only=True)
     allocator = NodeAllocator(make_properties(policies=kubelet, cpu_ratio=2.0, cpu_milli=32_000))
-    found = granted(allocator, pod("a", {"cpu": "1500m"}))
+    found = offered(allocator, pod("a", {"cpu": "1500m"}))
     assert found.annotations() == {}
     allocator.commit(found)
     assert refusal(allocator, pod("b", {"cpu": 31})).text == (
@@ -593,7 +595,7 @@ def test_amplified_cpu_is_charged_to_pods_that_the_kubelet_aligns() -> None:
 def test_a_limit_that_no_longer_fits_the_pools_is_reported_at_commit() -> None:
     allocator = NodeAllocator(make_properties())
     burst = {SPEC: {"preferredCPUBindPolicy": "ConstrainedBurst"}}
-    found = granted(allocator, pod("a", {"cpu": 1}, notes=burst, limits={"cpu": 8}))
+    found = offered(allocator, pod("a", {"cpu": 1}, notes=burst, limits={"cpu": 8}))
     assert found.offer is not None
     assert list(found.offer.allocation.amounts) == [0]
     allocator.record(holding_of(pod("c", {"cpu": 1}, notes={STATUS: {"cpuset": "0"}})))
@@ -606,14 +608,14 @@ def test_a_kubelet_that_binds_cpus_chooses_them_for_pods_with_devices() -> None:
     """The devices are still aligned with its NUMA nodes, because the kubelet does not know them."""
     kubelet = NodePolicies(numa_kubelet=ONE, full_pcpus_only=True)
     allocator = NodeAllocator(make_properties(policies=kubelet, devices=CARDS_ON_BOTH))
-    found = granted(allocator, pod("a", {"cpu": "500m", CARDS: 2}))
+    found = offered(allocator, pod("a", {"cpu": "500m", CARDS: 2}))
     assert cards(found) == [0, 1]
     assert found.offer is not None
     assert (found.offer.allocation.cpus, found.offer.allocation.amounts) == (
         CpuSet(),
         {0: {"cpu": 500}},
     )
-    bound = granted(allocator, pod("a", {"cpu": 2, CARDS: 2}, "LS"))
+    bound = offered(allocator, pod("a", {"cpu": 2, CARDS: 2}, "LS"))
     assert bound.offer is not None
     assert len(bound.offer.allocation.cpus) == 2
 
@@ -627,11 +629,11 @@ def test_an_allocator_with_new_properties_is_independent() -> None:
         make_properties(policy=ONE, devices=CARDS_ON_BOTH[2:]),
     ):
         other = allocator.with_properties(new)
-        assert cards(granted(other, pod("b", {CARDS: 2}))) == [2, 3]
+        assert cards(offered(other, pod("b", {CARDS: 2}))) == [2, 3]
         bind(other, pod("b", {"cpu": 8}, "LSR"))
         assert other.holdings.keys() == {"a", "b"}
         assert allocator.holdings.keys() == {"a"}
-        assert granted(allocator, pod("c", {"cpu": 14}, "LSR"))
+        assert offered(allocator, pod("c", {"cpu": 14}, "LSR"))
         assert other.overlaps() == ()
 
 
@@ -643,7 +645,7 @@ def test_best_effort_prefers_cards_on_the_numa_node_that_has_the_cpus(
 ) -> None:
     allocator = NodeAllocator(make_properties(policy=policy, devices=CARDS_ON_BOTH))
     bind(allocator, pod("cpus", {"cpu": 8}, "LSR"))
-    found = granted(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
+    found = offered(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
     assert cards(found) == chosen
     assert found.offer is not None
     assert found.offer.allocation.cpus == CpuSet.parse("8-11")
@@ -655,7 +657,7 @@ def test_best_effort_allows_cpus_and_cards_on_different_numa_nodes() -> None:
     bind(allocator, pod("cpus", {"cpu": 8}, "LSR"))
     held = {ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 100}}]}}
     allocator.record(holding_of(pod("gpu", notes=held)))
-    found = granted(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
+    found = offered(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
     assert cards(found) == [0, 1]
     assert found.offer is not None
     assert found.offer.allocation.cpus == CpuSet.parse("8-11")
@@ -686,7 +688,7 @@ def test_a_pod_whose_cpu_limit_differs_gets_no_exclusive_cpus(
     limit = limits.get("cpu", "not set")
     text = f"container c: requests.cpu is 2, limits.cpu is {limit}: {qos} pods need equal amounts"
     assert (found.text, found.summary, found.unresolvable) == (text, text, True)
-    assert granted(allocator, pod("a", {"cpu": 2}, qos, limits={"cpu": 2}))
+    assert offered(allocator, pod("a", {"cpu": 2}, qos, limits={"cpu": 2}))
 
 
 @pytest.mark.parametrize(
@@ -699,7 +701,7 @@ def test_a_pod_whose_cpu_limit_differs_gets_no_exclusive_cpus(
     ],
 )
 def test_a_pod_in_the_shared_pool_may_have_any_limit(api_pod: ApiPod) -> None:
-    assert granted(NodeAllocator(make_properties()), api_pod)
+    assert offered(NodeAllocator(make_properties()), api_pod)
 
 
 def test_a_bound_pod_whose_cpu_limit_differs_keeps_its_cpus() -> None:

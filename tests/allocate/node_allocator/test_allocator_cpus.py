@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions, pod_allocation
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.cpus import CpuOverlap
 from agent.allocate.node_allocator.properties import NodeProperties
@@ -57,18 +57,18 @@ def test_the_same_pods_in_any_order_give_the_same_state(held: list[PodAllocation
 
 @given(st.lists(claims, max_size=8))
 def test_the_state_after_removals_equals_a_new_one(held: list[PodAllocation]) -> None:
-    allocator, account = new_allocator(NODE), allocated(NODE)
+    allocator, node_allocation = new_allocator(NODE), allocated(NODE)
     for each in held:
         if (before := allocator.holdings.get(each.uid)) is not None:
-            account.remove(before.allocation)
+            node_allocation.remove(before.allocation)
         allocator.record(assigned(each))
-        account.add(each)
+        node_allocation.add(each)
     last = {each.uid: each for each in held}
-    assert account == allocated(NODE, last.values())
+    assert node_allocation == allocated(NODE, last.values())
     for uid, each in last.items():
         assert allocator.release(uid) == assigned(each)
-        account.remove(each)
-    assert account == allocated(NODE)
+        node_allocation.remove(each)
+    assert node_allocation == allocated(NODE)
     assert not allocator.holdings
     assert allocator.offer(pod_request(owner(16))) == new_allocator(NODE).offer(
         pod_request(owner(16))
@@ -132,7 +132,7 @@ def test_overlaps_are_reported_with_all_holders_of_a_cpu() -> None:
 def test_a_pod_that_holds_cpus_is_offered_them_again() -> None:
     allocator = new_allocator(NODE)
     first = allocator.offer(pod_request(owner(16)))
-    assert isinstance(first, Granted)
+    assert isinstance(first, NodeOffer)
     allocator.commit(first)
     assert allocator.offer(pod_request(owner(16))) == first
 
@@ -140,8 +140,8 @@ def test_a_pod_that_holds_cpus_is_offered_them_again() -> None:
 def test_an_offer_is_stale_after_another_pods_commit_and_changes_nothing() -> None:
     allocator = new_allocator(NODE)
     first, second = (allocator.offer(pod_request(owner(2, uid=uid))) for uid in "ab")
-    assert isinstance(first, Granted)
-    assert isinstance(second, Granted)
+    assert isinstance(first, NodeOffer)
+    assert isinstance(second, NodeOffer)
     allocator.commit(second)
     before = dict(allocator.holdings)
     with pytest.raises(StaleOfferError, match="pod ns/a: CPUs 0-1 are no longer free"):
@@ -153,8 +153,8 @@ def test_an_offer_is_stale_after_another_pods_commit_and_changes_nothing() -> No
 def test_an_offer_of_memory_that_is_no_longer_free_is_stale() -> None:
     allocator = new_allocator(BEST_EFFORT)
     first, second = (allocator.offer(pod_request(ls_pod(1000, 9, uid=uid))) for uid in "ab")
-    assert isinstance(first, Granted)
-    assert isinstance(second, Granted)
+    assert isinstance(first, NodeOffer)
+    assert isinstance(second, NodeOffer)
     allocator.commit(second)
     with pytest.raises(StaleOfferError, match=r"NUMA node 0 has \d+ of \d+ memory left"):
         allocator.commit(first)
@@ -163,7 +163,7 @@ def test_an_offer_of_memory_that_is_no_longer_free_is_stale() -> None:
 def test_an_offer_of_amplified_cpu_that_is_no_longer_free_is_stale() -> None:
     allocator = new_allocator(node_options(cpu_ratio=1.5, cpu_milli=6000))
     first = allocator.offer(pod_request(owner(2)))
-    assert isinstance(first, Granted)
+    assert isinstance(first, NodeOffer)
     allocator.record(assigned(claim("b", "8-11")))
     with pytest.raises(StaleOfferError, match="0 of 3000 amplified CPU left"):
         allocator.commit(first)
@@ -175,7 +175,7 @@ def test_an_offer_is_stale_when_the_numa_node_no_longer_has_its_amplified_cpu() 
     )
     allocator = new_allocator(node)
     first = allocator.offer(pod_request(owner(2)))
-    assert isinstance(first, Granted)
+    assert isinstance(first, NodeOffer)
     allocator.record(assigned(claim("b", amounts={0: {"cpu": 9500}})))
     with pytest.raises(StaleOfferError, match="NUMA node 0 has 2500 of 3000 cpu left"):
         allocator.commit(first)
@@ -184,7 +184,7 @@ def test_an_offer_is_stale_when_the_numa_node_no_longer_has_its_amplified_cpu() 
 def test_a_pod_without_a_cpu_request_fits_an_overcommitted_node() -> None:
     allocator = new_allocator(node_options(cpu_ratio=1.5, cpu_milli=2000), [claim("b", "8-11")])
     found = allocator.offer(pod_request(ls_pod(0, 1)))
-    assert isinstance(found, Granted), found
+    assert isinstance(found, NodeOffer), found
     assert allocator.commit(found).allocation == found.offer.allocation
 
 
@@ -193,5 +193,5 @@ def test_claims_of_missing_cpus_are_kept() -> None:
     allocator = new_allocator(node_options((1, 1, 4, 2)), [claim("a", "0-1"), claim("b", "12")])
     assert set(allocator.holdings) == {"a", "b"}
     found = allocator.offer(pod_request(owner(6, uid="c")))
-    assert isinstance(found, Granted)
+    assert isinstance(found, NodeOffer)
     assert found.offer.allocation.cpus == CpuSet.parse("2-7")

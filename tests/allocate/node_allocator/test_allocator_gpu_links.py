@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties, node_properties
 from agent.allocate.policies_in_force import NodePolicies
@@ -79,8 +79,8 @@ def pod_request(cards: int, uid: str = "a", **more: object) -> PodRequest:
     return request_of(pod(uid, amounts, "LSR", more))
 
 
-def cards(found: Granted | Refusal) -> tuple[int, ...]:
-    assert isinstance(found, Granted), found.text
+def cards(found: NodeOffer | Refusal) -> tuple[int, ...]:
+    assert isinstance(found, NodeOffer), found.text
     assert found.device_allocation is not None
     return tuple(sorted(each.minor for each in found.device_allocation.devices["gpu"]))
 
@@ -166,7 +166,7 @@ def test_cards_and_cpus_of_one_numa_node(
     found = allocator.offer(pod_request(2))
     assert cards(found) == expected
     if policy is not None:
-        assert isinstance(found, Granted)
+        assert isinstance(found, NodeOffer)
         assert max(found.holding().allocation.cpus) < 16, "CPUs of NUMA node 0"
 
 
@@ -174,6 +174,6 @@ def test_cards_and_a_nic_behind_one_switch() -> None:
     joint = {JOINT: {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}}
     found = node(VOLTA_PAIRS, (3, 7), table=False).offer(pod_request(2, **joint))
     assert cards(found) == (0, 1)
-    assert isinstance(found, Granted)
+    assert isinstance(found, NodeOffer)
     assert found.device_allocation is not None
     assert [each.minor for each in found.device_allocation.devices["rdma"]] == [0]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.allocate.devices.inventory import inventory
 from agent.allocate.devices.partitions import Partition, Partitions
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.properties import Imported, NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
@@ -178,7 +178,7 @@ def test_nothing_is_allocated_twice_or_lost_and_annotations_are_complete(
         before = NodeAllocator(node, allocator.holdings.values())
         found = allocator.offer(pod_request)
         assert allocator.holdings == before.holdings
-        if isinstance(found, Granted):
+        if isinstance(found, NodeOffer):
             held = allocator.commit(found)
             api[arrived.uid] = annotated(arrived, found.annotations())
             assert holding_of(api[arrived.uid]) == held
@@ -207,11 +207,11 @@ def test_every_concurrent_offer_that_still_fits_can_be_committed(
     """As if several pods were bound concurrently: the committed offers do not overlap."""
     allocator = NodeAllocator(node)
     assert node.inventory
-    first: list[tuple[PodRequest, Granted]] = []
+    first: list[tuple[PodRequest, NodeOffer]] = []
     for number, of in enumerate(wanted):
         pod_request = request_of(named(of, f"p{number}"))
         found = allocator.offer(pod_request)
-        if isinstance(found, Granted):
+        if isinstance(found, NodeOffer):
             first.append((pod_request, found))
     for pod_request, found in first:
         holdings = dict(allocator.holdings)
@@ -236,7 +236,7 @@ def test_an_allocator_without_some_pods_equals_a_new_one(
     allocator = NodeAllocator(node)
     for number, of in enumerate(wanted[:-1]):
         found = allocator.offer(request_of(named(of, f"p{number}")))
-        if isinstance(found, Granted):
+        if isinstance(found, NodeOffer):
             allocator.commit(found)
     uids = {f"p{number}" for number in left_out}
     other = allocator.without(uids)

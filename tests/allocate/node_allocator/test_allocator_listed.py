@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.devices import DeviceOverlap
 from agent.allocate.node_allocator.properties import Imported, NodeProperties, node_properties
@@ -34,14 +34,14 @@ def request_with_xpu(api_pod: ApiPod) -> PodRequest:
     return request_of(api_pod, {XPU})
 
 
-def granted(allocator: NodeAllocator, api_pod: ApiPod) -> Granted:
+def offered(allocator: NodeAllocator, api_pod: ApiPod) -> NodeOffer:
     found = allocator.offer(request_with_xpu(api_pod))
-    assert isinstance(found, Granted), found.text
+    assert isinstance(found, NodeOffer), found.text
     return found
 
 
 def bind(allocator: NodeAllocator, api_pod: ApiPod) -> ApiPod:
-    found = granted(allocator, api_pod)
+    found = offered(allocator, api_pod)
     allocator.commit(found)
     return annotated(api_pod, found.annotations())
 
@@ -52,7 +52,7 @@ def refusal(allocator: NodeAllocator, api_pod: ApiPod) -> Refusal:
     return found
 
 
-def minors(found: Granted) -> list[int]:
+def minors(found: NodeOffer) -> list[int]:
     assert found.device_allocation is not None
     return [each.minor for each in found.device_allocation.devices["xpu"]]
 
@@ -69,22 +69,22 @@ def test_the_allocation_is_written_and_read_back() -> None:
         "xpu": [{"id": "x0", "minor": 0, "resources": {XPU: "60"}}]
     }
     restarted = NodeAllocator(allocator.properties, [holding_of(first)])
-    assert minors(granted(restarted, pod("b", {XPU: 60}))) == [1]
-    assert minors(granted(restarted, pod("b", {XPU: 60}))) == minors(
-        granted(allocator, pod("b", {XPU: 60}))
+    assert minors(offered(restarted, pod("b", {XPU: 60}))) == [1]
+    assert minors(offered(restarted, pod("b", {XPU: 60}))) == minors(
+        offered(allocator, pod("b", {XPU: 60}))
     )
     bind(restarted, pod("b", {XPU: 60}))
     full = refusal(restarted, pod("c", {XPU: 60}))
     assert full.reasons == (Refusal(Reason.DEVICE_INSUFFICIENT, "xpu"),)
     assert not full.unresolvable
     restarted.release("a")
-    assert minors(granted(restarted, pod("c", {XPU: 60}))) == [0]
+    assert minors(offered(restarted, pod("c", {XPU: 60}))) == [0]
 
 
 def test_a_device_is_on_the_numa_node_of_the_cpus() -> None:
     allocator = new_allocator(policy=NumaPolicy.SINGLE_NUMA_NODE)
     bind(allocator, pod("a", {"cpu": 6}, "LSR"))
-    found = granted(allocator, pod("b", {"cpu": 6, XPU: 100}, "LSR"))
+    found = offered(allocator, pod("b", {"cpu": 6, XPU: 100}, "LSR"))
     assert found.offer is not None
     assert minors(found) == [1]
     assert set(found.offer.allocation.cpus) <= set(range(8, 16))
@@ -110,16 +110,16 @@ def test_a_resource_that_the_device_object_does_not_list_is_assigned_by_the_kube
     api_pod = pod("a", {"cpu": 1, XPU: 2})
     found = refusal(new_allocator(devices=devices), api_pod)
     assert found.text == f"{XPU}: the node has none"
-    found = granted(new_allocator({XPU: 4}, devices=devices), api_pod)
+    found = offered(new_allocator({XPU: 4}, devices=devices), api_pod)
     assert (found.device_allocation, found.annotations()) == (None, {})
     without_xpu = new_allocator({XPU: 4}, devices=devices).offer(request_of(api_pod))
-    assert isinstance(without_xpu, Granted)
+    assert isinstance(without_xpu, NodeOffer)
     assert (found.score, found.order) == (without_xpu.score, without_xpu.order)
     assert found.pod_request.needs is Needs.NOTHING
 
 
 def test_a_pod_with_cards_gets_an_unlisted_resource_from_the_kubelet() -> None:
-    found = granted(new_allocator({XPU: 4}, devices=[gpu(0)]), pod("a", {CARDS: 1, XPU: 2}))
+    found = offered(new_allocator({XPU: 4}, devices=[gpu(0)]), pod("a", {CARDS: 1, XPU: 2}))
     assert found.device_allocation is not None
     assert set(found.device_allocation.devices) == {"gpu"}
     assert set(json.loads(found.annotations()[ALLOCATED])) == {"gpu"}
@@ -145,7 +145,7 @@ def test_overlaps_of_unknown_types_are_reported() -> None:
 def test_an_allocation_without_amounts_is_the_whole_device() -> None:
     held = holding_of(pod("a", notes={ALLOCATED: {"xpu": [{"minor": 0}]}}))
     assert minors(
-        granted(NodeAllocator(new_allocator().properties, [held]), pod("b", {XPU: 1}))
+        offered(NodeAllocator(new_allocator().properties, [held]), pod("b", {XPU: 1}))
     ) == [1]
 
 
@@ -155,4 +155,4 @@ def test_devices_of_a_device_plugin_count_through_the_device_object() -> None:
     object_ = DeviceObject("n", TWO, {}, {DEVICES_CHECKPOINTS: json.dumps([entry])})
     properties: NodeProperties = node_properties("n", {}, device=object_)
     assert properties.imported == {"u": Imported({("xpu", 0): {XPU: 100}}, {})}
-    assert minors(granted(NodeAllocator(properties), pod("b", {XPU: 1}))) == [1]
+    assert minors(offered(NodeAllocator(properties), pod("b", {XPU: 1}))) == [1]

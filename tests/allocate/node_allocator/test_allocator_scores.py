@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.model.cpu.policies import NumaPolicy
@@ -37,7 +37,7 @@ def ls(cpu: int, uid: str = "a") -> PodRequest:
 
 def score(allocator: NodeAllocator, pod_request: PodRequest) -> int:
     found = allocator.offer(pod_request)
-    assert isinstance(found, Granted)
+    assert isinstance(found, NodeOffer)
     return found.score
 
 
@@ -54,9 +54,9 @@ def test_every_pod_of_the_node_counts(allocator: NodeAllocator) -> None:
 
 
 def test_the_own_allocation_of_a_pod_does_not_count(allocator: NodeAllocator) -> None:
-    granted = allocator.offer(ls(4))
-    assert isinstance(granted, Granted)
-    allocator.commit(granted)
+    node_offer = allocator.offer(ls(4))
+    assert isinstance(node_offer, NodeOffer)
+    allocator.commit(node_offer)
     assert score(allocator, ls(4)) == 50
     assert score(allocator, ls(4, "b")) == 75
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.refusal import Refusal
 from agent.model.cpu.cpuset import union
 from agent.model.pod_request import PodRequest
@@ -22,19 +22,19 @@ def pod_requests(kind: Kind, count: int) -> list[PodRequest]:
     return [clusters.pod_request(kind, f"p{number}") for number in range(count)]
 
 
-def taken(allocator: NodeAllocator, kind: Kind, name: str) -> Granted:
+def taken(allocator: NodeAllocator, kind: Kind, name: str) -> NodeOffer:
     """Commits an earlier pod with cards."""
     found = allocator.offer(clusters.pod_request(kind, name))
-    assert isinstance(found, Granted)
+    assert isinstance(found, NodeOffer)
     allocator.commit(found)
     return found
 
 
-def cards(granted: Granted) -> set[int]:
-    return {minor for kind, minor in granted.holding().devices if kind == "gpu"}
+def cards(node_offer: NodeOffer) -> set[int]:
+    return {minor for kind, minor in node_offer.holding().devices if kind == "gpu"}
 
 
-def offers(allocator: NodeAllocator, kind: Kind, count: int) -> tuple[Granted, ...]:
+def offers(allocator: NodeAllocator, kind: Kind, count: int) -> tuple[NodeOffer, ...]:
     """The offers; checks that all of them can be committed."""
     found = allocator.offer_all(pod_requests(kind, count))
     assert not isinstance(found, Refusal), found.text
@@ -65,7 +65,7 @@ def test_the_cards_of_a_group_are_behind_one_switch() -> None:
     allocator = allocator_of(CARDS)
     assert cards(taken(allocator, gpu_pod(1), "before")) == {0}
     single = allocator.offer(pod_requests(gpu_pod(2), 1)[0])
-    assert isinstance(single, Granted)
+    assert isinstance(single, NodeOffer)
     assert cards(single) < {0, 1, 2, 3}
     found = offers(allocator, gpu_pod(2), 2)
     assert set.union(*map(cards, found)) == {4, 5, 6, 7}

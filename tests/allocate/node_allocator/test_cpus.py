@@ -247,7 +247,9 @@ def test_offers(node, requested, held, cpus, amounts) -> None:
             id="BestEffort without enough memory on all NUMA nodes",
         ),
         pytest.param(
-            node_options(zones={}, policies=NodePolicies(numa_label=NumaPolicy.RESTRICTED)),
+            node_options(
+                numa_allocatable={}, policies=NodePolicies(numa_label=NumaPolicy.RESTRICTED)
+            ),
             ls_pod(1000),
             [],
             [(Reason.NO_NUMA_RESOURCES, "", None, None)],
@@ -521,7 +523,10 @@ def test_a_bursting_pod_is_not_bound_to_a_numa_node_without_available_cpu(
 
 
 def test_a_bursting_pod_is_bound_when_numa_nodes_report_no_cpu() -> None:
-    node, request = node_options(zones={}), ls_pod(1000, spec=BURST, cpu_limit_milli=6000)
+    node, request = (
+        node_options(numa_allocatable={}),
+        ls_pod(1000, spec=BURST, cpu_limit_milli=6000),
+    )
     got = offered(node, request, claim("b", "0-3"))
     assert got.allocation.amounts == {1: {"cpu": 1000}}
     assert not unavailable(node, allocated(node, [claim("b", "0-3")]), request, got.allocation)
@@ -546,7 +551,7 @@ def test_a_pod_without_a_limit_may_burst_anywhere(limit: int | None) -> None:
 def test_an_owner_is_declined_with_the_resource_when_numa_nodes_report_no_cpu(
     policy: NumaPolicy, more: dict[str, int]
 ) -> None:
-    node = numa(policy, zones={0: {"memory": GIB}, 1: {"memory": GIB}})
+    node = numa(policy, numa_allocatable={0: {"memory": GIB}, 1: {"memory": GIB}})
     request = ResourceRequest("a", "ns/a", QoS.LSR, owner=True, requests={"cpu": 2000, **more})
     assert reasons(declined(node, request)) == [(Reason.NO_NUMA_RESOURCES, "cpu", 2000, None)]
 
@@ -554,8 +559,8 @@ def test_an_owner_is_declined_with_the_resource_when_numa_nodes_report_no_cpu(
 @pytest.mark.parametrize("policy", [each for each in NumaPolicy if each is not NumaPolicy.NONE])
 def test_two_of_34_numa_nodes_have_cpus(policy: NumaPolicy) -> None:
     two = node_options((2, 1, 36, 1))
-    zones = {**two.zones, **{node: {"memory": 96 * GIB} for node in range(2, 34)}}
-    node = replace(numa(policy), layout=two.layout, zones=zones)
+    zones = {**two.numa_allocatable, **{node: {"memory": 96 * GIB} for node in range(2, 34)}}
+    node = replace(numa(policy), layout=two.layout, numa_allocatable=zones)
     got = offered(node, owner(30, 8), claim("b", "0-9", {0: {"cpu": 10_000}})).allocation
     assert (str(got.cpus), got.amounts) == ("36-65", {1: {"cpu": 30_000, "memory": 8 * GIB}})
     large = ls_pod(60_000, 20)

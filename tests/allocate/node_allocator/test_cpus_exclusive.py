@@ -30,12 +30,12 @@ POLICIES = [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUM
 
 def placed(node: TopologyOptions, spec: ResourceSpec, pods: int) -> list[str]:
     """The CPUs of pods of two CPUs, one after the other."""
-    account = allocated(node)
+    node_allocation = allocated(node)
     found = []
     for number in range(pods):
-        got = offer(node, account, owner(2, uid=f"p{number}", spec=spec))
+        got = offer(node, node_allocation, owner(2, uid=f"p{number}", spec=spec))
         assert isinstance(got, Offer), got
-        account.add(got.allocation)
+        node_allocation.add(got.allocation)
         found.append(str(got.allocation.cpus))
     return found
 
@@ -103,14 +103,14 @@ def test_the_chosen_numa_nodes_suit_the_exclusive_policy_best(
     spec: ResourceSpec,
 ) -> None:
     node = node_options(shape, policies=NodePolicies(numa_label=policy, strategy_label=strategy))
-    account = allocated(node)
+    node_allocation = allocated(node)
     held: list[PodAllocation] = []
     for number, (cpus, spec_before) in enumerate(before):
-        got = offer(node, account, owner(cpus, uid=f"p{number}", spec=spec_before))
+        got = offer(node, node_allocation, owner(cpus, uid=f"p{number}", spec=spec_before))
         if isinstance(got, Offer):
-            account.add(got.allocation)
+            node_allocation.add(got.allocation)
             held.append(got.allocation)
-    got = offer(node, account, owner(count, uid="last", spec=spec))
+    got = offer(node, node_allocation, owner(count, uid="last", spec=spec))
     if not isinstance(got, Offer) or got.why.merged is None or not got.why.merged.preferred:
         return
     assert got.why.merged.mask is not None

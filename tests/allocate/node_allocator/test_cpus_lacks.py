@@ -76,13 +76,13 @@ def test_a_refusal_equals_the_trials_result(
     owned: list[tuple[int, int]],
     shared_milli: int,
 ) -> None:
-    account = NodeAllocation(options)
+    node_allocation = NodeAllocation(options)
     for number, cpus in enumerate(owned):
-        account.add(claim(f"p{number}", ",".join(map(str, cpus))))
-    account.add(claim("s", amounts={1: {"cpu": shared_milli, "memory": GIB}}))
+        node_allocation.add(claim(f"p{number}", ",".join(map(str, cpus))))
+    node_allocation.add(claim("s", amounts={1: {"cpu": shared_milli, "memory": GIB}}))
     policies = in_force(options.policies, options.profile, request)
     assert isinstance(policies, InForce)
-    trials = Trials(options, account, request, policies)
+    trials = Trials(options, node_allocation, request, policies)
     for mask in chain.from_iterable(combinations(range(3), size) for size in (1, 2, 3)):
         tried = trials.on_nodes(mask)
         assert trials.lacks(mask) == (tried if isinstance(tried, Refusal) else None)

@@ -39,11 +39,13 @@ def node(
     return node_options(shape, policies=policies, counts_memory=True)
 
 
-def placed(options: TopologyOptions, account: NodeAllocation, request: ResourceRequest) -> Offer:
-    got = offer(options, account, request)
+def placed(
+    options: TopologyOptions, node_allocation: NodeAllocation, request: ResourceRequest
+) -> Offer:
+    got = offer(options, node_allocation, request)
     assert isinstance(got, Offer), got
-    assert not unavailable(options, account, request, got.allocation)
-    account.add(got.allocation)
+    assert not unavailable(options, node_allocation, request, got.allocation)
+    node_allocation.add(got.allocation)
     return got
 
 
@@ -54,30 +56,30 @@ def memory(amounts: Amounts) -> dict[int, int]:
 @pytest.mark.parametrize("policy", NumaPolicy)
 def test_two_large_pods_are_not_on_one_numa_node(policy: NumaPolicy) -> None:
     options = node(policy)
-    account = allocated(options)
-    first = placed(options, account, owner(2, 15, "a")).allocation
-    second = placed(options, account, owner(2, 15, "b")).allocation
+    node_allocation = allocated(options)
+    first = placed(options, node_allocation, owner(2, 15, "a")).allocation
+    second = placed(options, node_allocation, owner(2, 15, "b")).allocation
     assert (str(first.cpus), memory(first.amounts)) == ("0-1", {0: 15})
     assert (str(second.cpus), memory(second.amounts)) == ("8-9", {1: 15})
-    third = offer(options, account, owner(2, 3, "c"))
+    third = offer(options, node_allocation, owner(2, 3, "c"))
     assert isinstance(third, Refusal)
     assert ("memory", 3 * GIB) in {(each.resource, each.requested) for each in third.reasons}
-    assert str(placed(options, account, owner(2, 1, "d")).allocation.cpus) == "2-3"
+    assert str(placed(options, node_allocation, owner(2, 1, "d")).allocation.cpus) == "2-3"
 
 
 def test_memory_that_is_not_bound_does_not_count_without_a_numa_policy() -> None:
     options = replace(node(), counts_memory=False)
-    account = allocated(options)
+    node_allocation = allocated(options)
     for uid, cpus in (("a", "0-1"), ("b", "2-3")):
-        got = placed(options, account, owner(2, 15, uid)).allocation
+        got = placed(options, node_allocation, owner(2, 15, uid)).allocation
         assert (str(got.cpus), got.amounts) == (cpus, {})
 
 
 def test_a_pod_gets_cpus_of_the_numa_nodes_that_have_the_memory_together() -> None:
     """Its CPUs would fit one NUMA node, its memory needs both."""
     options = node()
-    account = allocated(options)
-    got = placed(options, account, owner(4, 24)).allocation
+    node_allocation = allocated(options)
+    got = placed(options, node_allocation, owner(4, 24)).allocation
     assert (str(got.cpus), memory(got.amounts)) == ("0-1,8-9", {0: 12, 1: 12})
 
 
@@ -85,20 +87,20 @@ def test_a_pod_gets_cpus_of_the_numa_nodes_that_have_the_memory_together() -> No
 def test_under_a_numa_policy_memory_is_on_the_numa_nodes_of_the_cpus(policy: NumaPolicy) -> None:
     """One CPU is on one NUMA node, and so is its memory."""
     options = node(policy)
-    account = allocated(options, [claim("b", amounts={0: {"memory": 8 * GIB}})])
-    got = placed(options, account, owner(1, 16)).allocation
+    node_allocation = allocated(options, [claim("b", amounts={0: {"memory": 8 * GIB}})])
+    got = placed(options, node_allocation, owner(1, 16)).allocation
     assert (str(got.cpus), memory(got.amounts)) == ("8", {1: 16})
-    refused = offer(options, account, owner(1, 9, "c"))
+    refused = offer(options, node_allocation, owner(1, 9, "c"))
     assert isinstance(refused, Refusal)
 
 
 def test_an_exclusive_policy_counts_where_memory_decides() -> None:
     spec = replace(SPREAD, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
     options = node(shape=(3, 1, 4, 2))
-    account = allocated(options, [claim("b", amounts={0: {"memory": 16 * GIB}})])
-    account.add(claim("c", "8", {1: {"memory": GIB}}, ExclusivePolicy.NUMA_NODE_LEVEL))
-    account.add(claim("d", "1"))
-    assert str(placed(options, account, owner(2, 2, spec=spec)).allocation.cpus) == "16,18"
+    node_allocation = allocated(options, [claim("b", amounts={0: {"memory": 16 * GIB}})])
+    node_allocation.add(claim("c", "8", {1: {"memory": GIB}}, ExclusivePolicy.NUMA_NODE_LEVEL))
+    node_allocation.add(claim("d", "1"))
+    assert str(placed(options, node_allocation, owner(2, 2, spec=spec)).allocation.cpus) == "16,18"
 
 
 def test_an_owner_without_recorded_memory_counts_with_its_request() -> None:
@@ -106,13 +108,13 @@ def test_an_owner_without_recorded_memory_counts_with_its_request() -> None:
     notes = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "0-2,8"}'}
     options = node()
     pod_ = pod_allocation("b", "ns/b", notes, 4000, {"memory": 20 * GIB})
-    account = allocated(options, [pod_])
-    left = account.available()
+    node_allocation = allocated(options, [pod_])
+    left = node_allocation.available()
     assert (left[0]["memory"], left[1]["memory"]) == (GIB, 11 * GIB)
-    assert str(placed(options, account, owner(2, 2)).allocation.cpus) == "10-11"
-    account.remove(pod_)
-    account.remove(placed(options, account, owner(2, uid="z")).allocation)
-    assert account.available()[0]["memory"] == 16 * GIB
+    assert str(placed(options, node_allocation, owner(2, 2)).allocation.cpus) == "10-11"
+    node_allocation.remove(pod_)
+    node_allocation.remove(placed(options, node_allocation, owner(2, uid="z")).allocation)
+    assert node_allocation.available()[0]["memory"] == 16 * GIB
     unbound = replace(options, counts_memory=False)
     assert allocated(unbound, [pod_]).available()[0]["memory"] == 16 * GIB
 
@@ -120,42 +122,42 @@ def test_an_owner_without_recorded_memory_counts_with_its_request() -> None:
 @pytest.mark.parametrize("policy", NumaPolicy)
 def test_a_bursting_pod_is_bound_to_numa_nodes_with_its_memory(policy: NumaPolicy) -> None:
     options = node(policy)
-    account = allocated(options)
+    node_allocation = allocated(options)
     for uid, id_ in (("a", 0), ("b", 1)):
         request = ls_pod(1000, 15, uid, spec=BURST, cpu_limit_milli=4000)
-        got = placed(options, account, request).allocation
+        got = placed(options, node_allocation, request).allocation
         assert got.amounts == {id_: {"cpu": 1000, "memory": 15 * GIB}}
-    got = offer(options, account, ls_pod(1000, 5, "c", spec=BURST, cpu_limit_milli=4000))
+    got = offer(options, node_allocation, ls_pod(1000, 5, "c", spec=BURST, cpu_limit_milli=4000))
     assert isinstance(got, Refusal)
 
 
 def test_memory_is_not_bound_to_a_numa_node_that_has_none() -> None:
     """The agent then binds it to no NUMA node."""
     options = node()
-    zones = {0: {"cpu": 8000}, 1: options.zones[1]}
-    options = replace(options, zones=zones)
+    zones = {0: {"cpu": 8000}, 1: options.numa_allocatable[1]}
+    options = replace(options, numa_allocatable=zones)
     assert placed(options, allocated(options), owner(2, 40)).allocation.amounts == {}
 
 
 def test_hugepages_are_bound_with_memory() -> None:
     options = node()
-    zones = {id_: {**of, "hugepages-2Mi": 4 << 30} for id_, of in options.zones.items()}
-    options = replace(options, zones=zones)
-    account = allocated(options)
+    zones = {id_: {**of, "hugepages-2Mi": 4 << 30} for id_, of in options.numa_allocatable.items()}
+    options = replace(options, numa_allocatable=zones)
+    node_allocation = allocated(options)
     for uid, cpus in (("a", "0-1"), ("b", "8-9")):
         request = owner(2, 1, uid)
         request = replace(request, requests={**request.requests, "hugepages-2Mi": 3 << 30})
-        assert str(placed(options, account, request).allocation.cpus) == cpus
+        assert str(placed(options, node_allocation, request).allocation.cpus) == cpus
 
 
 def test_memory_that_another_pod_took_meanwhile_is_missing() -> None:
     options = node()
-    account = allocated(options)
+    node_allocation = allocated(options)
     request = owner(2, 10)
-    got = offer(options, account, request)
+    got = offer(options, node_allocation, request)
     assert isinstance(got, Offer)
-    account.add(claim("b", amounts={0: {"memory": 10 * GIB}}))
-    missing = unavailable(options, account, request, got.allocation)
+    node_allocation.add(claim("b", amounts={0: {"memory": 10 * GIB}}))
+    missing = unavailable(options, node_allocation, request, got.allocation)
     assert missing == f"NUMA node 0 has {6 * GIB} of {10 * GIB} memory left"
 
 
@@ -186,28 +188,28 @@ def test_the_memory_of_no_numa_node_is_overcommitted(
     requests: list[ResourceRequest],
 ) -> None:
     options = node(policy, strategy, shape)
-    account = allocated(options)
-    used = dict.fromkeys(options.zones, 0)
+    node_allocation = allocated(options)
+    used = dict.fromkeys(options.numa_allocatable, 0)
     for number, request in enumerate(requests):
         requested = request.requests.get("memory", 0)
-        free, left = account.free_cpus(), account.available()
+        free, left = node_allocation.free_cpus(), node_allocation.available()
         request = replace(request, uid=f"p{number}")
-        got = offer(options, account, request)
+        got = offer(options, node_allocation, request)
         made = options.layout
         assert made is not None
         if isinstance(got, Refusal):
             if policy is not NumaPolicy.NONE or not request.owner:
                 continue
             count = request.requests["cpu"] // 1000
-            for mask in subsets(options.zones):
+            for mask in subsets(options.numa_allocatable):
                 cpus = (free & made.of_nodes(ids(mask))).bit_count()
                 have = sum(left[id_]["memory"] for id_ in ids(mask))
                 each = all(free & made.of_nodes((id_,)) for id_ in ids(mask))
                 wide = mask.bit_count() * made.threads > count and mask.bit_count() > 1
                 assert cpus < count or have < requested or not each or wide, ids(mask)
             continue
-        assert not unavailable(options, account, request, got.allocation)
-        account.add(got.allocation)
+        assert not unavailable(options, node_allocation, request, got.allocation)
+        node_allocation.add(got.allocation)
         node_memory = {id_: of.get("memory", 0) for id_, of in got.allocation.amounts.items()}
         assert sum(node_memory.values()) == requested
         if request.owner:
@@ -216,7 +218,7 @@ def test_the_memory_of_no_numa_node_is_overcommitted(
             )
         for id_, amount in node_memory.items():
             used[id_] += amount
-    assert all(amount <= options.zones[id_]["memory"] for id_, amount in used.items())
+    assert all(amount <= options.numa_allocatable[id_]["memory"] for id_, amount in used.items())
 
 
 def test_a_pod_that_fits_nowhere_is_declined_with_the_memory_of_all_numa_nodes() -> None:

@@ -118,7 +118,7 @@ def cases(draw: st.DrawFn) -> tuple[TopologyOptions, list[PodAllocation], Resour
         ),
     )
     held = []
-    for id_, zone in node.zones.items():
+    for id_, zone in node.numa_allocatable.items():
         used = {
             "cpu": draw(st.integers(0, zone["cpu"] // 500)) * 500,
             "memory": draw(st.integers(0, 16)) * GIB,
@@ -146,7 +146,7 @@ def test_an_offer_follows_the_strategy_that_it_names(
     def has_left(id_: int) -> bool:
         """A NUMA node without memory or CPU can't give all resources."""
         used = next(each.amounts[id_] for each in held if id_ in each.amounts)
-        return all(node.zones[id_][name] > used[name] for name in ("cpu", "memory"))
+        return all(node.numa_allocatable[id_][name] > used[name] for name in ("cpu", "memory"))
 
     equal = [
         each.nodes
@@ -158,7 +158,7 @@ def test_an_offer_follows_the_strategy_that_it_names(
     def utilization(nodes: tuple[int, ...]) -> int:
         points = 0
         for name in ("cpu", "memory"):
-            capacity = sum(node.zones[id_][name] for id_ in nodes)
+            capacity = sum(node.numa_allocatable[id_][name] for id_ in nodes)
             used = request.requests[name]
             used += sum(each.amounts.get(id_, {}).get(name, 0) for each in held for id_ in nodes)
             points += (used if strategy is MOST else capacity - used) * 100 // capacity

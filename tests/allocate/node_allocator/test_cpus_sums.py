@@ -28,18 +28,18 @@ from tests.allocate.random_nodes import ls_pods, nodes, owners
 def test_every_offer_can_be_committed_and_nothing_is_allocated_twice(
     node: TopologyOptions, pod_requests: list[ResourceRequest]
 ) -> None:
-    account = NodeAllocation(node)
+    node_allocation = NodeAllocation(node)
     made = node.layout
     assert made
     owned = 0
-    used = {(id_, name): 0 for id_ in node.zones for name in ("cpu", "memory")}
+    used = {(id_, name): 0 for id_ in node.numa_allocatable for name in ("cpu", "memory")}
     for number, request in enumerate(pod_requests):
-        got = offer(node, account, _named(request, f"p{number}"))
+        got = offer(node, node_allocation, _named(request, f"p{number}"))
         if isinstance(got, Refusal):
             continue
         claim = got.allocation
-        assert not unavailable(node, account, request, claim)
-        account.add(claim)
+        assert not unavailable(node, node_allocation, request, claim)
+        node_allocation.add(claim)
         cpus = claim.cpus.mask
         assert not cpus & (owned | node.reserved.mask)
         assert cpus.bit_count() == (request.requests["cpu"] // 1000 if request.owner else 0)
@@ -59,7 +59,7 @@ def test_every_offer_can_be_committed_and_nothing_is_allocated_twice(
             pool = sum((area.cpus & ~(owned | node.reserved.mask)).bit_count() for area in held)
             assert 1000 * pool >= request.cpu_limit_milli
     for area in made.nodes:
-        zone = node.zones[area.id]
+        zone = node.numa_allocatable[area.id]
         sold = max(0, zone["cpu"] - 1000 * (area.cpus & node.reserved.mask).bit_count())
         assert used[area.id, "cpu"] <= math.ceil(sold * node.cpu_ratio)
         assert used[area.id, "memory"] <= zone["memory"]
@@ -69,20 +69,20 @@ def test_every_offer_can_be_committed_and_nothing_is_allocated_twice(
 def test_a_pod_is_declined_only_when_it_does_not_fit(
     node: TopologyOptions, before: list[ResourceRequest], last: ResourceRequest
 ) -> None:
-    account = NodeAllocation(node)
+    node_allocation = NodeAllocation(node)
     for number, request in enumerate(before):
-        got = offer(node, account, _named(request, f"p{number}"))
+        got = offer(node, node_allocation, _named(request, f"p{number}"))
         if not isinstance(got, Refusal):
-            account.add(got.allocation)
+            node_allocation.add(got.allocation)
     if last.spec != ResourceSpec():
         return
-    declined = isinstance(offer(node, account, _named(last, "last")), Refusal)
+    declined = isinstance(offer(node, node_allocation, _named(last, "last")), Refusal)
     policy = node.policies.numa_label
-    free = account.free_cpus()
+    free = node_allocation.free_cpus()
     if policy is NumaPolicy.NONE:
         assert declined == (last.owner and last.requests["cpu"] > 1000 * free.bit_count())
         return
-    left = account.available()
+    left = node_allocation.available()
     for area in node.layout.nodes if node.layout and last.owner else ():
         cpus = (free & area.cpus).bit_count()
         paid = [count for count in range(cpus + 1) if _paid(node, count) <= left[area.id]["cpu"]]

@@ -28,16 +28,16 @@ def test_sufficient_numa_nodes_give_an_offer_and_insufficient_ones_do_not(
 ) -> None:
     """Sufficient NUMA nodes are found without a search for CPUs, also on machines with cores of
     different sizes."""
-    account = NodeAllocation(node)
+    node_allocation = NodeAllocation(node)
     for number, request in enumerate(before):
-        got = offer(node, account, msgspec.structs.replace(request, uid=f"p{number}"))
+        got = offer(node, node_allocation, msgspec.structs.replace(request, uid=f"p{number}"))
         if isinstance(got, Offer):
-            account.add(got.allocation)
+            node_allocation.add(got.allocation)
     policies = in_force(node.policies, node.profile, last)
     if isinstance(policies, Refusal):
         return
-    trials = Trials(node, account, last, policies)
-    ids = sorted(node.zones)
+    trials = Trials(node, node_allocation, last, policies)
+    ids = sorted(node.numa_allocatable)
     for some in ([*ids], *([each] for each in ids), ids[1:], ids[::2]):
         found = trials.on_nodes(some)
         assert trials.lacks(some) == (found if isinstance(found, Refusal) else None)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agent.allocate import node_score
 from agent.allocate.node_allocation import Amounts, NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.cpus import Offer, offer
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.cpu.cpuset import CpuSet
@@ -178,7 +178,7 @@ def test_a_pod_with_devices_of_several_numa_nodes_has_whole_cores_of_each(
         profile=node_score.profile(decode(body)),
     )
     found = NodeAllocator(properties).offer(request_of(pod("a", {"cpu": 6, CARDS: 4}, "LSR")))
-    assert isinstance(found, Granted)
+    assert isinstance(found, NodeOffer)
     assert found.holding().allocation.amounts == amounts
 
 
@@ -248,13 +248,13 @@ def fragmented_nodes(draw: st.DrawFn) -> tuple[TopologyOptions, NodeAllocation]:
 def test_no_more_cores_are_broken_than_needed_among_numa_nodes_that_the_policy_holds_equal(
     case: tuple[TopologyOptions, NodeAllocation], count: int
 ) -> None:
-    node, account = case
+    node, node_allocation = case
     layout = node.layout
     assert layout is not None
-    found = offer(node, account, owner(count))
+    found = offer(node, node_allocation, owner(count))
     if not isinstance(found, Offer):
         return
-    free, mine = account.free_cpus(), found.allocation.cpus.mask
+    free, mine = node_allocation.free_cpus(), found.allocation.cpus.mask
     most = 0
     for nodes in combinations((area.id for area in layout.nodes), len(layout.node_ids(mine))):
         here = free & layout.of_nodes(nodes)

@@ -61,7 +61,7 @@ def test_options_are_read_from_the_report_of_the_agent() -> None:
     options, faults = topology_options({}, {}, topology, 16000)
     assert not faults
     assert options.layout == layout.of(MACHINE)
-    assert options.zones == {0: {"cpu": 8000, "memory": 1 << 30}}
+    assert options.numa_allocatable == {0: {"cpu": 8000, "memory": 1 << 30}}
     assert options.kept == CpuSet.parse("0-2,6,8-9,14")
     assert options.kubelet_reserved == CpuSet.parse("0,8")
     assert node_properties("n", {}, options).whole_cores == WholeCores(14, 2)
@@ -143,7 +143,7 @@ def test_labels_and_ratios_of_the_node_are_read() -> None:
     assert options.policies.numa_label is NumaPolicy.SINGLE_NUMA_NODE
     assert options.policies.bind_label is BindPolicy.SPREAD_BY_PCPUS
     assert options.policies.strategy_label is Strategy.MOST_ALLOCATED
-    assert options.zones == {0: {"cpu": 2000, "memory": 13, "pods": 4}}
+    assert options.numa_allocatable == {0: {"cpu": 2000, "memory": 13, "pods": 4}}
     assert options.totals() == {0: {"cpu": 3000, "memory": 13, "pods": 4}}
 
 
@@ -166,7 +166,7 @@ def test_options_are_ignored_under_another_policy() -> None:
 
 def test_a_node_without_cpu_details_has_its_zones() -> None:
     options, faults = topology_options({}, {}, NodeTopology("n", (zone(3, 1000),)))
-    assert (options.layout, options.zones, faults) == (None, {3: {"cpu": 1000}}, ())
+    assert (options.layout, options.numa_allocatable, faults) == (None, {3: {"cpu": 1000}}, ())
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_no_cpus_are_bound_when_their_owners_are_unknown(key: str, text: str, me
     topology = NodeTopology("n", (zone(0, 1000),), annotations={**reported(), key: text})
     options, faults = topology_options({}, {}, topology)
     assert options.layout is None
-    assert options.zones == {0: {"cpu": 1000}}
+    assert options.numa_allocatable == {0: {"cpu": 1000}}
     (fault,) = faults
     assert fault.startswith(f"NodeResourceTopology n: annotation {key}: ")
     assert message in fault

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
@@ -45,12 +45,12 @@ def unlabelled(cpu: int, uid: str = "a") -> ApiPod:
 
 
 def fits(allocator: NodeAllocator, api_pod: ApiPod) -> bool:
-    return isinstance(allocator.offer(request_of(api_pod)), Granted)
+    return isinstance(allocator.offer(request_of(api_pod)), NodeOffer)
 
 
 def commit(allocator: NodeAllocator, api_pod: ApiPod) -> None:
     found = allocator.offer(request_of(api_pod))
-    assert isinstance(found, Granted)
+    assert isinstance(found, NodeOffer)
     allocator.commit(found)
 
 
@@ -101,7 +101,7 @@ def test_pods_assigned_since_the_report_count() -> None:
 def test_an_offer_is_stale_after_another_commit() -> None:
     allocator = new_allocator()
     late = allocator.offer(request_of(unlabelled(4, "late")))
-    assert isinstance(late, Granted)
+    assert isinstance(late, NodeOffer)
     commit(allocator, unlabelled(6, "early"))
     with pytest.raises(StaleOfferError, match="at most 2 left each"):
         allocator.commit(late)
@@ -209,7 +209,7 @@ def test_the_score_follows_the_configured_strategy() -> None:
         found = new_allocator(rules=AllocatorRules(zones=ZoneScoring(strategy))).offer(
             request_of(unlabelled(2))
         )
-        assert isinstance(found, Granted)
+        assert isinstance(found, NodeOffer)
         scores.append(found.score)
     least, most = scores
     assert least > most > 0
@@ -219,8 +219,8 @@ def test_equivalence_classes_distinguish_containers_when_zones_do() -> None:
     one = {"containers": [{"name": "c", "resources": {"requests": {"cpu": 4}}}]}
     half = {"resources": {"requests": {"cpu": 2}}}
     two = {"containers": [{"name": "c", **half}, {"name": "d", **half}]}
-    assert request_of(pod(**one)).shape != request_of(pod(**two)).shape
-    empty = [request_of(pod(containers=[{"name": name}])).shape for name in "cd"]
+    assert request_of(pod(**one)).equivalence_key != request_of(pod(**two)).equivalence_key
+    empty = [request_of(pod(containers=[{"name": name}])).equivalence_key for name in "cd"]
     assert empty[0] == empty[1]
 
 
@@ -314,7 +314,7 @@ def test_an_owner_fits_on_the_numa_node_of_its_init_container(cpus: int, admitte
     first = msgspec.structs.replace(guaranteed(2).containers[0], name="init")
     with_init = msgspec.structs.replace(owner, init_containers=(first,))
     found = allocator.offer(request_of(with_init))
-    assert isinstance(found, Granted) is admitted
+    assert isinstance(found, NodeOffer) is admitted
     if isinstance(found, Refusal):
         assert "prefers 1 NUMA node: at most 2 left there" in found.text
     assert fits(allocator, owner)
@@ -344,7 +344,7 @@ def test_under_a_static_kubelet_new_owners_count_on_each_numa_node() -> None:
     """The kubelet does not follow the allocation."""
     allocator = restricted(dict.fromkeys(range(4), 4000))
     early = allocator.offer(request_of(guaranteed(3, uid="b")))
-    assert isinstance(early, Granted)
+    assert isinstance(early, NodeOffer)
     commit(allocator, guaranteed(2))
     with pytest.raises(StaleOfferError, match="at most 2 left there"):
         allocator.commit(early)

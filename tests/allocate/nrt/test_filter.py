@@ -8,7 +8,7 @@ from agent.allocate.nrt.filter import PASSED, ZoneFit, filter
 from agent.allocate.nrt.node import zoned_node
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.nrt.node_annotations import AGENT_SETTINGS
-from agent.model.pod.zone_request import PartKind
+from agent.model.pod.numa_request import PartKind
 from tests.allocate.nrt.values import CPU, GPU, NIC, container, node, pod, sidecar, topology
 
 GIB = 1 << 30

@@ -17,7 +17,7 @@ from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
 from agent.model.pod.apiobjects import ApiContainer, ApiPod
 from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
-from agent.model.pod.zone_request import kube_class_of, zoned_pod
+from agent.model.pod.numa_request import kube_class_of, numa_request_of
 from conformance import machines, static_cpu_manager
 from conformance.merge_hints import kubelet_merge
 from conformance.static_cpu_manager import StaticPolicy, StaticState
@@ -49,7 +49,7 @@ class Kubelet:
         self._reusable: dict[int, int] = {}
 
     def admits(self, pod: ApiPod, scope: str) -> bool:
-        cpus, total = _pod_cpu(pod), zoned_pod(pod).whole.requests
+        cpus, total = _pod_cpu(pod), numa_request_of(pod).whole.requests
         affinity = None
         if scope == "pod":
             hints = static_cpu_manager.pod_hints(self._policy, self._state, cpus)
@@ -190,7 +190,7 @@ def test_a_pod_passes_if_the_kubelet_admits_it(
     case: tuple[Kubelet, ZonedNode, ApiPod, str],
 ) -> None:
     kubelet, node, pod, scope = case
-    found = filter(node, zoned_pod(pod))
+    found = filter(node, numa_request_of(pod))
     assert kubelet.admits(pod, scope) is not isinstance(found, Refusal), found
 
 
@@ -200,7 +200,7 @@ def test_a_kubelet_with_single_numa_node_admits_the_pods_that_pass(
 ) -> None:
     """It also admits containers with parts of a CPU that do not pass: they share the CPUs."""
     kubelet, node, pod, scope = case
-    passes = not isinstance(filter(node, zoned_pod(pod)), Refusal)
+    passes = not isinstance(filter(node, numa_request_of(pod)), Refusal)
     event("passes" if passes else "does not pass")
     assert not passes or kubelet.admits(pod, scope)
 
@@ -222,7 +222,7 @@ def test_under_single_numa_node_a_container_fits_on_the_numa_node_of_an_init_con
         state = StaticState(layout_.cpus, {})
         kubelet = Kubelet(policy, state, {0: 0, 1: 0}, {0: 0, 1: 0}, single)
         assert kubelet.admits(pod, "container") is admitted
-        found = filter(node, zoned_pod(pod))
+        found = filter(node, numa_request_of(pod))
         assert isinstance(found, Refusal) is not admitted
         if isinstance(found, Refusal):
             assert found.text == (
@@ -245,5 +245,5 @@ def test_a_reusable_part_of_a_core_may_bind_the_pod_to_its_numa_node() -> None:
     topology = NodeTopology("n", zones, "restricted", "container", annotations=STATIC)
     containers = [container(name, memory=1, cpu=cpu) for name, cpu in (("a", 2000), ("b", 6000))]
     pod = api_pod(*containers, init=(container("i", memory=1, cpu=CPU),))
-    assert not isinstance(filter(zoned_node(topology, ()), zoned_pod(pod)), Refusal)
+    assert not isinstance(filter(zoned_node(topology, ()), numa_request_of(pod)), Refusal)
     assert not kubelet.admits(pod, "container")

@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 from agent.allocate.nrt.filter import ZoneFit, filter
 from agent.allocate.nrt.node import Assumed, without
 from agent.allocate.refusal import Refusal
-from agent.model.pod.zone_request import ZonedPod
+from agent.model.pod.numa_request import NumaRequest
 from tests.allocate.nrt.values import CPU, GPU, container, node, pod
 
 TWO = {0: {"cpu": 4 * CPU, "memory": 8}, 1: {"cpu": 4 * CPU, "memory": 8, GPU: 1}}
 
 
-def requesting(cpus: int, **more: int) -> ZonedPod:
+def requesting(cpus: int, **more: int) -> NumaRequest:
     return pod(container(cpu=cpus * CPU, memory=1, **more))
 
 

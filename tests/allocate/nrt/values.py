@@ -8,8 +8,8 @@ from typing import Any
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
 from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
+from agent.model.pod.numa_request import NumaRequest, numa_request_of
 from agent.model.pod.qos import KubeClass
-from agent.model.pod.zone_request import ZonedPod, zoned_pod
 
 GPU = "nvidia.com/gpu"
 NIC = "vendor.com/nic"
@@ -77,5 +77,5 @@ def api_pod(
     )
 
 
-def pod(*containers: ApiContainer, init: tuple[ApiContainer, ...] = (), **more: Any) -> ZonedPod:
-    return zoned_pod(api_pod(*containers, init=init, **more))
+def pod(*containers: ApiContainer, init: tuple[ApiContainer, ...] = (), **more: Any) -> NumaRequest:
+    return numa_request_of(api_pod(*containers, init=init, **more))

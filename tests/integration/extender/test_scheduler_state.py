@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.kube.errors import KubeError
 from agent.kube.transport import Transport
 from agent.model.cpu.cpuset import CpuSet
@@ -132,14 +132,14 @@ def holders(cluster: SchedulerCache, name: str) -> dict[str, CpuSet]:
         return {each.title.rpartition("/")[2]: each.allocation.cpus for each in held}
 
 
-def grant(cluster: SchedulerCache, name: str, pod: dict[str, Any]) -> Granted:
+def reserve(cluster: SchedulerCache, name: str, pod: dict[str, Any]) -> NodeOffer:
     pod_request = request_of(from_object(pod))
     with cluster.lock:
         state = cluster.node(name)
         assert state is not None
         assert cluster.eligible(name, pod_request) is None
         found = state.allocator.offer(pod_request)
-        assert isinstance(found, Granted)
+        assert isinstance(found, NodeOffer)
         cluster.reserve(name, found)
         return found
 
@@ -150,23 +150,23 @@ def test_a_bound_pod_keeps_its_allocation_after_a_restart(
     with watching(apiserver) as (cluster, _):
         pods = [make_pod(apiserver, node_name, f"p{number}") for number in range(4)]
         for each in pods[:3]:
-            granted = grant(cluster, node_name, each)
-            bind(apiserver, each, node_name, granted.annotations())
-            cluster.confirm(granted.uid)
+            node_offer = reserve(cluster, node_name, each)
+            bind(apiserver, each, node_name, node_offer.annotations())
+            cluster.confirm(node_offer.uid)
             serial = cluster.changed_since(0).serial
-            eventually("the watch reports it", lambda uid=granted.uid: cluster.bound(uid))
+            eventually("the watch reports it", lambda uid=node_offer.uid: cluster.bound(uid))
             # It invalidates no cached result.
             assert node_name not in (cluster.changed_since(serial).names or ())
             with cluster.lock:
                 state = cluster.node(node_name)
                 assert state is not None
-                assert state.allocator.holdings[granted.uid] == granted.holding()
+                assert state.allocator.holdings[node_offer.uid] == node_offer.holding()
         delete(apiserver, pods[0])
         eventually(
             "the deleted pod has no allocation",
             lambda: set(holders(cluster, node_name)) == {"p1", "p2"},
         )
-        reserved = grant(cluster, node_name, pods[3])
+        reserved = reserve(cluster, node_name, pods[3])
         held = holders(cluster, node_name)
         assert sum(len(cpus) for cpus in held.values()) == 6
         with watching(apiserver) as (restarted, _):

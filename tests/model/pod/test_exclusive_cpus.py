@@ -12,8 +12,8 @@ from agent.model.pod.exclusive_cpus import (
     cpus_of,
     shared_reason,
 )
+from agent.model.pod.numa_request import kube_class_of
 from agent.model.pod.resource_request import pod_requests
-from agent.model.pod.zone_request import kube_class_of
 
 
 def amounts(requests: str, limits: str = "") -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.model.cpu.policies import NumaPolicy, Strategy
 from agent.model.settings import plugin_args
 from agent.model.settings.plugin_args import Measure, Rules, SchedulerArgs
@@ -95,7 +95,7 @@ def test_no_offer_is_better_than_its_bound(
         request = clusters.pod_request(kind, "new")
         for node in cluster.nodes():
             offer = node.allocator.offer(request)
-            if isinstance(offer, Granted):
+            if isinstance(offer, NodeOffer):
                 assert offer.score <= node.allocator.score_bound(request) <= 100
 
 

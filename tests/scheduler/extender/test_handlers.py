@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.allocate.refusal import Refusal
 from agent.kube.objects import Change, ChangeKind, ObjectKey
@@ -254,7 +254,7 @@ def test_another_pod_is_filtered_while_a_group_is_tried_on_a_node(
 
     def slow(
         allocator: NodeAllocator, pod_requests: Sequence[PodRequest]
-    ) -> tuple[Granted, ...] | Refusal:
+    ) -> tuple[NodeOffer, ...] | Refusal:
         pod = scene.pod(owner(2, 4), "other")
         other = threading.Thread(target=lambda: answered.append(scene.fits(pod, ["b"])))
         other.start()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.cpu.policies import NumaPolicy
@@ -47,7 +47,7 @@ def lsr_request(cpus: int, priority: int) -> PodRequest:
 
 def place_pod(allocator: NodeAllocator, api_pod: ApiPod) -> None:
     answer = allocator.offer(request_of(api_pod))
-    if isinstance(answer, Granted):
+    if isinstance(answer, NodeOffer):
         allocator.commit(answer)
         allocator.record(holding_of(annotated(api_pod, answer.annotations())))
 
@@ -123,7 +123,7 @@ def exhaustive_search(
         for chosen in itertools.combinations(range(len(lower)), size):
             pods = [lower[each] for each in chosen]
             if not isinstance(
-                allocator.without([each.uid for each in pods]).offer(pod_request), Granted
+                allocator.without([each.uid for each in pods]).offer(pod_request), NodeOffer
             ):
                 continue
             violations = sum(bool(each.labels) and not each.terminating for each in pods) - allowed

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.scheduler.state.cluster import SchedulerCache
 from tests.kube.fake_api_server import Server
@@ -276,13 +276,13 @@ def test_a_rebind_waits_for_pods_that_are_being_bound(world: World) -> None:
     node = world.cluster.node("n1")
     assert node is not None
     world.report()
-    granted = node.allocator.offer(objects.pod_request({"cpu": "1"}, "LSR"))
-    assert isinstance(granted, Granted)
-    world.cluster.reserve("n1", granted)
+    node_offer = node.allocator.offer(objects.pod_request({"cpu": "1"}, "LSR"))
+    assert isinstance(node_offer, NodeOffer)
+    world.cluster.reserve("n1", node_offer)
     world.rebind()
     world.step()
     assert world.status_of()["reason"] == "waits for pods that are being bound to the node"
-    world.cluster.release(granted.uid)
+    world.cluster.release(node_offer.uid)
     assert world.finish()["phase"] == "Succeed"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.pod.apiobjects import PodGroup
@@ -28,7 +28,7 @@ def cluster(clock: Clock) -> SchedulerCache:
     """A cluster of one node with a reservation."""
     it = SchedulerCache(clock=clock)
     it.nodes_changed([objects.node_change(objects.node("n1"))])
-    it.reserve("n1", Granted(REQUEST))
+    it.reserve("n1", NodeOffer(REQUEST))
     return it
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.devices import device_object
@@ -50,8 +50,8 @@ def delete_pod(cluster: SchedulerCache, *args: Any, **more: Any) -> None:
     cluster.pods_changed([objects.pod_change(objects.pod(*args, **more), DELETED)])
 
 
-def granted(name: str) -> Granted:
-    return Granted(objects.pod_request({"cpu": "1"}, name=name))
+def offered(name: str) -> NodeOffer:
+    return NodeOffer(objects.pod_request({"cpu": "1"}, name=name))
 
 
 def test_nodes_without_a_ready_agent_have_a_reason(cluster: SchedulerCache) -> None:
@@ -131,7 +131,7 @@ def test_a_pod_deleted_in_an_old_state_has_no_allocation(cluster: SchedulerCache
     assert allocated_pods(cluster) == set()
     state = cluster.node("n1")
     assert state is not None
-    assert isinstance(state.allocator.offer(PLAIN), Granted)
+    assert isinstance(state.allocator.offer(PLAIN), NodeOffer)
 
 
 def test_a_pod_with_the_same_name_is_another(cluster: SchedulerCache) -> None:
@@ -172,7 +172,7 @@ def test_no_memory_is_kept_for_deleted_nodes() -> None:
         cache.devices_changed([objects.devices_change(objects.devices(node))])
         report_pod(cache, f"a-{node}", node)
         cache.pods_changed([objects.pod_change(objects.agent(node))])
-        cache.reserve(node, granted(f"b-{node}"))
+        cache.reserve(node, offered(f"b-{node}"))
         cache.pods_changed([objects.pod_change(objects.agent(node, phase="Failed"))])
         cache.topologies_changed([objects.topology_change(objects.topology(node), DELETED)])
         cache.devices_changed([objects.devices_change(objects.devices(node), DELETED)])
@@ -190,7 +190,7 @@ def test_no_memory_is_kept_for_deleted_nodes() -> None:
 def test_a_reservation_stays_until_the_pod_is_reported_as_bound(
     cluster: SchedulerCache, clock: Clock
 ) -> None:
-    cluster.reserve("n1", granted("a"))
+    cluster.reserve("n1", offered("a"))
     assert allocated_pods(cluster) == {"a"}
     report_pod(cluster, "a")
     clock.now = 1e6
@@ -204,21 +204,21 @@ def test_a_reservation_stays_until_the_pod_is_reported_as_bound(
 
 
 def test_release_frees_the_reservation(cluster: SchedulerCache) -> None:
-    cluster.reserve("n1", granted("a"))
+    cluster.reserve("n1", offered("a"))
     assert cluster.release("uid-a")
     assert not allocated_pods(cluster)
     assert not cluster.release("uid-a")
 
 
 def test_a_late_release_does_not_release_a_bound_pod(cluster: SchedulerCache) -> None:
-    cluster.reserve("n1", granted("a"))
+    cluster.reserve("n1", offered("a"))
     report_pod(cluster, "a", "n1")
     assert not cluster.release("uid-a")
     assert allocated_pods(cluster) == {"a"}
 
 
 def test_a_pod_deleted_before_it_is_bound_releases_its_reservation(cluster: SchedulerCache) -> None:
-    cluster.reserve("n1", granted("a"))
+    cluster.reserve("n1", offered("a"))
     delete_pod(cluster, "a")
     assert not allocated_pods(cluster)
     cluster.confirm("uid-a")
@@ -228,13 +228,13 @@ def test_a_pod_deleted_before_it_is_bound_releases_its_reservation(cluster: Sche
 def test_a_pod_that_another_client_bound_elsewhere_releases_its_reservation(
     cluster: SchedulerCache,
 ) -> None:
-    cluster.reserve("n1", granted("a"))
+    cluster.reserve("n1", offered("a"))
     report_pod(cluster, "a", "n2")
     assert (allocated_pods(cluster), allocated_pods(cluster, "n2")) == (set(), {"a"})
 
 
 def test_annotations_override_the_reservation(cluster: SchedulerCache) -> None:
-    cluster.reserve("n1", granted("a"))
+    cluster.reserve("n1", offered("a"))
     report_pod(cluster, "a", "n1", requests={"cpu": "1"}, cpus="5")
     state = cluster.node("n1")
     assert state is not None
@@ -244,7 +244,7 @@ def test_annotations_override_the_reservation(cluster: SchedulerCache) -> None:
 def test_a_confirmed_reservation_is_overdue_after_its_time(
     cluster: SchedulerCache, clock: Clock
 ) -> None:
-    cluster.reserve("n1", granted("a"))
+    cluster.reserve("n1", offered("a"))
     cluster.confirm("uid-a")
     clock.now = EXPIRY_SECONDS - 0.1
     assert not cluster.overdue()
@@ -259,7 +259,7 @@ def test_a_confirmed_reservation_is_overdue_after_its_time(
 def test_a_reservation_that_was_confirmed_again_does_not_expire(
     cluster: SchedulerCache, clock: Clock
 ) -> None:
-    cluster.reserve("n1", granted("a"))
+    cluster.reserve("n1", offered("a"))
     cluster.confirm("uid-a")
     clock.now = EXPIRY_SECONDS
     (overdue,) = cluster.overdue()
@@ -271,23 +271,23 @@ def test_a_reservation_that_was_confirmed_again_does_not_expire(
 
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_second_concurrent_bind_of_a_pod_is_refused(cluster: SchedulerCache, sent: bool) -> None:
-    cluster.reserve("n1", granted("a"))
+    cluster.reserve("n1", offered("a"))
     if sent:
         cluster.confirm("uid-a")
     with pytest.raises(ReserveError, match="a bind of pod ns/a to n1 is in progress"):
-        cluster.reserve("n2", granted("a"))
+        cluster.reserve("n2", offered("a"))
     assert (allocated_pods(cluster), allocated_pods(cluster, "n2")) == ({"a"}, set())
 
 
 def test_nothing_is_reserved_for_a_bound_pod(cluster: SchedulerCache) -> None:
     report_pod(cluster, "a", "n1")
     with pytest.raises(ReserveError, match="pod ns/a is bound to n1"):
-        cluster.reserve("n2", granted("a"))
+        cluster.reserve("n2", offered("a"))
 
 
 def test_nothing_is_reserved_on_a_missing_node(cluster: SchedulerCache) -> None:
     with pytest.raises(ReserveError, match="node n3 is not known"):
-        cluster.reserve("n3", granted("a"))
+        cluster.reserve("n3", offered("a"))
 
 
 # Eligibility
@@ -390,7 +390,7 @@ def test_every_change_that_matters_is_logged(cluster: SchedulerCache) -> None:
         lambda: report_pod(cluster, "a", "n1"),
         lambda: report_pod(cluster, "a", "n1", cpus="0"),
         lambda: delete_pod(cluster, "a", "n1"),
-        lambda: cluster.reserve("n2", granted("b")),
+        lambda: cluster.reserve("n2", offered("b")),
         lambda: cluster.release("uid-b"),
         lambda: cluster.nodes_changed([objects.node_change(objects.node("n1", labels={"a": "b"}))]),
         lambda: cluster.topologies_changed([objects.topology_change(objects.topology("n2", 4))]),
@@ -401,7 +401,7 @@ def test_every_change_that_matters_is_logged(cluster: SchedulerCache) -> None:
 
 def test_irrelevant_changes_are_not_logged(cluster: SchedulerCache) -> None:
     report_pod(cluster, "a", "n1")
-    cluster.reserve("n2", granted("b"))
+    cluster.reserve("n2", offered("b"))
     heartbeat = objects.node("n1", annotations={"other": "new"})
     heartbeat["status"]["conditions"] = [{"type": "Ready", "lastHeartbeatTime": "now"}]
     assert (
@@ -423,7 +423,7 @@ def test_irrelevant_changes_are_not_logged(cluster: SchedulerCache) -> None:
 def test_a_pod_reported_as_bound_to_its_reservation_changes_nothing(
     cluster: SchedulerCache,
 ) -> None:
-    cluster.reserve("n1", granted("a"))
+    cluster.reserve("n1", offered("a"))
     assert changes(cluster, lambda: report_pod(cluster, "a", "n1", requests={"cpu": "1"})) == [
         set()
     ]
@@ -436,7 +436,7 @@ def test_two_threads_never_reserve_the_same_pod(cluster: SchedulerCache) -> None
         start.wait()
         for each in range(50):
             try:
-                cluster.reserve(f"n{number % 2 + 1}", granted(f"p{each}"))
+                cluster.reserve(f"n{number % 2 + 1}", offered(f"p{each}"))
             except ReserveError:
                 continue
             reserved.append(each)
@@ -466,7 +466,7 @@ def test_every_node_uses_the_rules_of_the_cache() -> None:
     state = cache.node("n1")
     assert state is not None
     found = state.allocator.offer(LSR)
-    assert isinstance(found, Granted)
+    assert isinstance(found, NodeOffer)
     assert found.score == 50
     assert found.holding().allocation.amounts == {0: {"cpu": 2000}}
     assert state.allocator.properties.allocatable["cpu"] == 8000
@@ -486,7 +486,7 @@ def test_the_rules_of_the_cache_have_the_default_bind_policy() -> None:
     shares = pod("s", {"cpu": 1}, "LS", limits={"cpu": 2})
     request = pod_info(shares, cache.device_resources(), cache.default_bind).pod_request
     found = state.allocator.offer(request)
-    assert isinstance(found, Granted)
+    assert isinstance(found, NodeOffer)
     assert found.holding().allocation.amounts == {0: {"cpu": 1000}}
 
 

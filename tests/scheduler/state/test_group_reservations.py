@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.refusal import Refusal
 from agent.kube.objects import ChangeKind
 from agent.model.pod.apiobjects import GROUP_ANNOTATION, PodGroup
@@ -58,9 +58,9 @@ def rejection_reason(groups: GroupReservations, group: PodGroup, name: str, cpus
 
 def take(
     groups: GroupReservations, group: PodGroup, name: str, node: str = "a", cpus: int = 8
-) -> Granted:
+) -> NodeOffer:
     found = groups.take(group, pod_request(name, cpus), node)
-    assert isinstance(found, Granted), found
+    assert isinstance(found, NodeOffer), found
     return found
 
 
@@ -73,8 +73,8 @@ def test_the_whole_group_is_reserved_and_each_member_takes_its_part(
     assert held_cpus(cluster, "a") == 24
     for name in ("p0", "p1", "p2"):
         assert groups.rejection(TRIO, pod_request(name)) is None
-        granted = take(groups, TRIO, name)
-        assert granted.uid == f"uid-{name}"
+        node_offer = take(groups, TRIO, name)
+        assert node_offer.uid == f"uid-{name}"
         assert held_cpus(cluster, "a") == 24
     assert rejection_reason(groups, TRIO, "p3") == "group default/g has all 3 members"
 
@@ -204,7 +204,7 @@ def test_late_members_get_the_reason_that_their_node_is_full(
     state = cluster.node("a")
     assert state is not None
     other = state.allocator.offer(pod_request("other", 16))
-    assert isinstance(other, Granted)
+    assert isinstance(other, NodeOffer)
     cluster.reserve("a", other)
     text = "group default/g is on node a: cpu: not enough free CPUs"
     assert rejection_reason(groups, TRIO, "p1").startswith(text)
@@ -279,7 +279,7 @@ def test_no_part_is_reserved_on_a_node_that_changes_while_the_offers_are_compute
 
     def late(
         allocator: NodeAllocator, pod_requests: Sequence[PodRequest]
-    ) -> tuple[Granted, ...] | Refusal:
+    ) -> tuple[NodeOffer, ...] | Refusal:
         offers = offer_all(allocator, pod_requests)
         assert isinstance(offers, tuple)
         last = offers[-1].to(pod_request("other"))
@@ -308,8 +308,8 @@ def test_a_bound_group_is_restored_from_the_watch(
     """The state of a group is dropped when all its members are bound."""
     groups.reserve(PAIR, pod_request("p0"), "a")
     for name in ("p0", "p1"):
-        granted = take(groups, PAIR, name)
-        cluster.confirm(granted.uid)
+        node_offer = take(groups, PAIR, name)
+        cluster.confirm(node_offer.uid)
     clock.now += 60
     groups.expire()
     for name in ("p0", "p1"):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.refusal import Refusal
 from agent.model.pod.apiobjects import PodGroup
 from agent.model.pod_request import Needs
@@ -34,7 +34,7 @@ def test_the_pods_own_allocation_is_not_free_for_pods_of_its_class(
     state = cluster.node("a")
     assert state is not None
     found = state.allocator.offer(pod_request)
-    assert isinstance(found, Granted)
+    assert isinstance(found, NodeOffer)
     cluster.reserve("a", found)
     assert isinstance(
         RequirementsCheck(cluster, PodRequirements(pod_request)).run("a", {}), Refusal

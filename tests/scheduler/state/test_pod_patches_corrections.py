@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.refusal import Refusal
 from agent.kube.auth import FileAccess
 from agent.kube.objects import ChangeKind
@@ -241,7 +241,7 @@ def test_only_the_report_of_a_static_kubelet_is_used(
     assert api.patches == []
 
 
-def offer_of(cluster: SchedulerCache, count: int) -> Granted | Refusal:
+def offer_of(cluster: SchedulerCache, count: int) -> NodeOffer | Refusal:
     """The node's offer to an LSE pod to which the kubelet would assign this number of CPUs."""
     state = cluster.node("n1")
     assert state is not None
@@ -254,17 +254,19 @@ def offer_of(cluster: SchedulerCache, count: int) -> Granted | Refusal:
 def test_the_cpus_of_report_and_annotation_count_until_they_are_equal(
     cluster: SchedulerCache, api: Api
 ) -> None:
-    assert isinstance(offer_of(cluster, 6), Granted), "0 is reserved, one core of 7 CPUs is broken"
+    assert isinstance(offer_of(cluster, 6), NodeOffer), (
+        "0 is reserved, one core of 7 CPUs is broken"
+    )
     body = api.put("lse", "2-3")
     report_pod(cluster, body)
-    assert isinstance(offer_of(cluster, 4), Granted)
+    assert isinstance(offer_of(cluster, 4), NodeOffer)
     report(cluster, lse="4-5")
     assert isinstance(offer_of(cluster, 4), Refusal), "2-3 and 4-5 are allocated"
-    assert isinstance(offer_of(cluster, 2), Granted)
+    assert isinstance(offer_of(cluster, 2), NodeOffer)
     body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps({"cpuset": "4-5"})
     report_pod(cluster, body)
     offer = offer_of(cluster, 4)
-    assert isinstance(offer, Granted)
+    assert isinstance(offer, NodeOffer)
     assert offer.offer is not None
     assert str(offer.offer.allocation.cpus) == "2-3,6-7"
     state = cluster.node("n1")
@@ -273,20 +275,20 @@ def test_the_cpus_of_report_and_annotation_count_until_they_are_equal(
     assert cpus is not None
     assert str(cpus.kept) == "0", "the pod's CPUs are counted once, as the pod's"
     report_pod(cluster, body, ChangeKind.DELETED)
-    assert isinstance(offer_of(cluster, 4), Granted)
+    assert isinstance(offer_of(cluster, 4), NodeOffer)
     assert isinstance(offer_of(cluster, 6), Refusal), "the report still has its CPUs"
     report(cluster)
-    assert isinstance(offer_of(cluster, 6), Granted)
+    assert isinstance(offer_of(cluster, 6), NodeOffer)
 
 
 def test_reported_cpus_stay_allocated_after_the_reservation_ends(cluster: SchedulerCache) -> None:
     """The report may arrive before the watch reports the pod as bound."""
     offer = offer_of(cluster, 2)
-    assert isinstance(offer, Granted)
+    assert isinstance(offer, NodeOffer)
     assert offer.offer is not None
     cluster.reserve("n1", offer)
     report(cluster, **{offer.uid: str(offer.offer.allocation.cpus)})
-    assert isinstance(offer_of(cluster, 4), Granted), "its CPUs are counted once"
+    assert isinstance(offer_of(cluster, 4), NodeOffer), "its CPUs are counted once"
     assert cluster.release(offer.uid)
     assert isinstance(offer_of(cluster, 6), Refusal)
 
@@ -331,13 +333,13 @@ def test_a_pod_to_which_a_static_kubelet_assigns_no_cpus_is_rejected(
     assert state is not None
     offer = state.allocator.offer(pod_request)
     if not reason:
-        assert isinstance(offer, Granted)
+        assert isinstance(offer, NodeOffer)
         return
     assert isinstance(offer, Refusal)
     assert offer.unresolvable
     assert offer.text == f"the kubelet's static CPU policy assigns it no CPUs: {reason}"
     cluster.topologies_changed([objects.topology_change(topology(policy="none"))])
-    assert isinstance(state.allocator.offer(pod_request), Granted)
+    assert isinstance(state.allocator.offer(pod_request), NodeOffer)
 
 
 def test_a_container_with_shared_cpus_may_request_parts_of_cpus(cluster: SchedulerCache) -> None:
@@ -359,7 +361,9 @@ def test_a_container_with_shared_cpus_may_request_parts_of_cpus(cluster: Schedul
     for place, cpu in enumerate(("2", "0")):
         for amounts in body["spec"]["containers"][place]["resources"].values():
             amounts["cpu"] = cpu
-    assert isinstance(state.allocator.offer(objects.request_of(objects.from_object(body))), Granted)
+    assert isinstance(
+        state.allocator.offer(objects.request_of(objects.from_object(body))), NodeOffer
+    )
 
 
 def test_a_report_that_changes_again_and_again_causes_few_writes_and_is_not_remembered(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.allocate.refusal import Refusal
 from agent.kube.objects import ChangeKind
@@ -91,7 +91,7 @@ def test_a_reservation_is_subtracted_until_the_report_counts_it(cluster: Schedul
     for name in ("a", "b"):
         pod_request = objects.pod_request({"cpu": "2"}, name=name, kube_class=GUARANTEED)
         found = state.allocator.offer(pod_request)
-        assert isinstance(found, Granted)
+        assert isinstance(found, NodeOffer)
         cluster.reserve("n1", found)
     # The NUMA nodes on which the kubelet will place them are unknown.
     assert fits(cluster) is not True
@@ -111,7 +111,7 @@ def test_a_released_reservation_is_free_again(cluster: SchedulerCache) -> None:
     for number in range(2):
         pod_request = objects.pod_request({"cpu": "2"}, name=f"p{number}", kube_class=GUARANTEED)
         found = state.allocator.offer(pod_request)
-        assert isinstance(found, Granted)
+        assert isinstance(found, NodeOffer)
         cluster.reserve("n1", found)
         cluster.release(found.uid)
     assert fits(cluster, four) is True
@@ -204,8 +204,8 @@ def test_with_least_numa_nodes_every_report_is_used() -> None:
         False,
     )
     after = state.allocator.offer(THREE)
-    assert isinstance(before, Granted)
-    assert isinstance(after, Granted)
+    assert isinstance(before, NodeOffer)
+    assert isinstance(after, NodeOffer)
     assert before.score < after.score
 
 

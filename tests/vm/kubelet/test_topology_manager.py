@@ -14,7 +14,7 @@ from agent.allocate.refusal import Reason, Refusal
 from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod import apiobjects
-from agent.model.pod.zone_request import zoned_pod
+from agent.model.pod.numa_request import numa_request_of
 from agent.node.node_resource_topology import zones
 from agent.node.pod_holdings import holdings, reserved
 from tests.fixtures.containerd import Containerd
@@ -46,7 +46,7 @@ def filter_cause(kubelet: Kubelet, containers: list[dict[str, Any]]) -> Reason |
     pod = apiobjects.from_object(
         {"metadata": {"uid": "p", "name": "p"}, "spec": {"containers": containers}}
     )
-    found = filter(zoned_node(topology, ()), zoned_pod(pod))
+    found = filter(zoned_node(topology, ()), numa_request_of(pod))
     return found.reason if isinstance(found, Refusal) else None
 
 

@@ -62,7 +62,7 @@ class PodPart(msgspec.Struct, frozen=True):
         return {name: amount for name, amount in amounts.items() if amount}
 
 
-class ZonedPod(msgspec.Struct, frozen=True):
+class NumaRequest(msgspec.Struct, frozen=True):
     """A pod's requests of NUMA nodes."""
 
     aligned: bool
@@ -77,11 +77,11 @@ class ZonedPod(msgspec.Struct, frozen=True):
     """The pod requests nothing of a NUMA node."""
 
 
-NOT_ZONED: Final = ZonedPod(False, (), PodPart(PartKind.POD, "", {}, ()), True)
+NO_NUMA_REQUEST: Final = NumaRequest(False, (), PodPart(PartKind.POD, "", {}, ()), True)
 """A pod that requests nothing."""
 
 
-def zoned_pod(pod: ApiPod) -> ZonedPod:
+def numa_request_of(pod: ApiPod) -> NumaRequest:
     kube_class = pod.kube_class or kube_class_of(pod)
     aligned = kube_class == "guaranteed" and not pod.pod_level
     parts = (
@@ -114,7 +114,7 @@ def zoned_pod(pod: ApiPod) -> ZonedPod:
         _part(PartKind.POD, "", total, aligned), exclusive_milli=own.get("cpu", 0)
     )
     indifferent = kube_class == "besteffort" and not any(map(foreign, total))
-    return ZonedPod(aligned, parts, whole, indifferent)
+    return NumaRequest(aligned, parts, whole, indifferent)
 
 
 def kube_class_of(pod: ApiPod) -> KubeClass:
@@ -142,7 +142,7 @@ def foreign(resource: str) -> bool:
     return "/" in resource and "kubernetes.io/" not in resource
 
 
-def exclusive(pod: ZonedPod, reported: Container[str]) -> bool:
+def exclusive(pod: NumaRequest, reported: Container[str]) -> bool:
     """Whether the pod has exclusive resources, so that zones change with it: whole CPUs, memory or
     huge pages of an aligned pod, or a device that zones report (`reported`). Init containers
     release their resources before the pod runs. (See scheduler-plugins:

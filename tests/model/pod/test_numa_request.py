@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent.model.pod.apiobjects import ApiContainer
-from agent.model.pod.zone_request import PartKind, exclusive, foreign, kube_class_of
+from agent.model.pod.numa_request import PartKind, exclusive, foreign, kube_class_of
 from tests.allocate.nrt.values import CPU, GPU, api_pod, container, pod, sidecar
 
 GIB = 1 << 30
@@ -72,7 +72,7 @@ def test_devices_are_not_native_kubernetes_resources(resource: str, expected: bo
 
 
 @pytest.mark.parametrize(
-    ("zoned_pod", "expected"),
+    ("numa_request_of", "expected"),
     [
         (pod(container(**GUARANTEED)), True),
         (pod(container(cpu=1500, memory=0)), False),
@@ -88,8 +88,8 @@ def test_devices_are_not_native_kubernetes_resources(resource: str, expected: bo
         (pod(container(**GUARANTEED, gpu=1), requests=GUARANTEED, limits=GUARANTEED), True),
     ],
 )
-def test_pods_with_exclusive_resources(zoned_pod: Any, expected: bool) -> None:
-    assert exclusive(zoned_pod, {"cpu", "memory", GPU}) is expected
+def test_pods_with_exclusive_resources(numa_request_of: Any, expected: bool) -> None:
+    assert exclusive(numa_request_of, {"cpu", "memory", GPU}) is expected
 
 
 def test_a_resized_container_takes_its_effective_requests() -> None:
