@@ -267,14 +267,14 @@ def _changes(written: Written) -> list[_Change]:
 
 
 def _subjects(pods: Iterable[Pod], wanted: Mapping[str, PodWanted]) -> dict[str, _Subject]:
-    found = {}
+    subjects = {}
     for pod in pods:
         decided = wanted.get(pod.uid)
         for each in (*pod.sandboxes, *pod.containers):
             if each.group is not None:
-                found[parent(each.group)] = _Subject(pod.title, pod.uid)
-                found[each.group] = _Subject(pod.title, pod.uid, each.name, _role(decided, each))
-    return found
+                subjects[parent(each.group)] = _Subject(pod.title, pod.uid)
+                subjects[each.group] = _Subject(pod.title, pod.uid, each.name, _role(decided, each))
+    return subjects
 
 
 def _of_group(group: str, wanted: Mapping[str, PodWanted]) -> _Subject | None:

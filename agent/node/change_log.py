@@ -113,18 +113,18 @@ class ChangeRecorder:
         self, pods: tuple[Pod, ...], owners: tuple[Owner, ...], holds: Mapping[str, CpuSet]
     ) -> None:
         running = started(pods)
-        found = {
+        overlaps = {
             (each.container_id, each.owner_uid): each
             for each in find_overlaps(pods, owners, holds)
             if each.owner_uid in running
         }
-        for key in sorted(found.keys() - self._overlapping):
+        for key in sorted(overlaps.keys() - self._overlapping):
             self._metrics.overlaps.inc()
-            fields = about(found[key].title, reason="overlap")
-            log.error("%s", found[key].text, extra=fields)
-        self.overlaps = tuple(found[key].text for key in sorted(found))
-        self._overlapping = frozenset(found)
-        self._metrics.overlapping.set(len({container for container, _ in found}))
+            fields = about(overlaps[key].title, reason="overlap")
+            log.error("%s", overlaps[key].text, extra=fields)
+        self.overlaps = tuple(overlaps[key].text for key in sorted(overlaps))
+        self._overlapping = frozenset(overlaps)
+        self._metrics.overlapping.set(len({container for container, _ in overlaps}))
 
     def export(self, decision: Decision) -> None:
         self._metrics.decided(

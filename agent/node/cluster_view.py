@@ -124,10 +124,10 @@ class ClusterView:
 
     def problems(self) -> tuple[str, ...]:
         """Why watches and deliveries fail now."""
-        found = self._watches.problems()
+        problems = self._watches.problems()
         if self._outbox is not None and self._outbox.problem.text:
-            found += (self._outbox.problem.text,)
-        return found
+            problems += (self._outbox.problem.text,)
+        return problems
 
     def start(self) -> None:
         """Raises StoreError when a folder can't be read."""
@@ -372,7 +372,7 @@ def merged(last: CachedState, state: ClusterState, listed: Iterable[str]) -> Cac
         labels, annotations = state.node.labels, state.node.annotations
         node = ApiNode(state.node.uid, _of_node(labels), _of_node(annotations))
     now = metadata_by_uid(state.pods.values())
-    pods = {uid: found for uid in sorted(listed) if (found := now.get(uid, last.pods.get(uid)))}
+    pods = {uid: pod for uid in sorted(listed) if (pod := now.get(uid, last.pods.get(uid)))}
     return CachedState(node, pods, last.devices, last.files, last.kubelet)
 
 

@@ -79,8 +79,8 @@ class CorrectedPodResources:
             uid: each.with_visible(shown[uid].each, shown[uid].containers) if uid in shown else each
             for uid, each in wanted.items()
         }
-        found = corrections(pods, with_devices, devices.files, devices.report.devices)
-        self._known = found, devices.keys
+        corrected = corrections(pods, with_devices, devices.files, devices.report.devices)
+        self._known = corrected, devices.keys
 
     def close(self) -> None:
         if self._server is not None:
@@ -148,12 +148,12 @@ class _Devices:
         refused."""
         if visible.refused:
             return {}
-        found: dict[str, tuple[CorrectedDevice, ...]] = {}
+        by_type: dict[str, tuple[CorrectedDevice, ...]] = {}
         if visible.gpus is not None:
-            found[DeviceType.GPU.value] = tuple(
+            by_type[DeviceType.GPU.value] = tuple(
                 CorrectedDevice(each.uuid, self._nodes.get(each.uuid, ())) for each in visible.gpus
             )
         for kind, nodes in visible.nodes.items():
-            known = (self._by_path.get(node.path) for node in nodes)
-            found[kind] = tuple(dict.fromkeys(each for each in known if each is not None))
-        return found
+            held = (self._by_path.get(node.path) for node in nodes)
+            by_type[kind] = tuple(dict.fromkeys(each for each in held if each is not None))
+        return by_type

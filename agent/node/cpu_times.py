@@ -11,12 +11,12 @@ _IDLE_TICKS: Final = 4
 def cpu_times(stat: str) -> dict[int, tuple[int, int]]:
     """By CPU, the time that was not idle and all time, in clock ticks, from the text of /proc/stat
     (Documentation/filesystems/proc.rst). Guest time is contained in user time."""
-    found = {}
+    times = {}
     for line in stat.splitlines():
         name, *words = line.split()[:9]
         if name.startswith("cpu") and name[3:].isdecimal():
             ticks = [int(word) for word in words if word.isdecimal()]
             if len(ticks) == len(words) >= _IDLE_TICKS:
                 total = sum(ticks)
-                found[int(name[3:])] = total - sum(ticks[3:5]), total
-    return found
+                times[int(name[3:])] = total - sum(ticks[3:5]), total
+    return times

@@ -320,9 +320,9 @@ def _routes(agent: _Agent, frontend: Frontend | None) -> dict[str, Route]:
     }
 
 
-def page_values(made: Callable[[], NodePage]) -> dict[str, Callable[[], bytes]]:
-    """The values of the node's page by name. `made` is called with the first request."""
-    page = functools.cache(made)
+def page_values(make_page: Callable[[], NodePage]) -> dict[str, Callable[[], bytes]]:
+    """The values of the node's page by name. `make_page` is called with the first request."""
+    page = functools.cache(make_page)
 
     def value(name: str) -> bytes:
         found: bytes = getattr(page(), name)()

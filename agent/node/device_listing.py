@@ -149,47 +149,47 @@ def _by_address(devices: Iterable[Device]) -> list[Device]:
     return sorted(devices, key=lambda each: address_key(each.uuid))
 
 
-def _with_minors(devices: list[Device], known: Mapping[str, int]) -> list[Device]:
-    numbers = with_numbers((each.uuid for each in devices), known)
+def _with_minors(devices: list[Device], before: Mapping[str, int]) -> list[Device]:
+    numbers = with_numbers((each.uuid for each in devices), before)
     return [msgspec.structs.replace(each, minor=numbers[each.uuid]) for each in devices]
 
 
-def with_numbers(ids: Iterable[str], known: Mapping[str, int]) -> dict[str, int]:
+def with_numbers(ids: Iterable[str], before: Mapping[str, int]) -> dict[str, int]:
     """Each id with its number: the known number, or the lowest that no id has or had. New ids get
     numbers in the given order. If two ids have the same known number, the first keeps it."""
     wanted = list(dict.fromkeys(ids))
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     used: set[int] = set()
     for each in wanted:
-        number = known.get(each, -1)
+        number = before.get(each, -1)
         if 0 <= number < _MAX_DEVICES and number not in used:
-            found[each] = number
+            numbers[each] = number
             used.add(number)
-    used |= set(known.values())
+    used |= set(before.values())
     free = (number for number in range(len(wanted) + len(used)) if number not in used)
     for each in wanted:
-        if each not in found:
-            found[each] = next(free)
-    return {each: found[each] for each in wanted}
+        if each not in numbers:
+            numbers[each] = next(free)
+    return {each: numbers[each] for each in wanted}
 
 
 def known_minors(published: Iterable[Device], gone: Minors) -> Minors:
     """All numbers in a Device object; its devices take precedence over removed ones."""
-    found = {kind: dict(ids) for kind, ids in gone.items()}
+    minors = {kind: dict(ids) for kind, ids in gone.items()}
     for device in published:
-        found.setdefault(device.type, {})[device.uuid] = device.minor
-    return found
+        minors.setdefault(device.type, {})[device.uuid] = device.minor
+    return minors
 
 
 def gone_minors(before: Minors, devices: Iterable[Device]) -> Minors:
     """The numbers of removed devices, the lowest ones if there are too many."""
     present = {(device.type, device.uuid) for device in devices}
-    found: Minors = {}
+    minors: Minors = {}
     for kind, ids in sorted(before.items()):
         absent = [(number, each) for each, number in ids.items() if (kind, each) not in present]
         if absent:
-            found[kind] = {each: number for number, each in sorted(absent)[:_MAX_DEVICES]}
-    return found
+            minors[kind] = {each: number for number, each in sorted(absent)[:_MAX_DEVICES]}
+    return minors
 
 
 def decode_gone(annotations: Mapping[str, str]) -> Minors:

@@ -84,10 +84,10 @@ def prepare(by: VisibilityPolicy) -> VisibilityPolicy:
 def _lock_folder_problem(folder: str) -> str:
     if os.stat(folder).st_dev == os.stat(os.path.dirname(folder)).st_dev:
         return f"{folder} is not a file system of its own"
-    found = os.statvfs(folder)
-    if found.f_blocks * found.f_frsize > MAX_LOCK_BYTES:
+    filesystem = os.statvfs(folder)
+    if filesystem.f_blocks * filesystem.f_frsize > MAX_LOCK_BYTES:
         return f"the file system {folder} has more than {MAX_LOCK_BYTES} bytes"
-    if not 0 < found.f_files <= MAX_LOCK_FILES:
+    if not 0 < filesystem.f_files <= MAX_LOCK_FILES:
         return f"the file system {folder} has room for more than {MAX_LOCK_FILES} files"
     return ""
 

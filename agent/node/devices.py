@@ -287,19 +287,19 @@ class DeviceView:
     ) -> None:
         """Logs once the devices of each pod that their plugin has to pass to its containers,
         because their type is not known here."""
-        known = frozenset(each.value for each in DeviceType)
-        found = frozenset(
+        types = frozenset(each.value for each in DeviceType)
+        texts = frozenset(
             f"pod {pod.title}: the files of its allocated devices of type {kind[:_LONGEST]!r} are"
             " not known here: their device plugin has to pass them to the containers"
             for pod in pods
-            for kind in allocations.get(pod.uid, {}).keys() - known
+            for kind in allocations.get(pod.uid, {}).keys() - types
         )
-        self._foreign = _logged(found, self._foreign)
+        self._foreign = _logged(texts, self._foreign)
 
     def _files(
         self, devices: tuple[Device, ...], cards: list[Gpu], expected: tuple[str, ...]
     ) -> DeviceFiles:
-        found = device_files(
+        files = device_files(
             devices,
             cards if cards or not expected else None,
             self._plugged.rdma,
@@ -307,12 +307,12 @@ class DeviceView:
             self._capabilities() if any(each.instances for each in cards) else {},
             self.files,
         )
-        if not found.cards or self._gpus.answered:
-            return found
+        if not files.cards or self._gpus.answered:
+            return files
         # The published state of cards has neither numbers nor instances.
         before = {each.gpu.uuid: each for each in self._cards_before}
         return msgspec.structs.replace(
-            found, cards=tuple(before.get(each.gpu.uuid, each) for each in found.cards)
+            files, cards=tuple(before.get(each.gpu.uuid, each) for each in files.cards)
         )
 
     def _missing(self, health: GpuHealth, node: ApiNode, cards: list[Gpu]) -> Iterator[str]:

@@ -178,9 +178,9 @@ def examine(settings: KubeletStateSettings) -> Examination:
             remedies[NodeCode.RUNTIME] = node_findings.AS_ROOT
     except CgroupError as error:
         wrong[NodeCode.CGROUPS] = str(error)
-    found = drift.findings(seen or (), owners)
+    drifted = drift.findings(seen or (), owners)
     wrong = {code: files.with_host_paths(settings.root, text) for code, text in wrong.items()}
-    return Examination(node_findings.found(wrong, remedies), seen, found, Facts(**facts))
+    return Examination(node_findings.found(wrong, remedies), seen, drifted, Facts(**facts))
 
 
 def observed_kubelet(settings: KubeletStateSettings) -> tuple[KubeletStatus, tuple[str, ...]]:
@@ -190,8 +190,8 @@ def observed_kubelet(settings: KubeletStateSettings) -> tuple[KubeletStatus, tup
     with contextlib.suppress(CgroupError):  # a finding of its own
         own_group = own_group_of(settings, proc)
     process = kubelet_process.find(proc, own_group).of_folder(settings.root, settings.kubelet_dir)
-    known = {name: getattr(settings, name) for name in KubeletStateSettings.__struct_fields__}
-    reader = AgentSettings(**known)
+    values = {name: getattr(settings, name) for name in KubeletStateSettings.__struct_fields__}
+    reader = AgentSettings(**values)
     reading = kubelet_configuration.read(reader, lambda: own_group)
     unread = [
         text
@@ -210,7 +210,7 @@ def observed_kubelet(settings: KubeletStateSettings) -> tuple[KubeletStatus, tup
                 memory_state = each.state.policy
             case DeviceCheckpoint():
                 registered = {name: len(ids) for name, ids in each.state.registered.items()}
-    found = KubeletStatus(
+    status = KubeletStatus(
         program=process.program if process else "",
         configuration=reading.whole,
         unread=tuple(unread),
@@ -218,7 +218,7 @@ def observed_kubelet(settings: KubeletStateSettings) -> tuple[KubeletStatus, tup
         memory_state=memory_state,
         registered=registered,
     )
-    return found, tuple(
+    return status, tuple(
         f"{settings.kubelet_dir}/{each.name}: {each.problem}"
         for each in state_files
         if each.problem
@@ -226,14 +226,14 @@ def observed_kubelet(settings: KubeletStateSettings) -> tuple[KubeletStatus, tup
 
 
 def _facts_of(kubelet: KubeletStatus) -> dict[str, str]:
-    known = kubelet.configuration
-    if known is None:
+    configuration = kubelet.configuration
+    if configuration is None:
         return {"kubelet": kubelet.program}
     return {
         "kubelet": kubelet.program,
-        "cpu_manager_policy": known.cpu_manager_policy,
-        "memory_manager_policy": known.memory_manager_policy,
-        "topology_manager_policy": known.topology_manager_policy,
+        "cpu_manager_policy": configuration.cpu_manager_policy,
+        "memory_manager_policy": configuration.memory_manager_policy,
+        "topology_manager_policy": configuration.topology_manager_policy,
         "runtime_endpoint": kubelet.runtime_endpoint or "",
     }
 

@@ -118,20 +118,23 @@ class Finding(msgspec.Struct, frozen=True):
 
 def findings(seen: Sequence[ObservedContainer], owners: Sequence[Owner]) -> tuple[Finding, ...]:
     """`owners` of the agent's snapshot, none without one."""
-    found: list[Finding] = []
+    drifts: list[Finding] = []
     for each in seen:
-        found += _of_container(each, owners)
-    return tuple(found)
+        drifts += _of_container(each, owners)
+    return tuple(drifts)
 
 
 def _of_container(seen: ObservedContainer, owners: Sequence[Owner]) -> list[Finding]:
-    found: list[Finding] = []
+    drifts: list[Finding] = []
 
     def add(
-        kind: DriftKind, expected: CpuSet | None = None, got: CpuSet | None = None, detail: str = ""
+        kind: DriftKind,
+        expected: CpuSet | None = None,
+        actual: CpuSet | None = None,
+        detail: str = "",
     ) -> None:
-        texts = ["" if cpus is None else str(cpus) for cpus in (expected, got)]
-        found.append(Finding(kind, seen.title, texts[0], texts[1], detail))
+        texts = ["" if cpus is None else str(cpus) for cpus in (expected, actual)]
+        drifts.append(Finding(kind, seen.title, texts[0], texts[1], detail))
 
     own = next((owner.cpus for owner in owners if owner.uid == seen.pod_uid), None)
     if seen.problem:
@@ -142,7 +145,7 @@ def _of_container(seen: ObservedContainer, owners: Sequence[Owner]) -> list[Find
         add(DriftKind.CLAIM, seen.claimed, own, f"CPUs {seen.claimed - own} are not online")
     if seen.group is None:
         add(DriftKind.NO_GROUP)
-        return found
+        return drifts
     wanted = seen.wanted
     if wanted is None and seen.kubelet:
         if seen.kubelet != seen.group:
@@ -159,12 +162,12 @@ def _of_container(seen: ObservedContainer, owners: Sequence[Owner]) -> list[Find
         add(DriftKind.MEMORY_NODES, seen.wanted_mems, seen.mems)
     if seen.devices_missing or seen.devices_foreign:
         missing, foreign = map(", ".join, (seen.devices_missing, seen.devices_foreign))
-        found.append(Finding(DriftKind.DEVICES, seen.title, missing, foreign))
+        drifts.append(Finding(DriftKind.DEVICES, seen.title, missing, foreign))
     if seen.variables:
         # Not the values: others may have put secrets there.
         detail = f"not the decided value: {', '.join(seen.variables)}"
-        found.append(Finding(DriftKind.ENVIRONMENT, seen.title, detail=detail))
-    return found
+        drifts.append(Finding(DriftKind.ENVIRONMENT, seen.title, detail=detail))
+    return drifts
 
 
 def device_drift(

@@ -109,8 +109,8 @@ def parse(text: str) -> GpuActions:
         try:
             action = Action(value)
         except ValueError:
-            known = ", ".join(Action)
-            raise GpuActionError(f"GPU action {entry!r}: {value!r} is none of {known}") from None
+            allowed = ", ".join(Action)
+            raise GpuActionError(f"GPU action {entry!r}: {value!r} is none of {allowed}") from None
         if name == "*":
             any_other = action
         elif name in STATES:
@@ -118,6 +118,6 @@ def parse(text: str) -> GpuActions:
         elif name.isascii() and name.isdecimal() and len(name) <= 4:
             overrides[xid_reason(int(name))] = action
         else:
-            known = f"an XID or one of {', '.join(STATES)}"
-            raise GpuActionError(f"GPU action {entry!r}: {name!r} is not {known}")
+            allowed = f"an XID or one of {', '.join(STATES)}"
+            raise GpuActionError(f"GPU action {entry!r}: {name!r} is not {allowed}")
     return GpuActions(overrides, any_other)

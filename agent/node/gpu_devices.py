@@ -129,13 +129,13 @@ def cordoned(
     """The cordoned cards by UUID, with the reason: all cards if the agent has released the driver
     on request (`released`)."""
     named = _cordoned_names(annotations)
-    found = {}
+    reasons = {}
     for gpu in cards:
         if released:
-            found[gpu.uuid] = f"annotation {GPU_DRIVER}: the driver is released"
+            reasons[gpu.uuid] = f"annotation {GPU_DRIVER}: the driver is released"
         elif {gpu.uuid.lower(), gpu.bus} & named:
-            found[gpu.uuid] = f"annotation {CORDONED_GPUS}"
-    return found
+            reasons[gpu.uuid] = f"annotation {CORDONED_GPUS}"
+    return reasons
 
 
 def unknown_cordons(annotations: Mapping[str, str], cards: Iterable[Gpu]) -> tuple[str, ...]:
@@ -232,8 +232,8 @@ def _card(device: Device, actions: GpuActions) -> GpuCard:
 
 def _is_gpu_condition(condition: Condition) -> bool:
     """Whether the agent wrote the condition: other writers may add conditions too."""
-    known = gpu_actions.is_xid(condition.type) or condition.reason in _REASONS.values()
-    return known and condition.status == "True"
+    about_gpus = gpu_actions.is_xid(condition.type) or condition.reason in _REASONS.values()
+    return about_gpus and condition.status == "True"
 
 
 def _seconds(text: str) -> int:

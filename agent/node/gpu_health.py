@@ -89,7 +89,7 @@ class GpuStates:
             gpu_actions.UNCORRECTABLE: rows is not None or reading.ecc_uncorrected is not None,
             gpu_actions.ADVISED: reading.recovery_action is not None,
         }
-        return frozenset(reason for reason, known in answered.items() if not known)
+        return frozenset(reason for reason, is_answered in answered.items() if not is_answered)
 
     def _silence(self, gpu: Gpu) -> SilentGpu | None:
         """The entry of a lost card. The driver may list it by its index only, without its UUID."""
@@ -318,8 +318,8 @@ class _Update:
         if not states and not kept and reading is not None:
             xids = [left for each in xids if (left := self._after(each, reading))]
         gpu = card.gpu if self._states.enumerates(card.gpu) else replace(card.gpu, index=-1)
-        known = replace(card, gpu=gpu, energy_millijoules=before if energy is None else energy)
-        return _with(known, [*xids, *states, *kept], self._now)
+        updated = replace(card, gpu=gpu, energy_millijoules=before if energy is None else energy)
+        return _with(updated, [*xids, *states, *kept], self._now)
 
     def _after(self, gpu_condition: GpuCondition, reading: GpuReading) -> GpuCondition | None:
         """The XID after a report without any other fault of the card, None if it has ended."""

@@ -78,8 +78,8 @@ class GpuView:
         cards = tuple(card.gpu for card in self._health.cards)
         if not cards:
             return GpuReport(self.fault, self.message) if self.fault else None
-        found = GpuInventory(self.info.driver_version, cards, self.pairs)
-        return GpuReport(self.fault, self.message, found, self.readings)
+        inventory = GpuInventory(self.info.driver_version, cards, self.pairs)
+        return GpuReport(self.fault, self.message, inventory, self.readings)
 
     def observe(self, cards: tuple[str, ...], *, release: bool = False) -> GpuHealth:
         """The health after the reports since the last call.

@@ -133,11 +133,11 @@ class KubeletConfigurationView:
     ) -> KubeletConfiguration | None:
         """The last known configuration, unless the state of the kubelet's CPU manager has another
         policy: a kubelet starts a new state file when its policy changes."""
-        reading, known = self._reading, self._known
-        if reading.whole is not None or (known and status.policy in ("", known.cpu_manager_policy)):
-            return known
-        found = inferred(reading, status.policy, status.reserved, strict=status.strict)
-        return found or known
+        reading, last = self._reading, self._known
+        if reading.whole is not None or (last and status.policy in ("", last.cpu_manager_policy)):
+            return last
+        configuration = inferred(reading, status.policy, status.reserved, strict=status.strict)
+        return configuration or last
 
     def applied(
         self,
@@ -253,8 +253,8 @@ class _Files:
     def entries(self, folder: str) -> list[tuple[str, bool]]:
         """The sorted names in a folder, and whether each is a folder."""
         try:
-            with os.scandir(self.path(folder)) as found:
-                return sorted((each.name, each.is_dir(follow_symlinks=False)) for each in found)
+            with os.scandir(self.path(folder)) as entries:
+                return sorted((each.name, each.is_dir(follow_symlinks=False)) for each in entries)
         except (OSError, ValueError) as error:
             self.problems.append(f"{folder}: {_reason(error)}")
             return []
@@ -325,13 +325,13 @@ def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Readin
     )
 
 
-def _unclear(found: FoundKubelets) -> tuple[str, ...]:
+def _unclear(processes: FoundKubelets) -> tuple[str, ...]:
     """Why it is not known which process is the node's kubelet."""
-    several = ", ".join(each.title for each in found.kubelets)
-    if len(found.kubelets) < 2:
-        return found.doubts
+    several = ", ".join(each.title for each in processes.kubelets)
+    if len(processes.kubelets) < 2:
+        return processes.doubts
     return (
-        *found.doubts,
+        *processes.doubts,
         f"several run, and not exactly one of them uses the agent's kubelet-dir: {several}",
     )
 
@@ -397,14 +397,14 @@ def _drop_ins(kubelet: KubeletProcess, named: Mapping[str, str], files: _Files) 
 
 def _below(folder: str, files: _Files) -> list[str]:
     """The drop-ins in a folder and its subfolders, in the order of filepath.WalkDir."""
-    found: list[str] = []
+    paths: list[str] = []
     for name, is_folder in files.entries(folder):
         path = os.path.join(folder, name)
         if is_folder:
-            found += _below(path, files)
+            paths += _below(path, files)
         elif name.endswith(_DROP_IN):
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def merged(content: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:

@@ -238,9 +238,9 @@ class PodResourcesStateView:
         names = {pod.uid: (pod.namespace, pod.name) for pod in pods}
         present = frozenset(names.values())
         ended = {pod.key for pod in answer.pods} - present
-        found = holdings(answer.pods, topology, answer.allocatable, ended)
-        self._sources.report(SourceName.POD_RESOURCES_CONTENT, found.problems)
-        self._held = with_running(self._held, found.pods, present)
+        reported = holdings(answer.pods, topology, answer.allocatable, ended)
+        self._sources.report(SourceName.POD_RESOURCES_CONTENT, reported.problems)
+        self._held = with_running(self._held, reported.pods, present)
         sharing = {pod.uid for pod in pods if not kubelet_may_own(pod)}
         held = {
             uid: msgspec.structs.replace(each, cpus=EMPTY) if uid in sharing else each
@@ -391,19 +391,19 @@ class ResourceClaimView:
         self, kubelet: KubeletCpus, reported_devices: Iterable[ReportedDevices]
     ) -> KubeletCpus:
         """Adds the CPUs of the claims among `reported_devices`."""
-        found = claimed_cpus(reported_devices)
+        claimed = claimed_cpus(reported_devices)
         overlapping = (
             f"pod {each.refused.uid} has CPUs {each.refused.part}, which pod {each.kept.uid} has"
-            for each in conflicts(found.holdings, {})
+            for each in conflicts(claimed.holdings, {})
         )
         # PodResources lists a container shortly after the runtime does.
         now = frozenset(
-            [(logging.INFO, each) for each in found.problems]
+            [(logging.INFO, each) for each in claimed.problems]
             + [(logging.WARNING, each) for each in overlapping]
         )
         for level, problem in sorted(now - self._logged):
             log.log(level, "claims: %s", problem)
         self._logged = now
-        if not found.by_uid:
+        if not claimed.by_uid:
             return kubelet
-        return msgspec.structs.replace(kubelet, claimed=found.by_uid)
+        return msgspec.structs.replace(kubelet, claimed=claimed.by_uid)

@@ -103,9 +103,9 @@ def _of_devices(faults: DeviceFaults) -> Iterator[str]:
 
 def _first(texts: Iterable[str]) -> str:
     """The first _NAMED texts, and the number of the others."""
-    found = list(texts)
-    more = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
-    return "; ".join(found[:_NAMED] + more)
+    listed = list(texts)
+    more = [f"and {len(listed) - _NAMED} more"] if len(listed) > _NAMED else []
+    return "; ".join(listed[:_NAMED] + more)
 
 
 def state(topology: Topology, kubelet: KubeletConfiguration | None) -> dict[str, str]:

@@ -183,9 +183,9 @@ def _claims(
             continue
         seen.add(each.name)
         held = holds.get(each.id)
-        found = claim(each.name, each.created_at, each.shares, held, each.hugepages)
-        if found.cpus:
-            yield found, each.id
+        of_container = claim(each.name, each.created_at, each.shares, held, each.hugepages)
+        if of_container.cpus:
+            yield of_container, each.id
     for coming in announced:
         if coming.name not in seen:
             seen.add(coming.name)
@@ -199,9 +199,9 @@ def _claims(
             had: CpuSet | None = CpuSet.parse(past.cpuset) or None
         except CpuSetError:
             had = None
-        found = claim(past.name, past.created_at, past.shares, had, ended=True)
-        if found.cpus:
-            yield found, ""
+        of_container = claim(past.name, past.created_at, past.shares, had, ended=True)
+        if of_container.cpus:
+            yield of_container, ""
 
 
 def _virtual(pod: Pod) -> bool:
@@ -302,17 +302,17 @@ def _static_kubelet_conflict(policy: str) -> str:
 
 def static_options(names: str) -> StaticOptions:
     """The options of `cpu-policy-options`. Raises SettingsError."""
-    known = {field.encode_name: field.name for field in msgspec.structs.fields(StaticOptions)}
+    fields = {field.encode_name: field.name for field in msgspec.structs.fields(StaticOptions)}
     chosen = {}
     for each in names.split(","):
         name = each.strip()
         if not name:
             continue
-        if name not in known:
+        if name not in fields:
             raise SettingsError(
-                f"cpu-policy-options: {name[:60]!r} is not one of {', '.join(sorted(known))}"
+                f"cpu-policy-options: {name[:60]!r} is not one of {', '.join(sorted(fields))}"
             )
-        chosen[known[name]] = True
+        chosen[fields[name]] = True
     return StaticOptions(**chosen)
 
 
@@ -356,14 +356,14 @@ class CpuNotices:
 
     def _found(self, decision: Decision) -> dict[tuple[str, str], Notice]:
         """The files of the last agent."""
-        found = {}
+        by_container = {}
         for uid in decision.pods:
             for each in self._tree.names(notice.of_pod(uid)):
                 name = notice.named(each)
                 text = self._tree.read(f"{notice.folder(uid, name)}/{notice.FILE_NAME}")
                 if text is not None and (last := notice.decode(text)):
-                    found[uid, name] = last
-        return found
+                    by_container[uid, name] = last
+        return by_container
 
     def _remove_others(self, decision: Decision) -> list[str]:
         """Removes the folders of pods that do not exist any more. Returns the failures."""

@@ -161,8 +161,8 @@ class AnnouncedPods:
     def add(self, notification: PodAnnounced, now_seconds: float, wall_nanoseconds: int) -> None:
         """A repeated notification keeps the time of the first one, so that the order of pods does
         not change."""
-        known = self._pods.get(notification.uid)
-        created_at = known.pod.created_at if known else wall_nanoseconds
+        before = self._pods.get(notification.uid)
+        created_at = before.pod.created_at if before else wall_nanoseconds
         self._pods[notification.uid] = _PodEntry(
             announced(notification, created_at),
             notification.cgroup_parent,
@@ -236,8 +236,8 @@ class AnnouncedContainers:
     ) -> None:
         """A repeated notification keeps the time of the first one."""
         key = notification.pod.uid, notification.name
-        known = self._containers.get(key)
-        created_at = known.container.created_at if known else wall_nanoseconds
+        before = self._containers.get(key)
+        created_at = before.container.created_at if before else wall_nanoseconds
         self._containers[key] = _ContainerEntry(
             AnnouncedContainer(*key, notification.requested, created_at),
             now_seconds + PATIENCE_SECONDS,

@@ -244,7 +244,7 @@ def _resized(
 def _values(
     controllers: Controllers, group: str, original: LinuxResources
 ) -> tuple[OriginalValue, ...]:
-    found = []
+    differing = []
     for file in limit_files.files(controllers, original):
         try:
             present = controllers.read(group, file)
@@ -254,8 +254,8 @@ def _values(
         except (CgroupError, ValueError):
             continue
         if text != present:
-            found.append(OriginalValue(group, file, text))
-    return tuple(found)
+            differing.append(OriginalValue(group, file, text))
+    return tuple(differing)
 
 
 class Restored(msgspec.Struct, frozen=True):

@@ -250,9 +250,9 @@ def _deliver_devices(objects: Objects, report: Report) -> bool:
     return objects.apply(device_object.encode(name, reported.listed, labels, reported.annotations))
 
 
-def _is_own(found: Object) -> bool:
+def _is_own(stored: Object) -> bool:
     """Whether the agent wrote in the object. A folder has no field managers."""
-    metadata = found.get("metadata") or {}
+    metadata = stored.get("metadata") or {}
     if "managedFields" in metadata:
-        return FIELD_MANAGER in managers(found)
+        return FIELD_MANAGER in managers(stored)
     return MANAGED_BY in (metadata.get("labels") or {})

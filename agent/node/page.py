@@ -125,17 +125,17 @@ class NodePage:
         """The changes of the last day, and the pools and the drift of the last hour."""
         now = self._clock()
         self._read_trail()
-        found = self._recent.since(audit.stamp(now - _HISTORY_SECONDS))
+        recent = self._recent.since(audit.stamp(now - _HISTORY_SECONDS))
         hour = audit.stamp(now - _POOL_SECONDS)
         return msgspec.json.encode(
             _History(
                 SCHEMA_VERSION,
                 self._history,
                 hour,
-                found.since,
+                recent.since,
                 self._recent.since(hour).pools,
-                found.changes,
-                drift(found, hour),
+                recent.changes,
+                drift(recent, hour),
             )
         )
 
@@ -167,9 +167,9 @@ class NodePage:
         if self._live is None or made_of != self._made_of:
             shown = _shown(last, sysfs, gpus, network.interfaces(self._root, sysfs[0]))
             if last.topology is not self._hardware[0]:
-                known = hardware.read(self._root, last.topology)
-                self._hardware = last.topology, tuple(machine.about(known))
-            found = live(
+                parts = hardware.read(self._root, last.topology)
+                self._hardware = last.topology, tuple(machine.about(parts))
+            node = live(
                 self._node,
                 last.topology,
                 last.snapshot,
@@ -177,9 +177,9 @@ class NodePage:
                 _attention(last),
                 self._hardware[1],
             )
-            if found != self._live:
+            if node != self._live:
                 self._state += 1
-            self._live, self._made_of = found, made_of
+            self._live, self._made_of = node, made_of
         return self._live
 
     def _use(self) -> dict[str, _DeviceUse]:
@@ -191,12 +191,12 @@ class NodePage:
 
     def _load_of(self, topology: Topology) -> bytes:
         now = time.monotonic()
-        of, found = self._loads
+        of, by_cpu = self._loads
         if topology is not of or now - self._read_at >= LOAD_SECONDS:
             times = cpu_times(self._files.text("proc/stat") or "")
-            found = loads(self._times, times, (cpu.id for cpu in topology.cpus))
-            self._times, self._read_at, self._loads = times, now, (topology, found)
-        return found
+            by_cpu = loads(self._times, times, (cpu.id for cpu in topology.cpus))
+            self._times, self._read_at, self._loads = times, now, (topology, by_cpu)
+        return by_cpu
 
     def _read_trail(self) -> None:
         """A trail that can't be read counts as one without records; the log has the reason."""
@@ -221,7 +221,7 @@ def _shown(
     functions, rdma, fpgas = sysfs
     health = {each.uuid: each.healthy for each in last.devices}
     holders = devices_view.holders(last.snapshot) if last.snapshot else {}
-    found = devices_view.shown(
+    devices = devices_view.shown(
         DeviceSources(functions, interfaces, rdma, fpgas, gpus, holders, health)
     )
     faults = {each.uuid: _fault(each) for each in last.devices if not each.healthy}
@@ -229,7 +229,7 @@ def _shown(
         msgspec.structs.replace(each, state=fault)
         if (fault := faults.get(each.id or each.address))
         else each
-        for each in found
+        for each in devices
     )
 
 

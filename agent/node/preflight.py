@@ -77,8 +77,8 @@ def problems(settings: AgentSettings, mode: Mode) -> Iterator[str]:
 def _of_runtime(root: str, path: str) -> Iterator[str]:
     place = below(root, path)
     if not _is_socket(place):
-        found = [each for each in _RUNTIME_SOCKETS if _is_socket(below(root, each))]
-        hint = f"; the node has {', '.join(found)}" if found else ""
+        sockets = [each for each in _RUNTIME_SOCKETS if _is_socket(below(root, each))]
+        hint = f"; the node has {', '.join(sockets)}" if sockets else ""
         yield f"runtime {path}: this socket does not exist{hint} (runtime of the pool)"
         return
     cri = Cri(place, _ANSWER_SECONDS)

@@ -69,16 +69,16 @@ class NodeRebinds:
             self._seen = {}
             return
         try:
-            found = self._cluster.of_node(kinds.REBIND, self._node, _read)
+            rebinds = self._cluster.of_node(kinds.REBIND, self._node, _read)
         except NotFoundError:
-            found = []
+            rebinds = []
         except (KubeError, AccessError) as error:
             self._problem.report(str(error))
             return
         self._problem.clear()
-        self._record([each for each in found if each is not None and each.status.ended])
+        self._record([each for each in rebinds if each is not None and each.status.ended])
         now = self._clock()
-        waiting = [each for each in found if each is not None and not each.status.taken]
+        waiting = [each for each in rebinds if each is not None and not each.status.taken]
         self._seen = {each.uid: self._seen.get(each.uid, now) for each in waiting}
         for each in waiting:
             if now - self._seen[each.uid] >= UNTAKEN_SECONDS:

@@ -280,10 +280,10 @@ class Reconciler:
 
     def _rules(self, node: Resolved, topology: Topology) -> PoolRules:
         """The rules of the pools, by the load of the reserved CPUs too."""
-        made = rules(node.configuration)
-        reserved = made.reserved & topology.online
-        if not made.be_on_reserved or not reserved:
-            return made
+        cpu_rules = rules(node.configuration)
+        reserved = cpu_rules.reserved & topology.online
+        if not cpu_rules.be_on_reserved or not reserved:
+            return cpu_rules
         of_be = pool_of_class(QoS.BE)
         groups = {
             each.group
@@ -293,7 +293,7 @@ class Reconciler:
             if each.group is not None
         }
         full = self._enforcement.reserved_load.full(reserved, groups)
-        return msgspec.structs.replace(made, be_on_reserved=not full)
+        return msgspec.structs.replace(cpu_rules, be_on_reserved=not full)
 
     def _make_room(self, seen: Observation, node: Resolved, decision: Decision) -> Freed:
         freed = self._enforcement.make_room(
@@ -399,8 +399,8 @@ class Reconciler:
         if cluster.pods_listed:
             self._announced.in_api(cluster.pods)
         here = managed + self._announced.missing_from(listed, time.monotonic())
-        known = self._cluster.update(cluster, [pod.uid for pod in here])
-        pods = present(cluster.pods.values(), here, known.pods)
+        updated = self._cluster.update(cluster, [pod.uid for pod in here])
+        pods = present(cluster.pods.values(), here, updated.pods)
         uids = frozenset(pod.uid for pod in here)
         return tuple(pod for pod in pods if not self._excludes(pod)), uids
 

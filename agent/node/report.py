@@ -255,8 +255,8 @@ def held(
         of_kubelet = by_kubelet.get(pod.uid, Allocated())
         if of_kubelet.cpus:
             cpus[pod.uid] = cpus.get(pod.uid, EMPTY) | of_kubelet.cpus
-        if found := of_kubelet.amounts or _amounts(pod):
-            amounts[pod.uid] = found
+        if devices := of_kubelet.amounts or _amounts(pod):
+            amounts[pod.uid] = devices
     return tuple(
         Allocated(cpus.get(uid, EMPTY), amounts.get(uid, {}))
         for uid in sorted(cpus.keys() | amounts.keys())
@@ -276,10 +276,10 @@ def _amounts(pod: Pod) -> dict[int, dict[str, int]]:
 
 
 def _reserved(configuration: NodeConfiguration, resources: PodResourcesState) -> Reserved:
-    made = rules(configuration)
-    shared = EMPTY if made.owners_on_reserved else made.reserved
+    cpu_rules = rules(configuration)
+    shared = EMPTY if cpu_rules.owners_on_reserved else cpu_rules.reserved
     memory_bytes = configuration.reserved_memory_bytes or resources.reserved_memory_bytes
-    return Reserved(made.kept | shared, memory_bytes)
+    return Reserved(cpu_rules.kept | shared, memory_bytes)
 
 
 def _fingerprint(pods: Iterable[ApiPod]) -> str:

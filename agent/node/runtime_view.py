@@ -367,14 +367,14 @@ def _text_bytes(texts: Iterable[str]) -> int:
     return sum(map(getsizeof, texts))
 
 
-def _names(found: Iterable[ReportedDevices]) -> Iterator[str]:
-    for each in found:
+def _names(reported: Iterable[ReportedDevices]) -> Iterator[str]:
+    for each in reported:
         yield from (each.resource, each.claim, *each.names)
 
 
-def _keep(known: dict[str, Any], present: set[str]) -> None:
-    for gone in known.keys() - present:
-        del known[gone]
+def _keep(by_id: dict[str, Any], present: set[str]) -> None:
+    for gone in by_id.keys() - present:
+        del by_id[gone]
 
 
 def without_excluded(

@@ -158,9 +158,9 @@ class PodReader:
         self._cri = cri
         self._controllers = Controllers(cgroup_root, Handles(0))
         self._mounts = {
-            each: found
+            each: path
             for each in ("cpuset", "cpu", "memory")
-            if (found := mounted(cgroup_root, each))
+            if (path := mounted(cgroup_root, each))
         }
         self._runtime = RuntimeView(cri, CgroupLocator(Hierarchy(cgroup_root, proc)))
         self._pods: dict[str, Pod] = {}
@@ -173,7 +173,7 @@ class PodReader:
 
     def usage(self) -> dict[str, Usage]:
         """By pod uid, the use of CPU time since the last call, and of memory."""
-        found = {}
+        by_uid = {}
         now = time.monotonic()
         for uid, pod in self._pods.items():
             groups = _groups(pod)
@@ -185,8 +185,8 @@ class PodReader:
                 if before is not None and now > before[0]:
                     rate = max(used - before[1], 0.0) / (now - before[0])
             memory = _total(self._memory_bytes(group) for group in groups)
-            found[uid] = Usage(rate, None if memory is None else round(memory))
-        return found
+            by_uid[uid] = Usage(rate, None if memory is None else round(memory))
+        return by_uid
 
     def opened(self, uid: str) -> Opened:
         """The metadata, containers and cgroup files of a pod."""
@@ -212,15 +212,15 @@ class PodReader:
         )
 
     def _group(self, container: str, group: str) -> Group:
-        found = {}
+        texts = {}
         for version in (2, 1):
             for controller, *wanted in _POD_FILES[version]:
                 if self._mounts.get(controller, (0, ""))[0] != version:
                     continue
                 for name in wanted:
                     if text := self._read(controller, group, name):
-                        found[name] = text
-        return Group(container, group, found)
+                        texts[name] = text
+        return Group(container, group, texts)
 
     def _memory_bytes(self, group: str) -> float | None:
         version, _ = self._mounts.get("memory", (0, ""))
@@ -252,5 +252,5 @@ def _groups(pod: Pod) -> list[str]:
 
 
 def _total(values: Iterable[float | None]) -> float | None:
-    known = [each for each in values if each is not None]
-    return sum(known) if known else None
+    measured = [each for each in values if each is not None]
+    return sum(measured) if measured else None

@@ -85,13 +85,13 @@ def chosen(snapshot: Snapshot, pods: Sequence[Pod]) -> Entries:
     Omits excluded containers, and those that are not in the snapshot. Raises CpuSetError for an
     invalid cpuset in the snapshot."""
     own = {owner.uid: owner.cpus for owner in snapshot.owners if not owner.kubelet}
-    found: Entries = {}
+    entries: Entries = {}
     for pod in pods:
         cpus = own.get(pod.uid)
         names = [each.name for each in pod.containers if _wanted(snapshot, each.id) == cpus]
         if cpus and names:
-            found[pod.uid] = dict.fromkeys(names, cpus)
-    return found
+            entries[pod.uid] = dict.fromkeys(names, cpus)
+    return entries
 
 
 def with_chosen(
@@ -184,13 +184,13 @@ def _keep(path: str) -> str:
 
 def _require_stopped(proc: str, own_group: str | None, kubelet_dir: str) -> None:
     """Raises TakeoverError when a process is, or may be, the kubelet of this folder."""
-    found = kubelet_process.find(proc, own_group)
-    for each in found.kubelets:
+    processes = kubelet_process.find(proc, own_group)
+    for each in processes.kubelets:
         if kubelet_process.keeps_state_elsewhere(proc, each, kubelet_dir):
             continue
         why = f"{each.program} runs (process {each.pid}) and would write over it"
         raise TakeoverError(f"{why}: stop it")
-    for doubt in found.doubts:
+    for doubt in processes.doubts:
         raise TakeoverError(f"a kubelet may run and would write over it: {doubt}")
 
 
