@@ -220,7 +220,7 @@ first pool whose label it has: the later ones exclude it.
 {{- end }}
 
 {{/*
-Certificate and key of a server of ours, as JSON with tls.crt, tls.key and ca.crt in base64; of a dict with
+Certificate and key of a server of Topolet, as JSON with tls.crt, tls.key and ca.crt in base64; of a dict with
 root and name. It is that of the Secret until three quarters of its time have passed, and one for all
 templates.
 */}}
@@ -300,20 +300,20 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* Fields of our schema that another one does not have, each on a line; of a dict with ours, theirs, at. */}}
+{{/* Fields of the wanted schema that the served one lacks, each on a line; of a dict with wanted, served, at. */}}
 {{- define "topolet.lacking" -}}
-{{ $theirs := .theirs }}{{ $at := .at }}
-{{- if not (get $theirs "x-kubernetes-preserve-unknown-fields") }}
-{{- range $name, $ours := (get .ours "properties" | default dict) }}
+{{ $served := .served }}{{ $at := .at }}
+{{- if not (get $served "x-kubernetes-preserve-unknown-fields") }}
+{{- range $name, $wanted := (get .wanted "properties" | default dict) }}
 {{- $field := printf "%s.%s" $at $name }}
-{{- if not (or (hasKey (get $theirs "properties" | default dict) $name) (eq $field ".metadata")) }}
+{{- if not (or (hasKey (get $served "properties" | default dict) $name) (eq $field ".metadata")) }}
 {{ $field }}
 {{- else if ne $field ".metadata" }}
-{{- include "topolet.lacking" (dict "ours" $ours "theirs" (get $theirs.properties $name) "at" $field) }}
+{{- include "topolet.lacking" (dict "wanted" $wanted "served" (get $served.properties $name) "at" $field) }}
 {{- end }}
 {{- end }}
-{{- if and (hasKey .ours "items") (hasKey $theirs "items") }}
-{{- include "topolet.lacking" (dict "ours" .ours.items "theirs" $theirs.items "at" (printf "%s[]" $at)) }}
+{{- if and (hasKey .wanted "items") (hasKey $served "items") }}
+{{- include "topolet.lacking" (dict "wanted" .wanted.items "served" $served.items "at" (printf "%s[]" $at)) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -338,11 +338,11 @@ without it: Helm 3 can't take a definition back into a release that has left it 
 
 {{/*
 What is to be done with a definition, as JSON: install, and if not, what the stored one lacks; of a dict with
-root and file. One that this release does not own is left as it is. It fails if no version of ours is served.
+root and file. One that this release does not own is left as it is. It fails if no version that Topolet uses is served.
 */}}
 {{- define "topolet.definition" -}}
-{{ $ours := .root.Files.Get .file | fromYaml }}{{ $root := .root }}
-{{- $name := $ours.metadata.name }}
+{{ $wanted := .root.Files.Get .file | fromYaml }}{{ $root := .root }}
+{{- $name := $wanted.metadata.name }}
 {{- $stored := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name | default dict }}
 {{- $notes := dig "metadata" "annotations" dict $stored }}
 {{- $owned := include "topolet.owned" (dict "root" $root "stored" $stored) }}
@@ -352,15 +352,15 @@ root and file. One that this release does not own is left as it is. It fails if 
 {{- $served := dict }}
 {{- range $stored.spec.versions }}{{ if .served }}{{ $_ := set $served .name (dig "schema" "openAPIV3Schema" dict .) }}{{ end }}{{ end }}
 {{- $common := 0 }}
-{{- range $ours.spec.versions }}
+{{- range $wanted.spec.versions }}
 {{- if hasKey $served .name }}
 {{- $common = add1 $common }}
-{{- $fields := include "topolet.lacking" (dict "ours" .schema.openAPIV3Schema "theirs" (get $served .name) "at" "") | trim }}
+{{- $fields := include "topolet.lacking" (dict "wanted" .schema.openAPIV3Schema "served" (get $served .name) "at" "") | trim }}
 {{- if $fields }}{{ $lacking = concat $lacking (splitList "\n" $fields) }}{{ end }}
 {{- end }}
 {{- end }}
 {{- if not $common }}
-{{- fail (printf "CustomResourceDefinition %s: it exists, its owner is %s, and it serves none of the versions that Topolet uses (%s); update it with its owner, or name it in crds.adopt" $name $owner (join ", " (pluck "name" (index $ours.spec.versions 0)))) }}
+{{- fail (printf "CustomResourceDefinition %s: it exists, its owner is %s, and it serves none of the versions that Topolet uses (%s); update it with its owner, or name it in crds.adopt" $name $owner (join ", " (pluck "name" (index $wanted.spec.versions 0)))) }}
 {{- end }}
 {{- dict "install" false "name" $name "owner" $owner "lacking" (uniq $lacking) | toJson }}
 {{- else }}
