@@ -39,7 +39,7 @@ ALL_BYTES = 255_000
 IN_THE_RUNTIME = 12
 ONLY_IN_THE_API = 98
 """A kubelet's 110 pods."""
-CONTAINER_BYTES = 512
+CONTAINER_BYTES = 576
 """Bytes of the snapshot for each container of the runtime, and for each that is still to be
 created."""
 BASE_BYTES = 4 << 10
