@@ -7,6 +7,7 @@ import contextlib
 import json
 import shutil
 import socket
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -80,6 +81,13 @@ class FaultyNode:
             lines = page.read().decode().splitlines()
         counted = [each for each in lines if each.startswith(series) and not each.endswith(" 0")]
         return bool(counted) and f'msg="{source.value}: ' in self.harness.launcher.log()
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short path: that of a socket in it has at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="topolet-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -19,8 +19,9 @@ PEAK_MB = 120
 """Memory of the relay's process while AT_ONCE of the largest requests arrive: itself,
 RelayLimits.held_bytes, a hook's copy of one of them, and bytes that the sockets have not accepted
 yet. The requests alone have 192 MiB."""
-KEPT_MB = 8
-"""Memory that is not released after the last reply."""
+KEPT_MB = 16
+"""Memory that is not released after the last reply: the C library keeps up to three blocks of 4.6
+MB, and no more after forty times as many requests."""
 UNBOUNDED = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
