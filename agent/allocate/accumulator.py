@@ -471,7 +471,8 @@ def _singles(terms: Terms, free: int, need: int, taken: int, off: int) -> int:
 
 
 def whole_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
-    """As many of these whole cores as are needed entirely; those with the most threads first."""
+    """Takes these whole cores while all threads of one are needed, cores with the most threads
+    first. Returns their CPUs."""
     taken = 0
     for threads, alike in layout.sizes:
         for leads in _core_tiers(layout, cpus & alike, cpus, levels):
@@ -627,10 +628,10 @@ _Pick: TypeAlias = Callable[[Layout, int, int, tuple[int, ...]], int]
 def _in_fewest(
     layout: Layout, listed: int, plain: int, levels: tuple[int, ...], pick: _Pick
 ) -> int:
-    """As many of the listed CPUs as `plain` has, in its NUMA nodes, in fewer L3 caches and with no
-    fewer whole cores; `plain` itself if that is not possible. The smallest cache that has all that
-    is missing gives; while no cache has all, the largest one gives all that it has. No other choice
-    has fewer caches.
+    """Replaces `plain` by as many of the listed CPUs in its NUMA nodes, in fewer L3 caches and with
+    no fewer whole cores. Returns `plain` if that is not possible. The smallest cache
+    that has all missing CPUs gives them; while no cache has all, the largest one gives all that it
+    has. No other choice has fewer caches.
     """
     need = plain.bit_count()
     near = sum(node.cpus for node in layout.nodes if node.cpus & plain) & listed

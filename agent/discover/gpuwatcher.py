@@ -136,7 +136,7 @@ class GpuTiming(msgspec.Struct, frozen=True):
     answer_seconds: float = 30.0
     """The longest wait for an answer."""
     first_answer_seconds: float = 120.0
-    """The same for the first one, before which the driver may have to wake every card."""
+    """The limit for the first answer, before which the driver may have to wake every card."""
     retry_seconds: float = 1.0
     """The time until the child is started again, doubled each time up to `max_retry_seconds`."""
     max_retry_seconds: float = 300.0

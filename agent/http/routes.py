@@ -40,7 +40,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     path: str
     content_type: str
     body: bytes | None
-    """None if the request has no Content-Length."""
+    """The body is None if the request has no Content-Length."""
     certified: bool = False
     """Whether the client has shown an accepted certificate."""
     host: str = ""

@@ -34,7 +34,7 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     blocked: str = ""
     """Why the container must not be created yet, for example because its CPUs are in use."""
     visible: Visibility | None = None
-    """None: there is no decision about its devices."""
+    """The value is None if the agent has not decided about the container's devices."""
 
     @property
     def cpuset(self) -> str | None:

@@ -389,9 +389,9 @@ _MIRROR_KEYS: Final = {CONFIG_MIRROR: 256, CONFIG_HASH: 256}
 def _pod_of_node(text: bytes) -> ApiPod:
     """The part of a pod of this node that the agent keeps, from an object's JSON: what
     `pod_metadata` keeps, the keys of a mirror pod, and MAX_CONTAINERS of its containers. It has no
-    resource version, which changes with every write of the status. Of a pod that has ended only the
-    name is kept: whoever may create pods can name this node in any number of them, and the kubelet
-    ends at once those that it does not admit.
+    resource version, which changes with every write of the status. The agent keeps only the name of
+    a pod that has ended: anybody who may create pods can create any number for this node, and the
+    kubelet ends at once those that it does not admit.
 
     Raises ObjectError."""
     pod = apiobjects.decode(text)

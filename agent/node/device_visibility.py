@@ -137,8 +137,8 @@ def visibility(
 class DeviceVisibilityView:
     """The devices of the node and the containers that see them.
 
-    `devices`: None when the settings switch devices off, so that there are no decisions about
-        them."""
+    `devices`: the devices of the node; None when the settings switch devices off, and the agent
+        decides nothing about them."""
 
     def __init__(self, devices: DeviceView | None, policy: VisibilityPolicy | None = None) -> None:
         self._devices = devices

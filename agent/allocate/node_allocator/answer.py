@@ -37,7 +37,7 @@ class NodeOffer(msgspec.Struct, frozen=True):
         return self.pod_request.uid
 
     def to(self, pod_request: PodRequest) -> NodeOffer:
-        """The same for another pod of the same equivalence class."""
+        """Returns this offer for another pod of the same equivalence class."""
         offer = self.offer
         if offer is not None:
             allocation = msgspec.structs.replace(

@@ -49,7 +49,7 @@ class DeviceAllocator:
         self._held: NodeDevices | None = None
 
     def with_properties(self, properties: NodeProperties) -> DeviceAllocator:
-        """The same pods on other devices."""
+        """Returns a copy with the same pods for a node with these properties."""
         other = DeviceAllocator(properties)
         other._pods = dict(self._pods)
         return other

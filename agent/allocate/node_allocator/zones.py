@@ -47,8 +47,8 @@ class ZoneAllocator:
     def with_properties(
         self, properties: NodeProperties, uncounted: Container[str]
     ) -> ZoneAllocator:
-        """The same pods with a new report, which counts all of them but those (uids) of
-        `uncounted`."""
+        """Returns a copy with a new report, which counts the same pods except those of
+        `uncounted` (uids)."""
         other = ZoneAllocator(properties)
         other._kubelet_cpus, other._taken = self._kubelet_cpus.copy(), self._taken
         if properties.zones is not None:

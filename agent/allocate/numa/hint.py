@@ -56,7 +56,7 @@ class Pick(msgspec.Struct, frozen=True):
 
     provider: int
     resource: str | None
-    """None if the provider has no hints."""
+    """The resource is None if the provider has no hints."""
     index: int | None
     """The index in the provider's list, None if the resource has no list, or an empty one."""
 

@@ -38,7 +38,7 @@ class DeviceType(enum.StrEnum):
 
 
 RESOURCE_OF: Final = {DeviceType.RDMA.value: RDMA, DeviceType.FPGA.value: FPGA}
-"""The resource of each further type that Topolet manages, of which a whole device has 100."""
+"""The resource of each device type except GPUs. A whole device has 100 of it."""
 
 
 class DeviceTopology(msgspec.Struct, frozen=True):

@@ -140,8 +140,8 @@ def zone_node(name: str) -> int | None:
 
 
 def is_own_entry(path: tuple[str, ...], name: str) -> bool:
-    """Whether Topolet owns that entry of a list: it removes its entries when they are no longer
-    wanted, and keeps all others.
+    """Whether Topolet owns the entry of this name. It removes its own entries when it no longer
+    reports them, and keeps all others.
 
     `path`: the names of the lists that contain the entry."""
     match path[-1]:
