@@ -13,5 +13,4 @@ the values of `requests` and calls `admission`. That reads the agent's decisions
 
 The frontend reports the result of the request to admission, which records the assumed container
 and notifies the agent.
-`cri` reads and patches the CRI's messages as bytes.
 """

@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from agent.allocate.shares import whole_cpus
-from agent.hooks import cpuset, cri
+from agent.hooks import cpuset
 from agent.hooks.cpuset import Keep, Override
-from agent.hooks.cri import create_container, mounted
 from agent.hooks.requests import CreateContainer
 from agent.model.cpu.pools import Pool
 from agent.model.linux_resources import NO_QUOTA, LinuxResources
@@ -16,6 +15,8 @@ from agent.model.pod.qos import QoS
 from agent.model.snapshot import CpuPolicy, Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Wait
 from agent.proto import cri_pb2 as pb
+from agent.proxy import gate as cri
+from agent.proxy.gate import create_container, mounted
 from tests.hooks.admission_harness import container
 
 TWO = Wanted(LinuxResources("1-2", quota=NO_QUOTA), exclusive=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.hooks import carriers, cri, visibility
+from agent.hooks import carriers, visibility
 from agent.hooks.carriers import Carried
 from agent.hooks.visibility import RefusedError, device_changes, unallocated
 from agent.koordinator import messages as koordinator_messages
@@ -25,6 +25,7 @@ from agent.model.devices.visibility import (
 from agent.model.verdict import FailureReason
 from agent.nri import messages
 from agent.proto import cri_pb2, koordinator_hooks_pb2, nri_pb2
+from agent.proxy import gate as cri
 from tests.conftest import DATA
 from tests.hooks import gpuruntime
 from tests.hooks.gpuruntime import CARDS, node

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 from agent.cri.client import Cri
-from agent.hooks import cri as hooks
 from agent.hooks.agent_client import Notifier
 from agent.model import snapshot as snapshots
 from agent.model.notifications import SOCKET
 from agent.proto import cri_pb2 as pb
+from agent.proxy import gate as hooks
 from tests import tools
 from tests.fixtures import image
 from tests.fixtures.cgroups import MOUNTS, make_cgroup

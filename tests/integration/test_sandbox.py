@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import pytest
 
 from agent.cri.client import Cri
-from agent.hooks import cri
 from agent.hooks.agent_client import Notifier
 from agent.model import snapshot as snapshots
 from agent.model.notifications import SOCKET
 from agent.proto import cri_pb2 as pb
+from agent.proxy import gate as cri
 from agent.rpc.grpc import RpcError
 from tests.fixtures.cgroups import make_cgroup
 from tests.fixtures.constants import SANDBOX_HOLD

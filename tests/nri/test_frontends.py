@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.hooks import cpuset, cri, visibility
+from agent.hooks import cpuset, visibility
 from agent.hooks.cpuset import Override
-from agent.hooks.cri import carried
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.hooks.visibility import RefusedError
 from agent.model.cpu.cpuset import CpuSet
@@ -19,6 +18,8 @@ from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources, to_c
 from agent.model.snapshot import Wanted
 from agent.nri import messages
 from agent.proto import cri_pb2, nri_pb2
+from agent.proxy import gate as cri
+from agent.proxy.gate import carried
 from tests.nri.harness import pod
 from tests.proxy.harness import sandbox
 

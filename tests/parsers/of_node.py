@@ -27,7 +27,7 @@ from agent.cli import remote
 from agent.cri import client, events
 from agent.discover import cpus, fpga, hardware, network, numa, pci
 from agent.discover.sysfs import DiscoveryError
-from agent.hooks import carriers, cri
+from agent.hooks import carriers
 from agent.hooks.requests import UNCHANGED, Changes
 from agent.hooks.visibility import RefusedError, device_changes
 from agent.host import kernel_events
@@ -67,6 +67,7 @@ from agent.nri.service import PluginCall, PluginService, PluginStats
 from agent.nri.ttrpc import PLUGIN, REQUEST, RESPONSE, RUNTIME, MuxError, Session, encode
 from agent.nri.ttrpc import Message as TtrpcMessage
 from agent.proto import cri_pb2, koordinator_hooks_pb2, nri_pb2, podresources_pb2, ttrpc_pb2
+from agent.proxy import gate as cri
 from agent.rpc import frames, grpc, headers, unary
 from agent.rpc.grpc import MessageError, RpcError
 from agent.rpc.headers import HeaderError

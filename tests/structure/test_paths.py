@@ -18,7 +18,7 @@ from tests.scheduler.conftest import server as server
 from tests.scheduler.extender.scene import NODES, Scene
 from tests.structure.paths import calls, entered
 
-CREATE_CONTAINER_MODULES = 8
+CREATE_CONTAINER_MODULES = 7
 FIRST_FILTER_MODULES = 12
 CACHED_FILTER_MODULES = 5
 ALLOCATOR = "agent.allocate.node_allocator.allocator"

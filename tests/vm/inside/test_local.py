@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from agent.hooks import cri
 from agent.proto import cri_pb2 as pb
+from agent.proxy import gate as cri
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import create_container, create_request, run_sandbox, start_container
 from tests.integration.harness import TestNode, fresh_node

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.hooks import cri
 from agent.hooks.requests import UNCHANGED, CarriedNode, Changes
 from agent.model import wire
 from agent.model.devices.visibility import Mount
 from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, CpuQuota, LinuxResources
 from agent.proto import cri_pb2 as pb
+from agent.proxy import gate as cri
 
 
 def test_no_changes_give_no_new_request() -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from agent.hooks import carriers
 from agent.hooks.carriers import Carried
-from agent.hooks.cri import carried
 from agent.hooks.requests import CarriedNode
 from agent.model.devices.visibility import MOUNT_ROOT, VisibleGpu
 from agent.proto import cri_pb2 as pb
+from agent.proxy.gate import carried
 
 
 def test_every_carrier_of_a_request_is_read() -> None:
