@@ -103,11 +103,6 @@ class Cluster:
         finally:
             self.control.start_server()
 
-    def api_server_outage(self, seconds: float) -> None:
-        """Stops the API server for this time, in which its clients back off."""
-        with self.without_api_server():
-            time.sleep(seconds)
-
     def wait_while_recording(self, seconds: float) -> None:
         """Waits while a block of `following` records every change."""
         time.sleep(seconds)
@@ -278,14 +273,9 @@ class Cluster:
 
     def scheduler_metric(self, name: str) -> float:
         """The sum of the series with that name of all extenders."""
-        return sum(self._scheduler_series(name))
-
-    def watch_ages_seconds(self) -> list[float]:
-        """The time since the last message of each watch of agents and extenders."""
-        ages = self._scheduler_series("topolet_scheduler_watch_age_seconds")
-        for node in self.nodes:
-            ages += self._series(self.agent_pod(node), _AGENT_PORT, "topolet_watch_age_seconds")
-        return ages
+        found = self.objects("pods", *_selector("scheduler"), namespace=NAMESPACE)
+        pods = [each["metadata"]["name"] for each in found]
+        return sum(each for pod in pods for each in self._series(pod, _SCHEDULER_PORT, name))
 
     # the contents of the kernel's files
     def cpus_of(self, name: str, container: str = "main") -> CpuSet:
@@ -353,11 +343,6 @@ class Cluster:
         annotations = (topology or {}).get("metadata", {}).get("annotations", {})
         found: Object = json.loads(annotations.get(key, "{}"))
         return found
-
-    def _scheduler_series(self, name: str) -> list[float]:
-        found = self.objects("pods", *_selector("scheduler"), namespace=NAMESPACE)
-        pods = [each["metadata"]["name"] for each in found]
-        return [each for pod in pods for each in self._series(pod, _SCHEDULER_PORT, name)]
 
     def _series(self, pod: str, port: int, name: str) -> list[float]:
         found = self.get("pod", pod, NAMESPACE)

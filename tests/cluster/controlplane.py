@@ -10,7 +10,12 @@ from tests.cluster import world
 from tests.cluster.machine import ProgramError
 from tests.cluster.world import World
 from tests.integration.apiserver.certificates import Authority, kubeconfig
-from tests.integration.apiserver.server import START_SECONDS, etcd_flags, server_flags
+from tests.integration.apiserver.server import (
+    ENVIRONMENT,
+    START_SECONDS,
+    etcd_flags,
+    server_flags,
+)
 from tests.waiting import eventually
 
 PKI = Path("/etc/kubernetes/pki")
@@ -95,6 +100,7 @@ class ControlPlane:
             f"--kubelet-client-certificate={PKI}/kubelet-client.crt",
             f"--kubelet-client-key={PKI}/kubelet-client.key",
             "--kubelet-preferred-address-types=InternalIP",
+            env=ENVIRONMENT,
         )
         eventually("kube-apiserver is ready", self._ready, START_SECONDS)
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
 
-from agent.model.cpu.cpuset import CpuSet
-from agent.model.nrt.node_annotations import RESERVATION
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
 from tests.cluster.pods import manifest
 
@@ -17,18 +14,6 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.usefixtures("no_pods"),
 ]
-
-OUTAGE_SECONDS = 120.0
-"""Long enough for watches with backoff to reach their longest pauses."""
-BACK_SECONDS = 30.0
-"""docs/scheduler.md states 10 for a watch; here all parts of a cluster restart on two CPUs."""
-
-
-@pytest.fixture
-def nothing_reserved(installed: Cluster) -> Iterator[None]:
-    """Removes a test's reservation at the end."""
-    yield
-    installed.kubectl("annotate", "node", HOST, f"{RESERVATION}-")
 
 
 @pytest.fixture
@@ -55,29 +40,6 @@ def test_pods_keep_their_cpus_during_an_outage_of_the_api_server(installed: Clus
     cluster.wait_node_ready(HOST)
     cluster.delete_pod("lse")
     cluster.eventually("the CPU is in the pool again", lambda: cluster.cpus("ls") == {"ls": "0-1"})
-
-
-@pytest.mark.usefixtures("nothing_reserved")
-def test_cpu_reserved_after_an_outage_is_not_allocated(installed: Cluster) -> None:
-    """The decision after an outage uses the server's current state, not the old one."""
-    cluster = installed
-    cluster.api_server_outage(OUTAGE_SECONDS)
-    cluster.annotate("node", HOST, **{RESERVATION: json.dumps({"reservedCPUs": "1"})})
-    cluster.eventually(
-        "all watches are current again",
-        lambda: max(cluster.watch_ages_seconds()) < OUTAGE_SECONDS / 2,
-        BACK_SECONDS,
-    )
-    cluster.eventually("the agent reports it", lambda: "1" in cluster.reserved(HOST))
-    cluster.create(manifest("lse", qos="LSE", cpu=1))
-    cluster.eventually(
-        "the scheduler has decided",
-        lambda: cluster.allocated("lse") or cluster.unschedulable_message("lse"),
-    )
-    assert cluster.allocated("lse") <= CpuSet([0])
-    cluster.kubectl("annotate", "node", HOST, f"{RESERVATION}-")
-    cluster.wait_running("lse")
-    assert cluster.cpus_of("lse") == cluster.allocated("lse")
 
 
 @pytest.mark.usefixtures("scheduler_restored")

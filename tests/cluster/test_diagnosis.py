@@ -12,7 +12,6 @@ import ipaddress
 import json
 import re
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -23,14 +22,11 @@ import msgspec
 import pytest
 
 from agent.allocate.refusal import Reason
-from agent.cli.cluster_doctor import ClusterCode
 from agent.kubelet import cpu_manager_state
 from agent.node.change_log import CLAIM_NOT_HONORED
 from agent.node.drift import DriftKind
 from agent.node.node_events import (
-    AGENT_NOT_READY,
     COMPETING_WRITER,
-    DEVICE_UNHEALTHY,
     KUBELET_INCOMPATIBLE,
     KUBELET_POLICY_CHANGED,
 )
@@ -43,9 +39,7 @@ from tests.cluster.node import RUNTIME
 from tests.cluster.plugin import ROOT, run
 from tests.cluster.pods import manifest
 from tests.deploy.chart import CHART, rendered
-from tests.discover import fakenvml, gpumachines
 from tests.fixtures.prometheus import PrometheusApi, configured, job_of
-from tests.integration.gpunode import GpuHost
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("no_pods")]
 
@@ -54,7 +48,6 @@ ADDRESS = "127.0.0.1:9390"
 """The address of Prometheus in the world."""
 SLOW_PORT = "16443"
 TO_EXTENDER = ("-p", "tcp", "--dport", "9444", "-j", "REJECT", "--reject-with", "tcp-reset")
-FILLER = "/run/topolet/filler"
 CPU_STATE = "/var/lib/kubelet/cpu_manager_state"
 NETWORK = "/etc/cni/net.d/10-pods.conflist"
 (END_AT_ONCE,) = re.findall(
@@ -166,17 +159,6 @@ def agent_pid(cluster: Cluster) -> str:
     raise AssertionError("no agent runs")
 
 
-def containerd_pid(cluster: Cluster) -> str:
-    """The runtime's process in the world's namespace."""
-    read = cluster.nodes[HOST].machine.read("/proc/[0-9]*/cmdline")
-    (pid,) = (
-        path.split("/")[2]
-        for path, text in read.items()
-        if text.split("\0")[0].rpartition("/")[2] == "containerd"
-    )
-    return pid
-
-
 def wait_for_doctor(cluster: Cluster) -> None:
     """Waits until doctor runs: a kubelet that starts does not know its pods yet."""
     cluster.eventually("the kubelet knows the agent", lambda: run(cluster, "doctor", HOST)[1])
@@ -236,45 +218,6 @@ def test_a_node_is_examined_and_drawn_from_outside(healthy: Cluster) -> None:
     assert path.stat().st_size > 1000
 
 
-def test_the_doctor_of_the_cluster_names_a_node_whose_runtime_hangs(healthy: Cluster) -> None:
-    code, text, error = run(healthy, "doctor", "--all")
-    assert (code, error) == (0, ""), text
-    assert "1 without, 0 not examined" in text
-    machine = healthy.nodes[HOST].machine
-    pid = containerd_pid(healthy)
-    machine.run("kill", "-STOP", pid)
-    try:
-        code, text, error = run(healthy, "doctor", "--all", "--node-seconds=4", "-o", "json")
-    finally:
-        machine.run("kill", "-CONT", pid)
-    assert (code, error) == (1, ""), text
-    (node,) = json.loads(text)["nodes"]
-    assert node["node"] == HOST
-    assert [each["code"] for each in node["findings"]] == [ClusterCode.NO_ANSWER]
-    assert f"`{ClusterCode.NO_ANSWER}`" in (ROOT / "docs/troubleshooting.md").read_text()
-
-
-def test_an_agent_that_is_stopped(healthy: Cluster, alerts: PrometheusApi) -> None:
-    machine = healthy.nodes[HOST].machine
-    pid = agent_pid(healthy)
-    machine.run("kill", "-STOP", pid)
-    try:
-        alerts.fires("TopoletProcessDown")
-        assert NodeCode.AGENT_HUNG in findings(healthy)
-    finally:
-        with contextlib.suppress(ProgramError):
-            machine.run("kill", "-CONT", pid)
-
-
-@pytest.mark.long
-def test_a_checkpoint_that_was_changed_by_hand(healthy: Cluster, alerts: PrometheusApi) -> None:
-    text = healthy.nodes[HOST].machine.read(CPU_STATE)[CPU_STATE]
-    changed = json.loads(text) | {"defaultCpuSet": "0"}
-    with written(healthy, CPU_STATE, json.dumps(changed)):
-        check_finding(healthy, NodeCode.KUBELET_STATE)
-        alerts.fires("TopoletSourceUnreadable")
-
-
 def test_a_claim_that_cannot_be_honoured(healthy: Cluster, alerts: PrometheusApi) -> None:
     """A scheduler's Binding names a CPU that the machine does not have."""
     cluster = healthy
@@ -287,21 +230,6 @@ def test_a_claim_that_cannot_be_honoured(healthy: Cluster, alerts: PrometheusApi
     (refused,) = alerts.query("topolet_refused_claims")
     assert refused["metric"]["pod"] == "wrong"
     cluster.delete_pod("wrong")
-
-
-@pytest.mark.long
-def test_a_program_that_pins_cpus(healthy: Cluster) -> None:
-    """The program does not set a cpuset here; tests/integration tests the alert about one that
-    does."""
-    machine = healthy.nodes[HOST].machine
-    name = "nri-resource-policy-balloons"
-    machine.run("ln", "-sf", "/bin/sh", f"/run/{name}")
-    machine.start("balloons", f"/run/{name}", "-c", "while :; do sleep 1000 & wait $!; done")
-    try:
-        check_finding(healthy, NodeCode.PINNING)
-        healthy.pod("ls", qos="LS", cpu="100m")
-    finally:
-        machine.end("balloons", signal.SIGKILL)
 
 
 @pytest.mark.long
@@ -393,94 +321,6 @@ def test_another_policy_of_the_kubelet(healthy: Cluster) -> None:
     finally:
         node.restart_kubelet(topologyManagerPolicy=None)
     wait_for_doctor(healthy)
-
-
-@pytest.mark.long
-def test_a_full_state_folder(healthy: Cluster) -> None:
-    """The proxy refuses the pod, and an alert fires for ten minutes, so the proxy is restarted at
-    the end."""
-    machine = healthy.nodes[HOST].machine
-    with contextlib.suppress(ProgramError):  # it ends when the file system is full
-        machine.run("dd", "if=/dev/zero", f"of={FILLER}", "bs=4k")
-    try:
-        healthy.create(manifest("lse", qos="LSE", cpu=1))
-        with scraped(healthy) as alerts:
-            alerts.fires("TopoletAgentNotReady")
-            alerts.fires("TopoletHookFailed")
-        check_finding(healthy, NodeCode.DISK)
-        event_of_node(healthy, AGENT_NOT_READY, "No space left on device")
-    finally:
-        machine.remove(FILLER)
-    healthy.wait_running("lse")
-    healthy.nodes[HOST].kill_proxy()
-
-
-@pytest.mark.long
-def test_a_gpu_that_is_lost(healthy: Cluster) -> None:
-    """The agent has the files of a machine with cards and of its driver, as NVIDIA's runtime class
-    gives them."""
-    folder = healthy.control.world.folder / "gpus"
-    gpus = GpuHost(folder, gpumachines.dgx1())
-    (gpus.root / "sys/fs/cgroup").mkdir(parents=True)
-    words = ("-n", NAMESPACE, "daemonset/topolet-agent")
-    healthy.kubectl("patch", *words, "-p", json.dumps(_with_cards(gpus, folder)))
-    try:
-        healthy.kubectl("rollout", "status", *words, "--timeout=120s")
-        healthy.wait_agent_ready(HOST)
-        healthy.eventually(
-            "the cards are known", lambda: _healthy(healthy) == len(gpus.machine.cards)
-        )
-        with scraped(healthy) as alerts:
-            assert "TopoletDeviceUnhealthy" not in alerts.firing()
-            gpus.driver.event(0, 79)
-            alerts.fires("TopoletDeviceUnhealthy")
-        check_finding(healthy, NodeCode.DEVICE)
-        event_of_node(healthy, DEVICE_UNHEALTHY, gpus.machine.cards[0].uuid)
-    finally:
-        healthy.kubectl("rollout", "undo", *words)
-        healthy.kubectl("rollout", "status", *words, "--timeout=120s")
-        healthy.kubectl("delete", "devices.scheduling.koordinator.sh", HOST, "--ignore-not-found")
-
-
-def _healthy(cluster: Cluster) -> float:
-    return cluster.agent_metric(HOST, "topolet_device_healthy")
-
-
-def _with_cards(gpus: GpuHost, folder: Path) -> dict[str, object]:
-    """A patch of the DaemonSet."""
-    library = gpus.driver.root / "usr/lib64" / fakenvml.SONAME
-    places = {"driver": (f"/usr/lib/x86_64-linux-gnu/{fakenvml.SONAME}", library)}
-    places["facts"] = (str(folder), folder)
-    volumes = {"sys": gpus.root / "sys", **{name: path for name, (_, path) in places.items()}}
-    container = {
-        "name": "agent",
-        "env": [{"name": name, "value": text} for name, text in gpus.environ.items()],
-        "volumeMounts": [{"name": name, "mountPath": where} for name, (where, _) in places.items()],
-    }
-    paths = [
-        {"name": name, "hostPath": {"path": str(path), "type": ""}}
-        for name, path in volumes.items()
-    ]
-    return {"spec": {"template": {"spec": {"containers": [container], "volumes": paths}}}}
-
-
-@pytest.mark.long
-def test_no_scheduler_leads(healthy: Cluster, alerts: PrometheusApi) -> None:
-    cluster = healthy
-    words = ("scale", "-n", NAMESPACE, "deployment", "topolet-scheduler")
-    cluster.kubectl(*words, "--replicas=0")
-    try:
-        cluster.wait_deleted("scheduler")
-        cluster.create(manifest("lse", qos="LSE", cpu=1))
-        cluster.eventually("an Event reports it", lambda: cluster.events("lse", "FailedScheduling"))
-        alerts.fires("TopoletNoLeader")
-        code, _, error = run(cluster, "explain", "lse")
-        assert code == 2
-        assert error
-    finally:
-        cluster.kubectl(*words, "--replicas=1")
-        cluster.wait_ready("scheduler")
-    cluster.wait_running("lse")
 
 
 @contextlib.contextmanager

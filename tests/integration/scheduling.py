@@ -113,14 +113,11 @@ def binding_args(pod: Object, node: str) -> Object:
     }
 
 
-def write_kubeconfig(apiserver: ApiServer, path: Path, url: str = "") -> None:
+def write_kubeconfig(apiserver: ApiServer, path: Path) -> None:
     """Writes a kubeconfig of the scheduler's service account, and applies the objects that give the
-    account its roles. `url`: the address of a relay to the server."""
+    account its roles."""
     for each in [*objects("crds"), *objects("overlays/scheduler")]:
         if each["kind"] in _MANIFESTS:
             apiserver.apply(each)
     token = apiserver.token("topolet-system", "topolet-scheduler")
-    made = apiserver.kubeconfig(token)
-    if url:
-        made["clusters"][0]["cluster"] = {"server": url}
-    path.write_text(json.dumps(made))
+    path.write_text(json.dumps(apiserver.kubeconfig(token)))

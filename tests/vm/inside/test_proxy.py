@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import yaml
 
-from agent.proto import cri_pb2 as pb
 from tests.fixtures import image
 from tests.fixtures.cgroups import make_cgroup
 from tests.fixtures.constants import SANDBOX_HOLD
@@ -20,7 +19,6 @@ from tests.fixtures.pods import (
     create_container,
     create_request,
     remove_pod,
-    run_pod,
     run_sandbox,
     start_container,
 )
@@ -140,34 +138,6 @@ def test_pools_are_reported_by_numa_node(settled: SettledNode) -> None:
     ]
     assert available == ["4", "0", "2", "4"]
     assert [each["value"] for each in topology["zones"][0]["costs"]] == [10, 12, 21, 21]
-
-
-def test_update_changes_every_field_except_cpus_and_quota(
-    settled: SettledNode,
-) -> None:
-    node, lse = settled.node, settled.ids["lse"]
-    linux = pb.LinuxContainerResources(
-        cpuset_cpus="0-3",
-        cpu_shares=512,
-        cpu_period=100_000,
-        cpu_quota=150_000,
-        memory_limit_in_bytes=64 << 20,
-    )
-    request = pb.UpdateContainerResourcesRequest(container_id=lse, linux=linux)
-    node.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
-    assert settled.cpus() == RUNS_ON
-    assert node.kernel_value(lse, "cpuset", "cpuset.cpus") == "4-7"
-    assert node.kernel_value(lse, "cpu", "cpu.weight") == "20"
-    assert node.kernel_value(lse, "cpu", "cpu.max") == "max 100000", "its CPUs are its own"
-    assert node.kernel_value(lse, "memory", "memory.max") == str(64 << 20)
-
-
-def test_container_created_without_the_proxy_is_corrected(settled: SettledNode) -> None:
-    node = settled.node
-    sandbox, container = run_pod(node.direct, node.spec("behind", "LS"))
-    eventually("corrected", lambda: node.cpus(container) == RUNS_ON["ls"])
-    assert settled.cpus() == RUNS_ON
-    remove_pod(node.direct, sandbox)
 
 
 def test_kill_of_agent_and_proxy_changes_nothing(settled: SettledNode) -> None:
