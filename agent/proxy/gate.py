@@ -1,4 +1,4 @@
-"""The relay's gate: what admission reads of CRI messages, and its answers as changes of their bytes.
+"""The relay's gate: what admission reads of CRI messages, and its answers as changed messages.
 
 Field numbers: Kubernetes, staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto.
 """
