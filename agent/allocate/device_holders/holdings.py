@@ -1,10 +1,15 @@
-"""Which pod holds which device, and which CPUs of a ResourceClaim.
+"""Which pod holds which device, and which CPUs of a ResourceClaim; and which two containers may hold
+one device at the same time.
 
 For one device and container only the best source counts. A checkpoint has the replicas of a device,
 which the container's environment does not have; the environment has the MIG instances, which the
 device nodes do not have. A scheduler's allocation replaces the kubelet's report. A device that is
 not in the allocation also counts if the container has it. The environment alone does not prove
 that, because any pod can name any device there.
+
+Two containers may hold one device by a table of the forms in which they hold it. The resource names
+do not matter: a card that is held as nvidia.com/gpu conflicts with the same card as
+koordinator.sh/gpu.
 
 CPUs that a DRA driver gave to a container are exclusive and in no pool. They need two sources: the
 driver's variable in the container has the CPUs and the uid of the claim (dra-driver-cpu), and the
