@@ -6,6 +6,7 @@ exclusive CPUs is in `model.pod.exclusive_cpus`.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from itertools import combinations
 from typing import Final
 
@@ -14,6 +15,7 @@ import msgspec
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.layout import Layout
 from agent.model.cpu.policies import NumaPolicy
+from agent.model.pod.numa_request import PartKind, PodPart
 
 
 class StaticOptions(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
@@ -116,3 +118,35 @@ def smt_refusal(
     else:
         return None
     return AllocationRefused(reason, requested, available, threads, held)
+
+
+class WholeCores(msgspec.Struct, frozen=True):
+    """The cores of a machine that full-pcpus-only assigns, which are those without a reserved
+    CPU."""
+
+    cpus: int
+    """The number of their CPUs."""
+    threads: int
+    """The CPUs of each core."""
+
+    def refused(
+        self, parts: Iterable[PodPart], taken: int = 0
+    ) -> tuple[PodPart, AllocationRefused] | None:
+        """The first container of a pod that the kubelet refuses, and why; None if it admits the
+        pod.
+
+        `parts`: in the order of their admission; each gets the CPUs of ended init containers before
+            others.
+        `taken`: the number of CPUs that other pods have."""
+        available, reusable = self.cpus - taken, 0
+        for part in parts:
+            requested = part.exclusive_milli // 1000
+            if not requested:
+                continue
+            if refusal := smt_refusal(requested, available, self.threads):
+                return part, refusal
+            reused = min(requested, reusable)
+            available -= requested - reused
+            ends = part.kind is PartKind.INIT
+            reusable = max(reusable, requested) if ends else reusable - reused
+        return None

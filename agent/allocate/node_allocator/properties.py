@@ -28,7 +28,7 @@ from agent.allocate.devices.inventory import (
     links_of,
 )
 from agent.allocate.devices.partitions import Partitions
-from agent.allocate.kubelet.whole_cores import WholeCores
+from agent.allocate.kubelet.static_policy import WholeCores
 from agent.allocate.node_allocation import Amounts, TopologyOptions
 from agent.allocate.nrt.node import ZoneReport
 from agent.allocate.placement.demand import FreeAmounts, NodePlacement, node_capacity

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.kubelet.whole_cores import WholeCores
+from agent.allocate.kubelet.static_policy import WholeCores
 from agent.allocate.node_allocator.properties import node_properties, topology_options
 from agent.model.cpu import layout
 from agent.model.cpu.cpuset import EMPTY, CpuSet

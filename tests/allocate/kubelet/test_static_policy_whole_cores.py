@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.kubelet.static_policy import AllocationRefused
-from agent.allocate.kubelet.whole_cores import WholeCores
+from agent.allocate.kubelet.static_policy import AllocationRefused, WholeCores
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import holding_of
