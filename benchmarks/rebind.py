@@ -28,8 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent.allocate.node_local.claim import LocalPolicy, LocalRequest, LocalRules, Sharing
 from agent.allocate.node_local.policy import decide
-from agent.allocate.rebind.arrangement import Arrangement, lower_bound
-from agent.allocate.rebind.placed_pods import Measures, PlacedNode
+from agent.allocate.rebind.arrangement import Arrangement, Measures, PlacedNode, lower_bound
 from agent.allocate.rebind.planner import RebindPlan, plan
 from agent.model.cpu import layout
 from agent.model.cpu.cpuset import CpuSet

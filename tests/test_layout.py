@@ -24,7 +24,6 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "allocate/rebind/test_planner.py": (
         "allocate.rebind.arrangement",
         "allocate.rebind.local_search",
-        "allocate.rebind.placed_pods",
     ),
     "cgroup/test_writer.py": ("cgroup.outcome",),
     "cli/test_audit_commands.py": ("cli.audit_trail", "cli.history"),

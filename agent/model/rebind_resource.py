@@ -41,7 +41,7 @@ class StatusMove(msgspec.Struct, frozen=True):
 
 
 class StatusMeasures(msgspec.Struct, frozen=True):
-    """See `allocate.rebind.placed_pods.Measures`."""
+    """See `allocate.rebind.arrangement.Measures`."""
 
     numa_crossings: int = msgspec.field(default=0, name="numaCrossings")
     broken_cores: int = msgspec.field(default=0, name="brokenCores")

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, permutations
 from typing import Final
 
-from agent.allocate.rebind.arrangement import Arrangement
-from agent.allocate.rebind.placed_pods import Measures
+from agent.allocate.rebind.arrangement import Arrangement, Measures
 from agent.model.cpu.cpuset import lowest
 from agent.model.cpu.layout import Layout
 

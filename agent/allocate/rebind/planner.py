@@ -12,8 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.allocate.rebind import local_search
-from agent.allocate.rebind.arrangement import Arrangement, lower_bound
-from agent.allocate.rebind.placed_pods import Measures, PlacedNode
+from agent.allocate.rebind.arrangement import Arrangement, Measures, PlacedNode, lower_bound
 from agent.model.cpu.cpuset import EMPTY, CpuSet, lowest, members
 
 

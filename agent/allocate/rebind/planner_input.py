@@ -16,7 +16,7 @@ from agent.allocate.node_allocation import (
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.policies_in_force import InForce, in_force
-from agent.allocate.rebind.placed_pods import PlacedNode, PlacedPod
+from agent.allocate.rebind.arrangement import PlacedNode, PlacedPod
 from agent.allocate.rebind.planner import NoPlan, PodPlace
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy

@@ -10,7 +10,7 @@ from agent.allocate.node_allocation import PodAllocation, TopologyOptions
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
 from agent.allocate.node_allocator.properties import NodeProperties
-from agent.allocate.rebind.placed_pods import Measures
+from agent.allocate.rebind.arrangement import Measures
 from agent.allocate.rebind.planner import NoPlan, PodMove, plan
 from agent.allocate.rebind.planner_input import moved_allocation, placed_node
 from agent.model import bounds

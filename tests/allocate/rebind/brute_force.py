@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import TypeAlias
 
-from agent.allocate.rebind.placed_pods import Measures, PlacedNode, PlacedPod
+from agent.allocate.rebind.arrangement import Measures, PlacedNode, PlacedPod
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import ExclusivePolicy
 

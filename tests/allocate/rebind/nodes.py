@@ -6,7 +6,7 @@ import random
 
 from hypothesis import strategies as st
 
-from agent.allocate.rebind.placed_pods import PlacedNode, PlacedPod
+from agent.allocate.rebind.arrangement import PlacedNode, PlacedPod
 from agent.model.cpu import layout
 from agent.model.cpu.cpuset import CpuSet, lowest, members
 from agent.model.cpu.layout import Layout

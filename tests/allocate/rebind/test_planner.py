@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 
-from agent.allocate.rebind.arrangement import Arrangement
-from agent.allocate.rebind.placed_pods import Measures, PlacedNode
+from agent.allocate.rebind.arrangement import Arrangement, Measures, PlacedNode
 from agent.allocate.rebind.planner import NoPlan, RebindPlan, plan
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import ExclusivePolicy

@@ -11,7 +11,7 @@ from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.policies_in_force import Profile
-from agent.allocate.rebind.placed_pods import PlacedNode
+from agent.allocate.rebind.arrangement import PlacedNode
 from agent.allocate.rebind.planner import NoPlan, PodPlace
 from agent.allocate.rebind.planner_input import moved_allocation, placed_node
 from agent.model.cpu.cpuset import CpuSet

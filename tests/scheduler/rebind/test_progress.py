@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.rebind.placed_pods import PlacedNode
+from agent.allocate.rebind.arrangement import PlacedNode
 from agent.allocate.rebind.planner import RebindPlan, plan
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.annotations import status_text
