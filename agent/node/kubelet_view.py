@@ -15,8 +15,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from agent.allocate.device_holders.coexistence import conflicts
-from agent.allocate.device_holders.holdings import claimed_cpus
+from agent.allocate.device_holders.holdings import claimed_cpus, conflicts
 from agent.allocate.device_holders.reported_devices import of_pod_resources
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.shares import kubelet_may_own

@@ -5,9 +5,9 @@ from collections.abc import Collection, Set
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.device_holders.coexistence import conflicts
 from agent.allocate.device_holders.holdings import (
     ResolvedHoldings,
+    conflicts,
     functions_taken,
     of_allocation,
     resolve_holdings,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from agent.allocate.device_holders.coexistence import conflicts
+from agent.allocate.device_holders.holdings import conflicts
 from agent.allocate.device_holders.names import meaning
 from agent.allocate.device_holders.reported_devices import of_pod_resources
 from agent.model.devices.holding import Form, HoldingSource, ReportedDevices

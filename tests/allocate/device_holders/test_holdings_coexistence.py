@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.device_holders.coexistence import TABLE, Conflict, Rule, conflicts
+from agent.allocate.device_holders.holdings import TABLE, Conflict, Rule, conflicts
 from agent.model.devices.holding import DeviceHolding, Form, HoldingSource
 
 CARD = ("gpu", "GPU-a")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.allocate.device_holders.coexistence import TABLE, Rule
+from agent.allocate.device_holders.holdings import TABLE, Rule
 from agent.model.devices.holding import Form
 
 PAGE = Path(__file__).parents[3] / "docs" / "devices.md"
