@@ -36,7 +36,6 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "deploy/test_chart.py": ("cli.chart_values",),
     "discover/test_cpus.py": ("discover.numa", "model.cpu.topology"),
     "discover/test_device_objects.py": ("discover.fpga", "discover.network", "discover.pci"),
-    "discover/test_gpuwatcher.py": ("discover.gpuchild",),
     "discover/test_hardware.py": ("model.cpu.hardware",),
     "discover/test_hostile_devices.py": ("discover.fpga", "discover.network", "discover.pci"),
     "hooks/test_cpuset.py": ("model.verdict",),

@@ -18,7 +18,7 @@ REASONS = {
     "node.sampler": "the end of the last day, whose changes are shown",
     "node.rebinds": "the time of a status, as the API has it",
     "install.installer": "the age of a container, compared with the runtime's times",
-    "discover.gpureport": "NVML's samples have the wall clock's time",
+    "discover.gpuchild": "NVML's samples have the wall clock's time",
     "cli.audit_trail": "the beginning of a period that ends now",
     "node.doctor": "the last minutes of the audit trail",
     "node.page": "the hour and the day up to now that a page shows, and its clock",

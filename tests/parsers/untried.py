@@ -107,10 +107,10 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     "NVIDIA's library or our child process answers": (
         "discover.gpuchild:EventReader.within",
         "discover.gpuchild:_Child.run",
-        "discover.gpureport:InventoryReader._gpu",
-        "discover.gpureport:InventoryReader._instance",
-        "discover.gpureport:_recovery_action",
-        "discover.gpureport:_used",
+        "discover.gpuchild:InventoryReader._gpu",
+        "discover.gpuchild:InventoryReader._instance",
+        "discover.gpuchild:_recovery_action",
+        "discover.gpuchild:_used",
         "discover.gpuwatcher:GpuSession._answers",
     ),
     "kubelet.configuration:of_object has a target; json.loads before it": (

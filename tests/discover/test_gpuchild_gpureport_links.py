@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.discover.gpureport import pairs
+from agent.discover.gpuchild import pairs
 from agent.model.devices.gpus import Ancestor, Gpu, LinkEnd, NvLink, pci_address
 
 
