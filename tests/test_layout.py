@@ -34,7 +34,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "cri/test_hostile_runtime.py": ("cri.client", "cri.events"),
     "cluster/test_release.py": ("cli.check_release",),
     "deploy/test_chart.py": ("cli.chart_values",),
-    "discover/test_cpus.py": ("discover.numa", "model.cpu.topology"),
+    "discover/test_cpus.py": ("model.cpu.topology",),
     "discover/test_device_objects.py": ("discover.fpga", "discover.network", "discover.pci"),
     "discover/test_hardware.py": ("model.cpu.hardware",),
     "discover/test_hostile_devices.py": ("discover.fpga", "discover.network", "discover.pci"),

@@ -20,8 +20,7 @@ from agent.allocate.kubelet.static_policy import PolicyStartError, StaticOptions
 from agent.allocate.node_local.claim import LocalInput, LocalPolicy, LocalRequest, LocalRules
 from agent.allocate.pools import Decision
 from agent.allocate.shares import may_own, whole_cpus
-from agent.discover.cpus import TopologyView
-from agent.discover.numa import huge_pages
+from agent.discover.cpus import TopologyView, huge_pages
 from agent.discover.sysfs import DiscoveryError
 from agent.host import files
 from agent.kubelet import cpu_manager_state

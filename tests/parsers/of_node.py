@@ -25,7 +25,8 @@ from agent.cgroup.journal import Journal
 from agent.cgroup.names import own_root
 from agent.cli import remote
 from agent.cri import client, events
-from agent.discover import cpus, fpga, hardware, network, numa, pci
+from agent.discover import cpus, fpga, hardware, network, pci
+from agent.discover import cpus as numa
 from agent.discover.sysfs import DiscoveryError
 from agent.hooks import carriers
 from agent.hooks.requests import UNCHANGED, Changes
@@ -1134,10 +1135,10 @@ def _kernel(folder: Path) -> Iterator[Target]:
             "discover.hardware:_size_bytes",
             "discover.network:_port",
             "discover.network:_ports",
-            "discover.numa:_distances",
-            "discover.numa:_memory_bytes",
-            "discover.numa:_pool_of_meminfo",
-            "discover.numa:_pools_of_folder",
+            "discover.cpus:_distances",
+            "discover.cpus:_memory_bytes",
+            "discover.cpus:_pool_of_meminfo",
+            "discover.cpus:_pools_of_folder",
             "discover.pci:_function",
             "discover.sysfs:SysfsReader.char_device",
             "discover.sysfs:SysfsReader.hexadecimal",
