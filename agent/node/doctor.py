@@ -20,7 +20,7 @@ from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri
 from agent.hooks.agent_client import Notifier, read_snapshot
 from agent.host import files, processes
-from agent.host.file_writers import first_writer
+from agent.host.kernel_events import first_writer
 from agent.host.listener import receives_datagrams
 from agent.host.locks import AGENT_LOCK
 from agent.host.processes import Process, ProcessGoneError, UnreadableError

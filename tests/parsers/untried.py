@@ -67,7 +67,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "cgroup.limits:_quota_amount",
         "cgroup.limits:_shares_amount",
         "cgroup.values:LimitsPass._write",
-        "host.file_writers:_writers",
+        "host.kernel_events:_writers",
         "host.kernel_events:_decode",
         "host.processes:lock_holders",
         "http.peers:ipv4_gateways",

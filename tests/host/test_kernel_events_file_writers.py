@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.host.file_writers import first_writer
+from agent.host.kernel_events import first_writer
 
 
 @pytest.fixture
