@@ -16,15 +16,67 @@ import msgspec
 
 from agent.cri.client import Cri, RuntimeContainer
 from agent.install import folder, plan
-from agent.install import journal as journals
 from agent.install.endpoint import PROXY_ENDPOINT, FileChange
 from agent.install.folder import FolderError
-from agent.install.journal import InstallJournal
 from agent.install.plan import Step
 from agent.install.tree import FileState, HostTree, TreeError
 from agent.model.pod.pods import ContainerState
 from agent.model.settings.options import socket_path
 from agent.rpc.grpc import RpcError
+
+FOLDER: Final = "/var/lib/topolet"
+PATH: Final = f"{FOLDER}/install.json"
+
+
+class InstallJournalError(ValueError):
+    """The journal can't be read; the message names it."""
+
+
+class InstallJournal(msgspec.Struct, frozen=True):
+    """What was installed on a node."""
+
+    unit: str
+    """The kubelet's service."""
+    runtime: str
+    """The endpoint of the runtime to which the proxy connects."""
+    installed: tuple[FileChange, ...] = ()
+    """The changes of all finished installations, each from the state before the first."""
+    pending: tuple[FileChange, ...] = ()
+    """The changes of a run that has not finished, which are undone next."""
+    removes: bool = False
+    """That run undoes all installations."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last run finished an installation."""
+        return bool(self.installed) and not self.pending and not self.removes
+
+
+def read_journal(tree: HostTree) -> InstallJournal | None:
+    """The journal, None where nothing is installed.
+
+    Raises InstallJournalError, OSError."""
+    state = tree.state(PATH)
+    if state.text is None:
+        return None
+    try:
+        return msgspec.json.decode(state.text, type=InstallJournal)
+    except msgspec.MsgspecError as error:
+        raise InstallJournalError(f"{PATH}: {error}") from None
+
+
+def write_journal(tree: HostTree, journal: InstallJournal) -> None:
+    """Durably. Raises OSError."""
+    text = msgspec.json.format(msgspec.json.encode(journal)).decode() + "\n"
+    # It contains copies of files that only root may be allowed to read.
+    tree.put(PATH, FileState(text, mode=0o600))
+
+
+def remove_journal(tree: HostTree) -> None:
+    """Removes the journal, and its folder if that is empty then."""
+    tree.put(PATH, FileState())
+    tree.remove_empty(FOLDER)
+
 
 Answer = TypeVar("Answer")
 HostCommand = Callable[[Sequence[str]], str]
@@ -186,7 +238,7 @@ class Installer:
     def recover(self) -> bool:
         """Undoes the changes of an earlier run that did not finish. Returns whether there was one.
         Raises InstallError, InstallJournalError, OSError."""
-        journal = journals.read(self._tree)
+        journal = read_journal(self._tree)
         if journal is None or journal.finished:
             return False
         self._report("an earlier run did not finish: undoing its changes")
@@ -196,20 +248,20 @@ class Installer:
     def install(self, steps: Sequence[Step], unit: str, runtime: str) -> None:
         """Executes the steps; call `recover` before. Raises InstallError, after it has undone every
         change that it could."""
-        journal = journals.read(self._tree) or InstallJournal(unit, runtime)
+        journal = read_journal(self._tree) or InstallJournal(unit, runtime)
         journal = msgspec.structs.replace(journal, unit=unit, runtime=runtime)
         try:
             # With a journal, a killed run is recovered, which also removes the copied interpreter.
-            journals.write(self._tree, journal)
+            write_journal(self._tree, journal)
             self._before = self._checks.running(runtime)
             for step in steps:
                 if isinstance(step, plan.Put):
                     pending = plan.merged(journal.pending, [step.change])
                     journal = msgspec.structs.replace(journal, pending=pending)
-                    journals.write(self._tree, journal)
+                    write_journal(self._tree, journal)
                 self._execute(step, runtime)
             installed = plan.merged(journal.installed, journal.pending)
-            journals.write(self._tree, InstallJournal(unit, runtime, installed))
+            write_journal(self._tree, InstallJournal(unit, runtime, installed))
         except (CheckError, FolderError, TreeError, OSError) as error:
             self._report(f"failed: {error}")
             self._undo(journal)
@@ -222,12 +274,12 @@ class Installer:
     def remove(self) -> bool:
         """Undoes all installations. Returns False if nothing is installed. Raises InstallError,
         InstallJournalError, OSError."""
-        journal = journals.read(self._tree)
+        journal = read_journal(self._tree)
         if journal is None:
             return False
         changes = plan.merged(journal.installed, journal.pending)
         journal = InstallJournal(journal.unit, journal.runtime, pending=changes, removes=True)
-        journals.write(self._tree, journal)
+        write_journal(self._tree, journal)
         self._undo(journal)
         return True
 
@@ -249,16 +301,16 @@ class Installer:
                 self._execute(step, journal.runtime)
         except (CheckError, TreeError, OSError) as error:
             raise InstallError(
-                f"not every change could be undone: {error}; the rest is in {journals.PATH}, and "
+                f"not every change could be undone: {error}; the rest is in {PATH}, and "
                 "`topolet install-proxy --undo` tries again",
                 undone=False,
             ) from error
         self._remove_versions()
         if journal.removes or not journal.installed:
-            journals.remove(self._tree)
+            remove_journal(self._tree)
             self._tree.remove_empty(plan.FOLDER)
         else:
-            journals.write(self._tree, msgspec.structs.replace(journal, pending=()))
+            write_journal(self._tree, msgspec.structs.replace(journal, pending=()))
 
     def _execute(self, step: Step, runtime: str) -> None:
         """Raises CheckError, TreeError, OSError."""

@@ -12,7 +12,7 @@ import msgspec
 
 from agent.cgroup.hierarchy import CgroupError
 from agent.host.locks import Lock, LockedError
-from agent.install import folder, journal, observe, plan, unitfiles
+from agent.install import folder, installer, observe, plan, unitfiles
 from agent.install.endpoint import EndpointError
 from agent.install.folder import FolderError
 from agent.install.installer import (
@@ -21,9 +21,10 @@ from agent.install.installer import (
     HostCommand,
     Installer,
     InstallError,
+    InstallJournal,
+    InstallJournalError,
     host_command,
 )
-from agent.install.journal import InstallJournal, InstallJournalError
 from agent.install.observe import ObservationError
 from agent.install.plan import ObservedNode, Put, Step
 from agent.install.tree import HostTree, TreeError
@@ -89,7 +90,7 @@ class ProxyInstallation:
 
     def described(self, *, remove: bool) -> Iterator[str]:
         """Lines with the steps of `install`, or of `remove`, and the changes of files."""
-        noted = journal.read(self._tree)
+        noted = installer.read_journal(self._tree)
         if noted and (remove or not noted.finished):
             changes = plan.merged(noted.installed if remove else (), noted.pending)
             yield from _described(self._installer.undo_steps(noted, changes))
@@ -118,7 +119,7 @@ class ProxyInstallation:
         return InstallPlan(steps, node.kubelet.unit.name, runtime)
 
     def _observed(self) -> ObservedNode:
-        noted = journal.read(self._tree) or InstallJournal("", "")
+        noted = installer.read_journal(self._tree) or InstallJournal("", "")
         own_group = own_group_of(self._settings, self._tree.path("/proc"))
         return ObservedNode(
             observe.kubelet(self._tree, own_group),

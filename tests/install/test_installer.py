@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.install import journal, plan
+from agent.install import installer as journal
+from agent.install import plan
 from agent.install.installer import InstallError
 from agent.install.plan import ObservedNode, Put, Systemctl
 from agent.install.unitfiles import read as read_unit
@@ -37,7 +38,7 @@ def host(tmp_path: Path) -> Host:
 
 
 def planned(host: Host, version: str = ONE) -> tuple[plan.Step, ...]:
-    recorded = journal.read(host.tree)
+    recorded = journal.read_journal(host.tree)
     node = ObservedNode(
         host.observed(),
         {path: host.tree.state(path) for path in plan.OWN_FILES},
@@ -79,7 +80,7 @@ def test_installed_and_removed(tmp_path: Path, kubelet: Kubelet) -> None:
     install(host)
     assert host.loaded == PROXY
     assert planned(host) == ()
-    recorded = journal.read(host.tree)
+    recorded = journal.read_journal(host.tree)
     assert recorded is not None
     assert recorded.runtime == kubelet.runtime
     remove(host)
@@ -104,7 +105,7 @@ def test_killed_while_it_installs(kubelet: Kubelet, moment: float) -> None:
         before = host.files()
         if killed_at(host, moment, install):
             host.installer().recover()
-            recorded = journal.read(host.tree)
+            recorded = journal.read_journal(host.tree)
             if recorded is None or not recorded.installed:
                 assert host.loaded == kubelet.runtime
         install(host)

@@ -101,7 +101,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     "it is part of the installed program, or only root of the node can write it": (
         "cli.bundle:_journal",
         "install.folder:_loader",
-        "install.journal:read",
+        "install.installer:read_journal",
         "telemetry.audit:_files",
     ),
     "NVIDIA's library or our child process answers": (
