@@ -23,8 +23,8 @@ from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import Device
 from agent.model.devices.gpus import GpuReading, GpuReport
 from agent.model.devices.pci import Fpgas, Function, Rdma
-from agent.node.cpu_times import cpu_times
 from agent.node.reconcile import LastPass
+from agent.node.reserved_load import cpu_times
 from agent.telemetry import audit as trail
 from agent.view import devices as devices_view
 from agent.view import machine

@@ -25,7 +25,7 @@ from agent.model.cpu.topology import Topology
 from agent.model.notifications import SOCKET
 from agent.model.pod.pods import Pod
 from agent.model.snapshot import Snapshot, SnapshotError
-from agent.node.cpu_times import cpu_times
+from agent.node.reserved_load import cpu_times
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 from agent.telemetry import audit as trail

@@ -72,7 +72,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "host.processes:lock_holders",
         "http.peers:ipv4_gateways",
         "http.peers:ipv6_gateways",
-        "node.cpu_times:cpu_times",
+        "node.reserved_load:cpu_times",
         "node.sampler:PodReader._memory_bytes",
         "nri.conflicts:_holders",
         "nri.conflicts:_sockets",

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.node.cpu_times import cpu_times
+from agent.node.reserved_load import cpu_times
 
 STAT = """cpu  9 9 9 9 9 9 9 9 9 9
 cpu0 10 5 5 70 10 0 0 0 3 0
