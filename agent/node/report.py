@@ -24,15 +24,14 @@ from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import label_faults
 from agent.model.snapshot import PodWanted
-from agent.node import node_events
+from agent.node import change_log
 from agent.node import node_resource_topology as report
 from agent.node.audit import Append, PassAudit
-from agent.node.change_log import ChangeRecorder, PodEvents
+from agent.node.change_log import ChangeRecorder, DeviceFaults, NodeNotes, PodEvents
 from agent.node.cluster_view import ClusterState
 from agent.node.devices import DeviceState
 from agent.node.kubelet_view import PodResourcesState
 from agent.node.node_configuration import rules
-from agent.node.node_events import DeviceFaults, NodeNotes
 from agent.node.node_resource_topology import (
     Allocated,
     DeviceReport,
@@ -180,20 +179,20 @@ class Reporter:
 
         `node`: None if unknown."""
         if node is not None:
-            faults = {node_events.AGENT_NOT_READY: problem}
+            faults = {change_log.AGENT_NOT_READY: problem}
             self._pod_events.failed(NodeNotes(self._cluster.node_name, node.uid, faults))
 
     def _node_notes(self, moment: ReportInput, devices: DeviceState) -> NodeNotes:
         node = moment.cluster.node
         of_devices = DeviceFaults(moment.devices.devices, devices.missing, devices.fault)
-        faults = node_events.faults(
+        faults = change_log.node_faults(
             moment.node_faults,
             self._sources.problems,
             self.changes.overlaps,
             of_devices,
             self._others.lasting(),
         )
-        state = node_events.state(moment.topology, moment.kubelet_configuration)
+        state = change_log.node_state(moment.topology, moment.kubelet_configuration)
         return NodeNotes(self._cluster.node_name, node.uid if node else "", faults, state)
 
 

@@ -23,13 +23,13 @@ import pytest
 
 from agent.allocate.refusal import Reason
 from agent.kubelet import cpu_manager_state
-from agent.node.change_log import CLAIM_NOT_HONORED
-from agent.node.drift import DriftKind
-from agent.node.node_events import (
+from agent.node.change_log import (
+    CLAIM_NOT_HONORED,
     COMPETING_WRITER,
     KUBELET_INCOMPATIBLE,
     KUBELET_POLICY_CHANGED,
 )
+from agent.node.drift import DriftKind
 from agent.node.node_findings import CHANGES_SECONDS, WATCH_SECONDS, NodeCode
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
 from tests.cluster.controlplane import ADDRESS as ADDRESS_OF_SERVER

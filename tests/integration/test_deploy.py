@@ -23,8 +23,8 @@ from agent.model.nrt.resource_topology import Amounts, NodeTopology, Version, Zo
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESERVATION_ALLOCATED
 from agent.model.pod.apiobjects import ApiNode, from_object
 from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL
+from agent.node.change_log import DEVICE_UNHEALTHY
 from agent.node.cluster_view import EVENT_ACTION, EVENT_CONTROLLER
-from agent.node.node_events import DEVICE_UNHEALTHY
 from agent.node.node_resource_topology import MANAGED_BY
 from agent.node.rebinds import UNTAKEN_SECONDS, NodeRebinds
 from agent.scheduler.leader.label import LABEL

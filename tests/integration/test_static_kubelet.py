@@ -17,9 +17,8 @@ from agent.kube.events import Recorder, Regarding
 from agent.kube.transport import Transport
 from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
 from agent.model.pod.annotations import RESOURCE_STATUS
-from agent.node.change_log import CLAIM_NOT_HONORED
+from agent.node.change_log import CLAIM_NOT_HONORED, INVALID_NODE
 from agent.node.cluster_view import EVENT_ACTION, EVENT_CONTROLLER
-from agent.node.node_events import INVALID_NODE
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_patches import Corrections
 from agent.scheduler.state.watches import Watches

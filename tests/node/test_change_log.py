@@ -21,14 +21,15 @@ from agent.node.change_log import (
     CPUS_RELEASED,
     INVALID_ANNOTATION,
     INVALID_LABEL,
+    INVALID_NODE,
     LASTING_SECONDS,
     NO_CPUS_ALLOCATED,
     PAUSE_SECONDS,
     REPEAT_SECONDS,
     ChangeRecorder,
+    NodeNotes,
     PodEvents,
 )
-from agent.node.node_events import INVALID_NODE, NodeNotes
 from agent.node.violations import Shortfall, Unallocated
 from agent.telemetry.metrics import AgentMetrics
 from tests.builders import machine, pod

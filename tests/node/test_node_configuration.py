@@ -19,9 +19,8 @@ from agent.model.nrt.node_annotations import (
 from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.pod.qos import QOS_LABEL
 from agent.model.settings.agent import AgentSettings
-from agent.node.change_log import INVALID_LABEL, PodEvents
+from agent.node.change_log import INVALID_LABEL, INVALID_NODE, PodEvents
 from agent.node.node_configuration import NodeObject, rules, with_kubelet, with_settings
-from agent.node.node_events import INVALID_NODE
 from tests.builders import machine
 from tests.node.world import Recorded, World
 

@@ -9,8 +9,7 @@ from agent.kube.events import Regarding
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import Condition, Device
-from agent.node.change_log import PAUSE_SECONDS, PodEvents
-from agent.node.node_events import (
+from agent.node.change_log import (
     AGENT_NOT_READY,
     CPU_OVERLAP,
     DELAY_SECONDS,
@@ -19,12 +18,14 @@ from agent.node.node_events import (
     KUBELET_INCOMPATIBLE,
     KUBELET_POLICY_CHANGED,
     NODE_CPUS_CHANGED,
+    PAUSE_SECONDS,
     SOURCE_UNREADABLE,
     DeviceFaults,
     NodeNotes,
-    changes,
-    faults,
-    state,
+    PodEvents,
+    node_changes,
+    node_faults,
+    node_state,
 )
 from agent.node.sources import SourceName
 from tests.builders import machine
@@ -37,7 +38,7 @@ STATIC = KubeletConfiguration("kubelet 1", cpu_manager_policy="static")
 
 def test_a_node_without_faults_has_no_notes() -> None:
     healthy = Device("gpu", "GPU-1", 0, {})
-    assert faults((), {}, (), DeviceFaults([healthy])) == {}
+    assert node_faults((), {}, (), DeviceFaults([healthy])) == {}
 
 
 def test_each_fault_of_a_node_has_its_reason() -> None:
@@ -51,7 +52,7 @@ def test_each_fault_of_a_node_has_its_reason() -> None:
     devices = DeviceFaults(
         [Device("gpu", "GPU-1", 3, {}, healthy=False, conditions=(lost,))], ["0000:01:00.0"], "nvml"
     )
-    assert faults(["label a: x"], sources, ["pod a/b runs on CPUs 1 of pod c/d"], devices) == {
+    assert node_faults(["label a: x"], sources, ["pod a/b runs on CPUs 1 of pod c/d"], devices) == {
         INVALID_NODE: "label a: x",
         KUBELET_INCOMPATIBLE: "both would write cpuset.mems",
         SOURCE_UNREADABLE: "cpu-manager-state: its checksum is wrong; journal: a line is damaged",
@@ -62,13 +63,15 @@ def test_each_fault_of_a_node_has_its_reason() -> None:
 
 
 def test_a_note_names_the_first_faults_and_the_number_of_the_others() -> None:
-    note = faults((), {}, [f"overlap {each}" for each in range(20)], DeviceFaults())[CPU_OVERLAP]
+    note = node_faults((), {}, [f"overlap {each}" for each in range(20)], DeviceFaults())[
+        CPU_OVERLAP
+    ]
     assert note.endswith("overlap 7; and 12 more")
 
 
 def test_another_policy_of_the_kubelet_and_other_cpus_are_changes() -> None:
-    before, after = state(machine(2, 2), NONE), state(machine(2, 2, offline="3"), STATIC)
-    found = changes(before, after)
+    before, after = node_state(machine(2, 2), NONE), node_state(machine(2, 2, offline="3"), STATIC)
+    found = node_changes(before, after)
     assert found[NODE_CPUS_CHANGED].startswith("CPUs 0-1 on NUMA node 0, 2 on NUMA node 1")
     assert "before: CPUs 0-1 on NUMA node 0, 2-3 on NUMA node 1" in found[NODE_CPUS_CHANGED]
     assert found[KUBELET_POLICY_CHANGED].startswith("cpuManagerPolicy static,")
@@ -76,9 +79,9 @@ def test_another_policy_of_the_kubelet_and_other_cpus_are_changes() -> None:
 
 
 def test_a_configuration_that_becomes_known_is_not_a_change() -> None:
-    assert changes(state(machine(2, 2), None), state(machine(2, 2), STATIC)) == {}
-    assert changes(state(machine(2, 2), STATIC), state(machine(2, 2), None)) == {}
-    assert changes({}, state(machine(2, 2), STATIC)) == {}
+    assert node_changes(node_state(machine(2, 2), None), node_state(machine(2, 2), STATIC)) == {}
+    assert node_changes(node_state(machine(2, 2), STATIC), node_state(machine(2, 2), None)) == {}
+    assert node_changes({}, node_state(machine(2, 2), STATIC)) == {}
 
 
 def test_changes_of_a_node_are_normal_events_one_for_all_within_a_minute() -> None:
@@ -88,7 +91,7 @@ def test_changes_of_a_node_are_normal_events_one_for_all_within_a_minute() -> No
     def run_pass(at: float, kubelet: KubeletConfiguration | None, offline: str = "") -> list[str]:
         now[0] = at
         recorded.normal.clear()
-        node_state = state(machine(2, 2, offline=offline), kubelet)
+        node_state = node_state(machine(2, 2, offline=offline), kubelet)
         events.record((), (), (), (), {}, node=NodeNotes("n", "uid-n", {}, node_state))
         assert all(about == ABOUT for about, _, _ in recorded.normal)
         return [reason for _, reason, _ in recorded.normal]
@@ -110,7 +113,7 @@ def test_a_change_before_the_node_is_known_is_recorded_when_it_is() -> None:
     events = PodEvents(recorded, lambda: 0.0)
     notes = {DEVICE_UNHEALTHY: "gpu 0"}
     for kubelet, uid in ((NONE, ""), (STATIC, ""), (STATIC, "uid-n"), (STATIC, "uid-n")):
-        node_state = NodeNotes("n", uid, notes, state(machine(2, 2), kubelet))
+        node_state = NodeNotes("n", uid, notes, node_state(machine(2, 2), kubelet))
         events.record((), (), (), (), {}, node=node_state)
     ((about, reason, _),) = recorded.normal
     assert (about, reason) == (ABOUT, KUBELET_POLICY_CHANGED)
@@ -137,7 +140,7 @@ def test_the_last_event_of_a_node_has_its_state(offline: list[set[int]]) -> None
     """After any sequence of changes, the Events of a pass a minute later are up to date."""
     recorded, now = Recorded(), [0.0]
     events = PodEvents(recorded, lambda: now[0])
-    states = [state(machine(2, 2, offline=str(CpuSet(each))), STATIC) for each in offline]
+    states = [node_state(machine(2, 2, offline=str(CpuSet(each))), STATIC) for each in offline]
     for each in [*states, states[-1], states[-1]]:
         events.record((), (), (), (), {}, node=NodeNotes("n", "uid-n", {}, each))
         now[0] += PAUSE_SECONDS / 3
