@@ -57,7 +57,7 @@ class DiscoveredDevices(msgspec.Struct, frozen=True):
     functions: Mapping[str, Function] = {}
     """By address."""
     gpus: tuple[Device, ...] = ()
-    """The result of `gpu_devices.devices`."""
+    """The result of `device_entries`."""
     rdma: tuple[RdmaDevice, ...] = ()
     fpgas: tuple[Fpga, ...] = ()
 

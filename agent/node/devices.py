@@ -43,7 +43,7 @@ from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.node import device_listing as listing
-from agent.node import gpu_actions, gpu_devices
+from agent.node import gpu_actions, gpus
 from agent.node.device_listing import (
     DiscoveredDevices,
     Published,
@@ -235,17 +235,17 @@ class DeviceView:
         listed = device_list(
             DiscoveredDevices(
                 plugged.functions,
-                gpu_devices.devices(
+                gpus.device_entries(
                     health,
                     places(plugged.functions),
-                    gpu_devices.cordoned(node.annotations, cards, released=self._gpus.released),
+                    gpus.cordoned(node.annotations, cards, released=self._gpus.released),
                     sum(numa_node.memory_bytes for numa_node in topology.numa_nodes),
                 ),
                 plugged.rdma.devices,
                 plugged.fpgas.devices,
             ),
             self.state,
-            gpu_devices.rfc3339(int(self._clock())),
+            gpus.rfc3339(int(self._clock())),
             self._plugin_devices.union(
                 (kind, name)
                 for of_pod in allocations.values()
@@ -323,7 +323,7 @@ class DeviceView:
             for bus in health.unclaimed:
                 yield f"GPU at {bus}: PCI lists it, its driver does not list it"
         if cards:
-            for each in gpu_devices.unknown_cordons(node.annotations, cards):
+            for each in gpus.unknown_cordons(node.annotations, cards):
                 yield f"Node: {each}"
 
     def _capabilities(self) -> dict[str, DeviceNode]:
@@ -383,6 +383,6 @@ def _logged(texts: Iterable[str], before: frozenset[str]) -> frozenset[str]:
 def _release(node: ApiNode) -> tuple[bool, tuple[str, ...]]:
     """Whether to release the GPUs' driver, and the problems of the annotation that requests it."""
     try:
-        return gpu_devices.release_requested(node.annotations), ()
+        return gpus.release_requested(node.annotations), ()
     except AnnotationError as error:
         return False, (f"Node: {error}",)

@@ -22,15 +22,15 @@ from agent.model.devices.gpus import (
     SilentGpu,
 )
 from agent.node.gpu_actions import Action, GpuActions, parse
-from agent.node.gpu_devices import (
+from agent.node.gpu_health import GpuHealth, on_event, on_report
+from agent.node.gpus import (
     CORDONED_GPUS,
     conditions,
     cordoned,
-    devices,
+    device_entries,
     restored,
     unknown_cordons,
 )
-from agent.node.gpu_health import GpuHealth, on_event, on_report
 
 ACTIONS = GpuActions({})
 HOUR = 3600
@@ -305,7 +305,7 @@ def test_a_card_is_cordoned_by_uuid_or_address() -> None:
     assert cordoned({key: "0000:0F:00.0,GPU-a"}, gpus).keys() == {A, B}
     assert cordoned({}, gpus, released=True).keys() == {A, B}
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
-    found = devices(health, {}, cordoned={A: "why"})
+    found = device_entries(health, {}, cordoned={A: "why"})
     assert [(each.uuid, each.healthy) for each in found] == [(B, True), (A, False)]
     assert [each.type for each in found[1].conditions] == ["Cordoned", "Healthy"]
     assert [each.status for each in found[1].conditions] == ["True", "True"]
@@ -321,7 +321,7 @@ def test_a_card_is_cordoned_by_the_address_in_nvidia_smis_format(name: str) -> N
 def test_a_restart_of_the_agent_does_not_clear_conditions() -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     health = on_event(health, GpuEvent(A, 79), FIRST + 1, ACTIONS)
-    again = restored(devices(health, {}), ACTIONS)
+    again = restored(device_entries(health, {}), ACTIONS)
     again = on_report(again, report(), FIRST + 2, ACTIONS, BUSES, booted=FIRST - 5)
     assert [each.reason for each in again.cards[0].gpu_conditions] == ["XID79"]
     booted = on_report(again, report(), FIRST + 100, ACTIONS, BUSES, booted=FIRST + 50)
@@ -331,10 +331,10 @@ def test_a_restart_of_the_agent_does_not_clear_conditions() -> None:
 def test_evidence_that_began_before_a_restart_counts_after_it() -> None:
     health = on_report(GpuHealth(), PENDING, FIRST, ACTIONS, BUSES)
     health = on_event(health, GpuEvent(A, 95), FIRST + 1, ACTIONS)
-    again = restored(devices(health, {}), ACTIONS)
+    again = restored(device_entries(health, {}), ACTIONS)
     assert not on_report(again, report(), FIRST + 3, ACTIONS, BUSES).cards[0].healthy
     health = on_report(health, ADVISED, FIRST + 2, ACTIONS, BUSES)
-    again = restored(devices(health, {}), ACTIONS)
+    again = restored(device_entries(health, {}), ACTIONS)
     assert on_report(again, report(), FIRST + 3, ACTIONS, BUSES).cards[0].healthy
 
 
@@ -349,14 +349,14 @@ def test_another_driver_than_before_a_restart_is_evidence() -> None:
         ("", "550", False),
         ("550-beta", "550+beta", False),
     ):
-        again = restored(devices(health, {}), ACTIONS, driver)
+        again = restored(device_entries(health, {}), ACTIONS, driver)
         after = on_report(again, report(now), FIRST + HOUR, ACTIONS, BUSES)
         assert after.cards[0].healthy is healthy_card
 
 
 def test_conditions_of_other_writers_are_not_restored() -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
-    (device, *_) = devices(health, {})
+    (device, *_) = device_entries(health, {})
     condition = conditions(health.cards[0])[0]
     foreign = tuple(
         replace(condition, type=type, status=status, last_transition_time=time)
@@ -376,9 +376,9 @@ def test_a_gpu_listed_twice_counts_once() -> None:
     """Any user may write the Device object."""
     device = Device("gpu", A, 0, {}, topology=DeviceTopology(bus=GPUS[A].bus))
     again = restored([device, replace(device, minor=5)], ACTIONS)
-    assert [(each.uuid, each.minor) for each in devices(again, {})] == [(A, 5)]
+    assert [(each.uuid, each.minor) for each in device_entries(again, {})] == [(A, 5)]
     other = restored([device, replace(device, uuid=B)], ACTIONS)
-    assert [(each.uuid, each.minor) for each in devices(other, {})] == [(A, 0), (B, 1)]
+    assert [(each.uuid, each.minor) for each in device_entries(other, {})] == [(A, 0), (B, 1)]
 
 
 def test_only_gpus_are_restored() -> None:
@@ -398,7 +398,7 @@ def test_only_gpus_are_restored() -> None:
     ],
 )
 def test_times_of_other_writers(time: str, since: int) -> None:
-    (device, *_) = devices(on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), {})
+    (device, *_) = device_entries(on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), {})
     on_event = Condition("XID79", "True", "Reboot", "", time)
     (card,) = restored([replace(device, conditions=(on_event,))], ACTIONS).cards
     assert [(each.reason, each.since) for each in card.gpu_conditions] == [("XID79", since)]
@@ -500,9 +500,9 @@ def test_a_restart_of_the_agent_changes_no_device(
 ) -> None:
     health = apply_steps(steps, on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), FIRST)
     places = {BUSES[0]: DeviceTopology(0, 1, "0000:00:01.0", BUSES[0])}
-    before = devices(health, places, cordons := dict.fromkeys(cordoned_uuids, "why"))
+    before = device_entries(health, places, cordons := dict.fromkeys(cordoned_uuids, "why"))
     again = restored(before, ACTIONS)
-    assert devices(again, places, cordons) == before
+    assert device_entries(again, places, cordons) == before
     # Neither does a driver that cannot be queried yet.
     waiting = on_report(again, without_driver("NoProcess"), FIRST + 99, ACTIONS, BUSES)
-    assert devices(waiting, places, cordons) == before
+    assert device_entries(waiting, places, cordons) == before

@@ -32,7 +32,8 @@ from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.apiobjects import GroupError
 from agent.model.quantities import QuantityError
 from agent.node import device_listing as listing
-from agent.node import gpu_actions, gpu_devices
+from agent.node import gpu_actions
+from agent.node import gpus as gpu_devices
 from agent.scheduler import page, webhook
 from agent.scheduler.explain import endpoint
 from agent.scheduler.explain.explainer import Explainer
@@ -577,7 +578,7 @@ def _objects() -> Iterator[Target]:
         (
             "model.devices.device_object:read",
             "scheduler.state.records:devices",
-            "node.gpu_devices:_seconds",
+            "node.gpus:_seconds",
         ),
         (ObjectError,),
         ("Device ",),
