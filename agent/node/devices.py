@@ -43,7 +43,7 @@ from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.node import device_listing as listing
-from agent.node import gpu_actions, gpus
+from agent.node import gpu_health, gpus
 from agent.node.device_listing import (
     DiscoveredDevices,
     Published,
@@ -51,8 +51,7 @@ from agent.node.device_listing import (
     nvidia_cards,
     places,
 )
-from agent.node.gpu_actions import GpuActionError, GpuActions
-from agent.node.gpu_health import GpuHealth
+from agent.node.gpu_health import GpuActionError, GpuActions, GpuHealth
 from agent.node.gpus import GpuView
 from agent.node.kubelet_view import DeviceCheckpointView
 from agent.node.node_resource_topology import DeviceReport
@@ -338,7 +337,7 @@ class DeviceView:
 def configured_actions(settings: AgentSettings) -> GpuActions:
     """Raises SettingsError."""
     try:
-        return gpu_actions.parse(settings.gpu_actions)
+        return gpu_health.parse_actions(settings.gpu_actions)
     except GpuActionError as error:
         raise SettingsError(f"gpu-actions: {error}") from None
 

@@ -11,7 +11,7 @@ use it, or after `RESTART_SECONDS`. No function reads a clock: times are argumen
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -27,8 +27,118 @@ from agent.model.devices.gpus import (
     SilentGpu,
 )
 from agent.model.objects import label_value
-from agent.node import gpu_actions
-from agent.node.gpu_actions import Action, GpuActions
+
+
+class GpuActionError(ValueError):
+    """An invalid action table; the message names the entry."""
+
+
+class Action(enum.StrEnum):
+    """What a fault requires, from nothing to manual repair. `agent.node.gpu_health` has
+    the evidence that ends each."""
+
+    IGNORE = "ignore"
+    RESTART_APP = "restart-app"
+    RESET = "reset"
+    REBOOT = "reboot"
+    SUPPORT = "support"
+
+
+def xids(text: str) -> Iterator[int]:
+    """The XIDs of a row of the catalogue, such as `45 154-156`."""
+    for part in text.split():
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+# Ignored although the catalogue lists them: XIDs that add details to another XID (45, 154, 171,
+# 172), and XIDs that require only monitoring (162-166). The workflows for NVLink and for 48 end in
+# a reset.
+CATALOGUE_ROWS: Final = {
+    Action.IGNORE: "14 37 38 43-45 63 66 67 92 93 106-108 121 137 141 152-154 157 160-166 171 172",
+    Action.RESTART_APP: "8 11 13 25 31 32 39-41 60 68-72 75-77 80 82-86 88 89 94 96-105 126-135 "
+    "139 159",
+    Action.RESET: "46 48 62 64 74 95 109 110 119 120 136 140 143-150 155 156 158 167 169",
+    Action.REBOOT: "79 151",
+}
+CATALOGUE: Final[Mapping[int, Action]] = {
+    number: action for action, text in CATALOGUE_ROWS.items() for number in xids(text)
+}
+ANY_OTHER: Final = Action.SUPPORT
+"""The action for XIDs that the catalogue calls unused."""
+
+
+LOST: Final = "GpuLost"
+RESET_REQUIRED: Final = "ResetRequired"
+NOT_ENUMERATED: Final = "NotEnumerated"
+REMAP_PENDING: Final = "RowRemapPending"
+REMAP_FAILED: Final = "RowRemapFailure"
+RETIREMENT_PENDING: Final = "PageRetirementPending"
+UNCORRECTABLE: Final = "UncorrectableEcc"
+ADVISED: Final = "RecoveryAction"
+DRIVER_NOT_LOADED: Final = "DriverNotLoaded"
+
+STATES: Final[Mapping[str, Action]] = {
+    LOST: Action.REBOOT,
+    RESET_REQUIRED: Action.RESET,
+    NOT_ENUMERATED: Action.REBOOT,
+    REMAP_PENDING: Action.RESET,
+    REMAP_FAILED: Action.SUPPORT,
+    RETIREMENT_PENDING: Action.RESET,
+    UNCORRECTABLE: Action.RESET,
+    ADVISED: Action.RESET,
+}
+"""Faults that a report of the driver shows, with their actions."""
+
+_XID: Final = "XID"
+
+
+def xid_reason(number: int) -> str:
+    return f"{_XID}{number}"
+
+
+def is_xid(reason: str) -> bool:
+    return reason.startswith(_XID) and reason[len(_XID) :].isdecimal()
+
+
+class GpuActions:
+    """The action for each reason. A reason without one is a fault of the driver, which needs an
+    administrator: `SUPPORT`.
+
+    `overrides`: the site's actions.
+    `any_other`: the action for XIDs that the catalogue does not have."""
+
+    def __init__(self, overrides: Mapping[str, Action], any_other: Action = ANY_OTHER) -> None:
+        catalogue = {xid_reason(number): action for number, action in CATALOGUE.items()}
+        self._actions = {**catalogue, **STATES, **overrides}
+        self._any_other = any_other
+
+    def __getitem__(self, reason: str) -> Action:
+        return self._actions.get(reason, self._any_other if is_xid(reason) else Action.SUPPORT)
+
+
+def parse_actions(text: str) -> GpuActions:
+    """Parses `109=ignore,RowRemapPending=ignore,*=reset`. A key is an XID or a state; `*` is every
+    XID that the catalogue does not have. Raises GpuActionError."""
+    overrides: dict[str, Action] = {}
+    any_other = ANY_OTHER
+    for entry in filter(None, (each.strip() for each in text.split(","))):
+        name, _, value = (part.strip() for part in entry.partition("="))
+        try:
+            action = Action(value)
+        except ValueError:
+            allowed = ", ".join(Action)
+            raise GpuActionError(f"GPU action {entry!r}: {value!r} is none of {allowed}") from None
+        if name == "*":
+            any_other = action
+        elif name in STATES:
+            overrides[name] = action
+        elif name.isascii() and name.isdecimal() and len(name) <= 4:
+            overrides[xid_reason(int(name))] = action
+        else:
+            allowed = f"an XID or one of {', '.join(STATES)}"
+            raise GpuActionError(f"GPU action {entry!r}: {name!r} is not {allowed}")
+    return GpuActions(overrides, any_other)
 
 
 class GpuStates:
@@ -72,7 +182,7 @@ class GpuStates:
         elif gpu.uuid not in self._enumerated:
             there = self._buses is not None and gpu.bus in self._buses
             also = f", while PCI has a card at {gpu.bus}" if there else ""
-            yield gpu_actions.NOT_ENUMERATED, f"the driver does not list the card{also}"
+            yield NOT_ENUMERATED, f"the driver does not list the card{also}"
         reading = self.reading(gpu)
         if reading is not None:
             yield from _conditions(reading)
@@ -83,11 +193,11 @@ class GpuStates:
         reading = self.reading(gpu) or GpuReading(gpu.uuid)
         rows, pages = reading.remapped, reading.retirement_pending
         answered = {
-            gpu_actions.REMAP_PENDING: rows is not None,
-            gpu_actions.REMAP_FAILED: rows is not None,
-            gpu_actions.RETIREMENT_PENDING: rows is not None or pages is not None,
-            gpu_actions.UNCORRECTABLE: rows is not None or reading.ecc_uncorrected is not None,
-            gpu_actions.ADVISED: reading.recovery_action is not None,
+            REMAP_PENDING: rows is not None,
+            REMAP_FAILED: rows is not None,
+            RETIREMENT_PENDING: rows is not None or pages is not None,
+            UNCORRECTABLE: rows is not None or reading.ecc_uncorrected is not None,
+            ADVISED: reading.recovery_action is not None,
         }
         return frozenset(reason for reason, is_answered in answered.items() if not is_answered)
 
@@ -103,17 +213,17 @@ class GpuStates:
 def _conditions(reading: GpuReading) -> Iterator[tuple[str, str]]:
     rows = reading.remapped
     if rows is not None and rows.failed:
-        yield gpu_actions.REMAP_FAILED, "no spare rows are left where memory failed"
+        yield REMAP_FAILED, "no spare rows are left where memory failed"
     if rows is not None and rows.pending:
-        yield gpu_actions.REMAP_PENDING, "a reset will replace rows of memory that failed"
+        yield REMAP_PENDING, "a reset will replace rows of memory that failed"
     if reading.retirement_pending:
-        yield gpu_actions.RETIREMENT_PENDING, "a reset will retire pages of memory that failed"
+        yield RETIREMENT_PENDING, "a reset will retire pages of memory that failed"
     # A card that remaps rows is not affected by a contained error.
     if rows is None and reading.ecc_uncorrected:
         errors = f"{reading.ecc_uncorrected} uncorrectable ECC errors"
-        yield gpu_actions.UNCORRECTABLE, f"{errors} since the driver's start"
+        yield UNCORRECTABLE, f"{errors} since the driver's start"
     if reading.recovery_action:
-        yield gpu_actions.ADVISED, f"the driver advises recovery action {reading.recovery_action}"
+        yield ADVISED, f"the driver advises recovery action {reading.recovery_action}"
 
 
 RESTART_SECONDS: Final = 300
@@ -136,7 +246,7 @@ _EVIDENCE: Final = {
     Action.REBOOT: frozenset({Evidence.BOOTED, Evidence.CLEARED}),
     Action.SUPPORT: frozenset({Evidence.BOOTED}),
 }
-RESET_ENDS: Final = frozenset({*gpu_actions.STATES, gpu_actions.DRIVER_NOT_LOADED})
+RESET_ENDS: Final = frozenset({*STATES, DRIVER_NOT_LOADED})
 """States that only a reset of the card ends."""
 
 
@@ -190,7 +300,7 @@ def on_event(health: GpuHealth, event: GpuEvent, now: int, actions: GpuActions) 
     """The health after an event. An event without a card affects all cards."""
     if event.xid is None:
         return health
-    reason = gpu_actions.xid_reason(event.xid)
+    reason = xid_reason(event.xid)
     action = actions[reason]
     if action is Action.IGNORE:
         return health
@@ -262,9 +372,7 @@ def _without_driver(card: GpuCard, report: GpuReport, now: int, actions: GpuActi
     kept = {
         each.reason: replace(each, cleared=each.cleared or cleared)
         for each in card.gpu_conditions
-        if gpu_actions.is_xid(each.reason)
-        or each.reason in gpu_actions.STATES
-        or each.reason == report.fault
+        if is_xid(each.reason) or each.reason in STATES or each.reason == report.fault
     }
     return _with(card, {report.fault: fault, **kept}.values(), now)
 
@@ -310,7 +418,7 @@ class _Update:
         xids = [
             replace(each, reloaded=each.reloaded or reloaded, cleared=each.cleared or cleared)
             for each in card.gpu_conditions
-            if gpu_actions.is_xid(each.reason)
+            if is_xid(each.reason)
         ]
         # Another driver may never report such a state, which would then stay forever.
         unanswered = frozenset() if self._other_driver else self._states.unanswered(card.gpu)

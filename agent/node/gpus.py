@@ -31,10 +31,9 @@ from agent.model.devices.gpus import (
     pci_address,
 )
 from agent.model.pod.annotations import AnnotationError
-from agent.node import gpu_actions, gpu_health
+from agent.node import gpu_health
 from agent.node.device_listing import Published
-from agent.node.gpu_actions import Action, GpuActions
-from agent.node.gpu_health import RESET_ENDS, GpuCard, GpuCondition, GpuHealth
+from agent.node.gpu_health import RESET_ENDS, Action, GpuActions, GpuCard, GpuCondition, GpuHealth
 
 if TYPE_CHECKING:
     from agent.discover.gpuwatcher import GpuWatcher
@@ -223,7 +222,7 @@ def _card(device: Device, actions: GpuActions) -> GpuCard:
             action,
             time,
             by_type[name].message,
-            cleared=gpu_actions.is_xid(name) and any(each >= time for each in states),
+            cleared=gpu_health.is_xid(name) and any(each >= time for each in states),
         )
         for name, time in sorted(own.items())
         if (action := actions[name]) is not Action.IGNORE
@@ -245,7 +244,7 @@ def _card(device: Device, actions: GpuActions) -> GpuCard:
 
 def _is_gpu_condition(condition: Condition) -> bool:
     """Whether the agent wrote the condition: other writers may add conditions too."""
-    about_gpus = gpu_actions.is_xid(condition.type) or condition.reason in _REASONS.values()
+    about_gpus = gpu_health.is_xid(condition.type) or condition.reason in _REASONS.values()
     return about_gpus and condition.status == "True"
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from agent.discover.gpuwatcher import GpuNews, GpuTiming, GpuWatcher
 from agent.model.devices.gpus import GpuEvent, GpuReport, pci_address
-from agent.node.gpu_actions import GpuActions
-from agent.node.gpu_health import GpuHealth, on_event, on_report
+from agent.node.gpu_health import GpuActions, GpuHealth, on_event, on_report
 from tests.discover import fakenvml, gpumachines
 from tests.discover.fakenvml import FakeDriver, Machine
 from tests.waiting import DEADLINE_SECONDS

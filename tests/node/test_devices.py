@@ -32,7 +32,7 @@ from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.node.device_listing import Published, published
 from agent.node.devices import DeviceState, DeviceView, device_view
-from agent.node.gpu_actions import GpuActions
+from agent.node.gpu_health import GpuActions
 from agent.node.gpus import GPU_DRIVER, RELEASED
 from agent.node.kubelet_view import DeviceCheckpointView
 from agent.node.node_resource_topology import DeviceReport, ReportValues, Reserved, build

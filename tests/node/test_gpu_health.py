@@ -21,8 +21,7 @@ from agent.model.devices.gpus import (
     RemappedRows,
     SilentGpu,
 )
-from agent.node.gpu_actions import Action, GpuActions, parse
-from agent.node.gpu_health import GpuHealth, on_event, on_report
+from agent.node.gpu_health import Action, GpuActions, GpuHealth, on_event, on_report, parse_actions
 from agent.node.gpus import (
     CORDONED_GPUS,
     conditions,
@@ -193,7 +192,7 @@ def test_conditions_after_events_and_reports(steps: list[Any], reasons: list[lis
 
 
 def test_a_site_that_ignores_a_reason() -> None:
-    actions = parse("95=ignore,RowRemapPending=ignore")
+    actions = parse_actions("95=ignore,RowRemapPending=ignore")
     assert after(XID[95], PENDING, actions=actions) == [[], []]
 
 

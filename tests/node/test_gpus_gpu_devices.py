@@ -19,8 +19,7 @@ from agent.model.devices.gpus import (
     SilentGpu,
 )
 from agent.model.nrt.node_status import extended_resources, gpu_labels
-from agent.node.gpu_actions import GpuActions
-from agent.node.gpu_health import GpuHealth, on_event, on_report
+from agent.node.gpu_health import GpuActions, GpuHealth, on_event, on_report
 from agent.node.gpus import device_entries, gpu_info, restored
 
 ACTIONS = GpuActions({})

@@ -32,7 +32,7 @@ from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.apiobjects import GroupError
 from agent.model.quantities import QuantityError
 from agent.node import device_listing as listing
-from agent.node import gpu_actions
+from agent.node import gpu_health as gpu_actions
 from agent.node import gpus as gpu_devices
 from agent.scheduler import page, webhook
 from agent.scheduler.explain import endpoint
@@ -514,7 +514,7 @@ def _device(text: bytes) -> object:
     read = device_object.read(
         records.decoded(text, device_object.KIND, msgspec.json.Decoder(object))
     )
-    return read, gpu_devices.restored(read.devices, gpu_actions.parse(""))
+    return read, gpu_devices.restored(read.devices, gpu_actions.parse_actions(""))
 
 
 _NODE_LABELS: Final = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.node import gpu_actions
-from agent.node.gpu_actions import CATALOGUE, Action, GpuActionError, GpuActions, parse
+from agent.node import gpu_health as gpu_actions
+from agent.node.gpu_health import CATALOGUE, Action, GpuActionError, GpuActions, parse_actions
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_each_xid_is_in_one_row() -> None:
 
 
 def test_a_site_overrides_the_catalogue() -> None:
-    actions = parse(" 109=ignore, 64 = support ,*=reset, RowRemapPending=ignore,")
+    actions = parse_actions(" 109=ignore, 64 = support ,*=reset, RowRemapPending=ignore,")
     assert (actions["XID109"], actions["XID64"]) == (Action.IGNORE, Action.SUPPORT)
     assert (actions["XID9999"], actions["XID94"]) == (Action.RESET, Action.RESTART_APP)
     assert (actions["RowRemapPending"], actions["GpuLost"]) == (Action.IGNORE, Action.REBOOT)
     assert (actions["DriverMismatch"], actions["XIDx"]) == (Action.SUPPORT, Action.SUPPORT)
-    assert parse("")["XID109"] is Action.RESET
+    assert parse_actions("")["XID109"] is Action.RESET
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_a_site_overrides_the_catalogue() -> None:
 )
 def test_invalid_entries_are_named(text: str) -> None:
     with pytest.raises(GpuActionError, match="GPU action"):
-        parse(text)
+        parse_actions(text)
