@@ -1,6 +1,6 @@
 """The machine from sysfs: CPUs, those that share a core, die, socket or L3 cache, and the kinds of
-cores of a hybrid machine. `numa` reads the NUMA nodes. A file that a group of CPUs shares is read
-once for the group, of its lowest CPU.
+cores of a hybrid machine; and the NUMA nodes with their CPUs, memory, huge pages and distances. A
+file that a group of CPUs shares is read once for the group, of its lowest CPU.
 
 `cpuN/topology` has `core_cpus`, `package_cpus` and `die_id` since Linux 5.2; earlier kernels have
 `thread_siblings` and `core_siblings`. In `cpuN/cache/indexM` the index is only a number; `level`

@@ -1,7 +1,11 @@
-"""The child process with NVML: it answers the agent's requests and forwards the driver's events,
-until the agent ends. It is a separate process because NVML can hang, needs much memory, and can't
-be unloaded, as it must be before another version of the driver is used. It is started as
-`python -P -m agent.discover.gpuchild [DRIVER_ROOT]`, with a socket as standard input."""
+"""The child process with NVML: it answers the agent's requests with the inventory of the GPUs and
+their readings (use, processes, and the counters that show a card's health), and forwards the
+driver's events, until the agent ends.
+
+It is a separate process because NVML can hang, needs much memory, and can't be unloaded, as it must
+be before another version of the driver is used. It is started as
+`python -P -m agent.discover.gpuchild [DRIVER_ROOT]`, with a socket as standard input.
+"""
 
 from __future__ import annotations
 

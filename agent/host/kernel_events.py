@@ -1,6 +1,6 @@
-"""The kernel's events: changes in directories by inotify(7), and devices that appear and disappear
-by netlink(7), NETLINK_KOBJECT_UEVENT. The standard library has no binding of inotify, so libc is
-called."""
+"""The kernel's events: changes in directories by inotify(7), the process that writes a file by
+fanotify(7), and devices that appear and disappear by netlink(7), NETLINK_KOBJECT_UEVENT. The
+standard library has no binding of inotify and fanotify, so libc is called."""
 
 from __future__ import annotations
 

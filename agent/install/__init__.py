@@ -6,7 +6,7 @@ configured, as a value; `unitfiles` reads its systemd unit. `endpoint` determine
 the kubelet's runtime endpoint, and the text of that file with the proxy's socket. `plan` makes the
 steps, in an order in which the kubelet has a runtime at every moment, and the steps that undo them.
 `installer` executes the steps, and compares the containers that run with those that ran before. It
-journals each change before it makes it (`journal`), and undoes all changes when a step fails, or
+journals each change before it makes it, and undoes all changes when a step fails, or
 when an earlier run was killed. `tree` reads and changes files below a root, and `folder` copies the
 interpreter.
 

@@ -1,5 +1,5 @@
-"""Executes the steps of a plan on the host. Each change is journalled before it is made. When a
-step fails, all changes of the run are undone; after a kill, the next run undoes them.
+"""Executes the steps of a plan on the host. Each change is written to the journal before it is
+made. When a step fails, all changes of the run are undone; after a kill, the next run undoes them.
 
 `Checks` executes the steps that wait: until the runtime answers through the proxy, and until the
 kubelet runs and the containers which ran before still run."""

@@ -2,8 +2,8 @@
 metrics and Events of pods and of the Node.
 
 `ChangeRecorder` compares each pass with the one before, and writes log and metrics. `PodEvents`
-limits how often a lasting cause becomes an Event.
-"""
+limits how often a lasting cause becomes an Event. The notes of a Node's Events are about its faults
+while they last, and about its changes."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The health of GPUs: the faults of a card, and the evidence that ends each fault.
+"""The health of GPUs: the faults of a card, the action that each requires, and the evidence that
+ends it.
 
 There are two kinds of faults. A *state* is present while reports of the driver show it; it stays if
 the driver does not answer. An *XID* is an event. It stays until later evidence shows that the
 required action was taken (`_EVIDENCE`); an answer of the card is not such evidence. An XID that
 requires only a restart of the application ends when the processes that used the card then no longer
 use it, or after `RESTART_SECONDS`. No function reads a clock: times are arguments, in seconds since
-1970.
-"""
+1970."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The GPUs and their health, from the reports of a child process with NVML."""
+"""The GPUs and their health, from the reports of a child process with NVML, and as entries of the
+Device object: resources, topology, and health as conditions.
+
+A condition outlives the agent: after a restart, `restored` reads the health of the cards from the
+published Device object. Annotations on the Node cordon cards or release the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The load of the CPUs that the kubelet reserves, by `/proc/stat` and the CPU time of BE pods."""
+"""The busy time of each CPU, and the load of the CPUs that the kubelet reserves, by `/proc/stat`
+and the CPU time of BE pods."""
 
 from __future__ import annotations
 

@@ -91,8 +91,8 @@ def test_changes_of_a_node_are_normal_events_one_for_all_within_a_minute() -> No
     def run_pass(at: float, kubelet: KubeletConfiguration | None, offline: str = "") -> list[str]:
         now[0] = at
         recorded.normal.clear()
-        node_state = node_state(machine(2, 2, offline=offline), kubelet)
-        events.record((), (), (), (), {}, node=NodeNotes("n", "uid-n", {}, node_state))
+        state = node_state(machine(2, 2, offline=offline), kubelet)
+        events.record((), (), (), (), {}, node=NodeNotes("n", "uid-n", {}, state))
         assert all(about == ABOUT for about, _, _ in recorded.normal)
         return [reason for _, reason, _ in recorded.normal]
 
@@ -113,8 +113,8 @@ def test_a_change_before_the_node_is_known_is_recorded_when_it_is() -> None:
     events = PodEvents(recorded, lambda: 0.0)
     notes = {DEVICE_UNHEALTHY: "gpu 0"}
     for kubelet, uid in ((NONE, ""), (STATIC, ""), (STATIC, "uid-n"), (STATIC, "uid-n")):
-        node_state = NodeNotes("n", uid, notes, node_state(machine(2, 2), kubelet))
-        events.record((), (), (), (), {}, node=node_state)
+        node = NodeNotes("n", uid, notes, node_state(machine(2, 2), kubelet))
+        events.record((), (), (), (), {}, node=node)
     ((about, reason, _),) = recorded.normal
     assert (about, reason) == (ABOUT, KUBELET_POLICY_CHANGED)
     assert recorded.events == [], "the fault is too recent"
