@@ -1,6 +1,6 @@
 """The devices of a node as its Device object lists them, collected from all sources.
 
-This module builds RDMA devices and FPGAs from PCI functions; GPUs come from `gpu_devices`. The
+This module builds RDMA devices and FPGAs from PCI functions; GPUs come from `gpus`. The
 published object is the only store: minors and the times of conditions are read back from it. A
 pod's allocation names its devices by minor, so a device keeps its minor; the annotation
 `topolet.io/gone-device-minors` has the minors of removed devices."""

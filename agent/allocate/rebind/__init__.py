@@ -1,7 +1,7 @@
 """A plan that moves bound pods of one node to better CPUs, or the reasons why there is none.
 
-`placed_pods` has the input: the pods that own CPUs, and those that share the CPUs of the NUMA nodes
-to which they are bound. A plan never makes a measure of the node worse, and no moved pod gets more
+The input is the pods that own CPUs, and those that share the CPUs of the NUMA nodes to which they
+are bound. A plan never makes a measure of the node worse, and no moved pod gets more
 NUMA nodes or more broken cores than it had. `arrangement` holds the pods' places while a plan is
 searched, and checks what a moved pod may take. `local_search` improves step by step: one pod moves,
 two pods change their places, several pods make room for one that crosses NUMA nodes, and all pods
