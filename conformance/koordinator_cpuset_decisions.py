@@ -26,7 +26,6 @@ from agent.hooks import cpuset
 from agent.hooks.cpuset import Answer, Override
 from agent.hooks.requests import CreateContainer, announced
 from agent.model.cpu.cpuset import EMPTY, CpuSet
-from agent.model.cpu.pools import Pool, Pools, pool_cpus
 from agent.model.cpu.topology import Cpu, Topology
 from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import PodAnnounced
@@ -40,7 +39,7 @@ from agent.model.nrt.node_annotations import (
 )
 from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status
 from agent.model.pod.pods import Pod
-from agent.model.pod.qos import QOS_LABEL, QoS, pool_of_class, usable_pools
+from agent.model.pod.qos import QOS_LABEL, Pool, Pools, QoS, pool_cpus, pool_of_class, usable_pools
 from agent.model.snapshot import NOTHING, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Wait
 from conformance import koordinator_pools

@@ -43,12 +43,11 @@ from agent.allocate.reserved_cpus import (
 from agent.allocate.shares import claims, numa_nodes, pool_of, shared_cpus, sidecars
 from agent.model.bounds import reason as shortened
 from agent.model.cpu.cpuset import CpuSet, union
-from agent.model.cpu.pools import Pool, Pools, pool_cpus
 from agent.model.cpu.topology import Topology
 from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, LinuxResources
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError
 from agent.model.pod.pods import Pod
-from agent.model.pod.qos import DEFAULT_POOL, QoS, pool_of_class
+from agent.model.pod.qos import DEFAULT_POOL, Pool, Pools, QoS, pool_cpus, pool_of_class
 from agent.model.snapshot import LocalOwner, Owner, PodWanted, Wanted
 
 

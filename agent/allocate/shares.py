@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Final
 
 from agent.model.cpu.cpuset import EMPTY, CpuSet
-from agent.model.cpu.pools import Pools, pool_cpus
 from agent.model.linux_resources import LEAST_SHARES, MAX_SHARES
 from agent.model.pod.annotations import AnnotationError, resource_status, shared_containers
 from agent.model.pod.pods import Pod
@@ -15,7 +14,9 @@ from agent.model.pod.qos import (
     POOLS,
     QOS_LABEL,
     PoolKind,
+    Pools,
     QoS,
+    pool_cpus,
     pool_of_class,
     usable_pools,
 )

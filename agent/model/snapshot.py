@@ -16,10 +16,9 @@ import msgspec
 from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.pools import Pools
 from agent.model.devices.visibility import NodeVisibility, Visibility
 from agent.model.linux_resources import NO_RESOURCES, LinuxResources
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import Pools, QoS
 
 
 class Wanted(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -14,10 +14,9 @@ from agent.cgroup.order import parent
 from agent.cgroup.outcome import GroupChange, ValueChange, ValueOutcome, WriteOutcome, WriteState
 from agent.model.audit import SANDBOX, AuditEvent, Record, WriteReason, of_pod
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.pools import Pool
 from agent.model.devices.visibility import Visibility
 from agent.model.pod.pods import Container, Pod
-from agent.model.pod.qos import POOLS
+from agent.model.pod.qos import POOLS, Pool
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 
 CPUSET: Final = "cpuset.cpus"

@@ -20,11 +20,10 @@ from agent.cri.client import Cri
 from agent.host.log_once import about
 from agent.model.audit import AuditEvent, Record, WriteReason
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
-from agent.model.cpu.pools import pool_cpus
 from agent.model.cpu.topology import Topology
 from agent.model.linux_resources import NO_RESOURCES, LinuxResources
 from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.model.pod.qos import DEFAULT_POOL
+from agent.model.pod.qos import DEFAULT_POOL, pool_cpus
 from agent.model.snapshot import Wanted
 from agent.node.audit import Written
 from agent.node.node_local import CpuNotices

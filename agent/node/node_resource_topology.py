@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
-from agent.model.cpu.pools import Pools
 from agent.model.cpu.topology import NumaNode, Topology
 from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.devices.device_object import Device, Portion, portions
@@ -34,6 +33,7 @@ from agent.model.nrt.resource_topology import (
     OwnerReference,
     Zone,
 )
+from agent.model.pod.qos import Pools
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 

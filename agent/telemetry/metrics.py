@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.pools import Pools
 from agent.model.devices.device_object import GPU_MEMORY, Device, DeviceType
 from agent.model.devices.gpu_users import GpuUse
 from agent.model.devices.gpus import GpuReading
-from agent.model.pod.qos import POOLS
+from agent.model.pod.qos import POOLS, Pools
 from agent.model.snapshot import Owner
 from agent.telemetry.exposition import (
     Histogram,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.hardware import Hardware
-from agent.model.cpu.pools import pool_cpus
 from agent.model.cpu.topology import Topology
-from agent.model.pod.qos import POOLS, QoS
+from agent.model.pod.qos import POOLS, QoS, pool_cpus
 from agent.model.snapshot import PodWanted, Snapshot
 from agent.view import machine
 from agent.view.format import table

@@ -9,11 +9,10 @@ from agent.allocate import reserved_cpus
 from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import DedicatedCpus, KubeletCpus, PoolRules
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
-from agent.model.cpu.pools import pool_cpus
 from agent.model.cpu.topology import Topology
 from agent.model.pod.annotations import SHARED_CONTAINERS, resource_status
 from agent.model.pod.pods import Pod
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import QoS, pool_cpus
 from tests.builders import machine, pod, running
 
 

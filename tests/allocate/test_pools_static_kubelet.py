@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
-from agent.model.cpu.pools import pool_cpus
 from agent.model.cpu.topology import Topology
 from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.pod.annotations import SHARED_CONTAINERS
 from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.model.pod.qos import QOS_LABEL, QoS
+from agent.model.pod.qos import QOS_LABEL, QoS, pool_cpus
 from tests.builders import machine, pod
 
 RESERVED = PoolRules(reserved=CpuSet([0]))

@@ -13,9 +13,8 @@ from typing import IO, Any
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.pools import Pool
 from agent.model.linux_resources import NO_QUOTA, LinuxResources
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import NOTHING, Owner, PodWanted, Snapshot, Wanted, encode
 from tests.fixtures.trees import CPU, machine, offline, write
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from agent.model.cpu.pools import Pool
 from agent.model.linux_resources import NO_QUOTA, LinuxResources
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 
 SNAPSHOT = Snapshot(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.model.cpu.pools import Pool, Pools
 from agent.model.devices.visibility import (
     DeviceNode,
     NodeDevice,
@@ -13,7 +12,7 @@ from agent.model.devices.visibility import (
     VisibleGpu,
 )
 from agent.model.linux_resources import NO_QUOTA, LinuxResources
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import Pool, Pools, QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 
 BOOT = "this-boot"

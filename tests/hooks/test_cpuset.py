@@ -11,10 +11,9 @@ from agent.hooks import cpuset
 from agent.hooks.cpuset import AssumedContainer, Keep, Override
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.pools import Pool, Pools
 from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import Pool, Pools, QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Wait
 from tests.hooks.admission_harness import container as request

@@ -9,9 +9,8 @@ from agent.allocate.shares import whole_cpus
 from agent.hooks import cpuset
 from agent.hooks.cpuset import Keep, Override
 from agent.hooks.requests import CreateContainer
-from agent.model.cpu.pools import Pool
 from agent.model.linux_resources import NO_QUOTA, LinuxResources
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import CpuPolicy, Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Wait
 from agent.proto import cri_pb2 as pb

@@ -16,8 +16,8 @@ from agent.host import files
 from agent.host.files import boot_id
 from agent.host.loop import Loop
 from agent.model import snapshot as snapshots
-from agent.model.cpu.pools import Pool
 from agent.model.linux_resources import LinuxResources
+from agent.model.pod.qos import Pool
 from agent.model.snapshot import Snapshot, Wanted
 from agent.model.verdict import Refuse, Wait
 from agent.nri.link import PluginLink

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.pools import Pool
 from agent.model.linux_resources import CpuQuota, LinuxResources
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import (
     ExclusionError,
     Owner,

@@ -10,11 +10,10 @@ from agent.allocate.reserved_cpus import KubeletCpus
 from agent.cgroup.outcome import GroupChange, ValueChange, ValueOutcome, WriteOutcome, WriteState
 from agent.model.audit import AuditEvent, Record, WriteReason
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.pools import Pool
 from agent.model.devices.visibility import DeviceNode, Visibility, VisibleGpu
 from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodAnnounced
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from agent.node.audit import PassAudit, Written, cause, decisions
 from tests.builders import machine, pod, running

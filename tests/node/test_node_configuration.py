@@ -7,7 +7,6 @@ import pytest
 
 from agent.kube.events import Regarding
 from agent.kubelet.configuration import ConfigurationError, of_object
-from agent.model.cpu.pools import pool_cpus
 from agent.model.nrt.node_annotations import (
     NUMA_MEMORY_POLICY,
     RESERVATION,
@@ -17,7 +16,7 @@ from agent.model.nrt.node_annotations import (
     SystemQos,
 )
 from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
-from agent.model.pod.qos import QOS_LABEL
+from agent.model.pod.qos import QOS_LABEL, pool_cpus
 from agent.model.settings.agent import AgentSettings
 from agent.node.change_log import INVALID_LABEL, INVALID_NODE, PodEvents
 from agent.node.node_configuration import NodeObject, rules, with_kubelet, with_settings

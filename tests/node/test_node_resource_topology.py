@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.pools import Pool
 from agent.model.cpu.topology import HugePages, Topology
 from agent.model.devices.device_object import Device, DeviceTopology, Portion
 from agent.model.devices.gpus import GpuInfo
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.nrt.resource_topology import OwnerReference, Version, decode, encode
+from agent.model.pod.qos import Pool
 from agent.node.node_resource_topology import (
     Allocated,
     DeviceReport,

@@ -50,7 +50,6 @@ from agent.kubelet.configuration import ConfigurationError
 from agent.kubelet.podresources import FieldError
 from agent.kubelet.statefile import StateFileError
 from agent.model import audit, notice, notifications, snapshot, wire
-from agent.model.cpu.pools import Pool
 from agent.model.devices import device_files, visibility
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.devices.holding import HoldingSource, ReportedDevices
@@ -59,7 +58,7 @@ from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import NotificationError
 from agent.model.objects import ObjectError
 from agent.model.pod.apiobjects import from_object
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import SnapshotError
 from agent.model.verdict import Code, Refuse
 from agent.node import cluster_view, gpus, kubelet_process

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from agent.discover import cpus
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.pools import Pool
 from agent.model.linux_resources import NO_QUOTA, LinuxResources
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import LocalOwner, Owner, PodWanted, Snapshot, Wanted
 from agent.view.devices import ShownDevice
 from agent.view.live import (

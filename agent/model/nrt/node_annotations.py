@@ -29,10 +29,10 @@ from agent.model.cpu.policies import (
     STRATEGY_VALUES,
     GpuPartitionPolicy,
 )
-from agent.model.cpu.pools import Pool, Pools
 from agent.model.cpu.topology import Cpu, Topology
 from agent.model.nrt.resource_topology import L3_CPUS, NodeTopology
 from agent.model.pod.annotations import AnnotationError, cpu_list, decoded, text_of
+from agent.model.pod.qos import Pool, Pools
 from agent.model.quantities import Quantity, QuantityError, milli
 
 SYSTEM_QOS: Final = "node.koordinator.sh/system-qos-resource"

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.pools import Pool
 from agent.model.nrt.node_annotations import (
     CPU_SHARED_POOLS,
     POD_CPU_ALLOCS,
@@ -26,6 +25,7 @@ from agent.model.nrt.node_annotations import (
 )
 from agent.model.nrt.node_status import node_labels
 from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.qos import Pool
 from tests.builders import machine
 
 

@@ -6,10 +6,9 @@ import msgspec
 
 from agent.model import audit
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.pools import Pool
 from agent.model.cpu.topology import Cpu, NumaNode, Topology
 from agent.model.linux_resources import NO_QUOTA, LinuxResources
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from agent.view.devices import ShownDevice
 from agent.view.live import live

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.pools import Pool, pool_cpus
+from agent.model.pod.qos import Pool, pool_cpus
 
 
 def test_pool_cpus_of_all_or_of_some_nodes() -> None:
