@@ -14,8 +14,8 @@ from agent.kubelet.configuration import KubeletConfiguration
 from agent.model import bounds
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Topology
-from agent.model.devices.gpu_users import GpuUse, users
 from agent.model.devices.gpus import GpuReading
+from agent.model.devices.holding import GpuUse, gpu_users
 from agent.model.nrt import fingerprint
 from agent.model.nrt.node_annotations import NodeConfiguration, PodCpuAlloc, RefusedClaim
 from agent.model.nrt.resource_topology import OwnerReference
@@ -167,7 +167,7 @@ class Reporter:
         self.changes.export(moment.decision)
         if devices.readings is not self._readings:
             self._readings = devices.readings
-            self._users = users(devices.readings, listed, self._group_of)
+            self._users = gpu_users(devices.readings, listed, self._group_of)
         self.metrics.devices.update(
             moment.devices.devices, devices.readings, self._users, devices.missing, devices.fault
         )

@@ -10,8 +10,8 @@ from typing import Final
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import GPU_MEMORY, Device, DeviceType
-from agent.model.devices.gpu_users import GpuUse
 from agent.model.devices.gpus import GpuReading
+from agent.model.devices.holding import GpuUse
 from agent.model.pod.qos import POOLS, Pools
 from agent.model.snapshot import Owner
 from agent.telemetry.exposition import (

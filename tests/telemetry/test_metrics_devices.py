@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from agent.model.devices.device_object import Device
-from agent.model.devices.gpu_users import GpuUse
 from agent.model.devices.gpus import GpuReading
+from agent.model.devices.holding import GpuUse
 from agent.telemetry.metrics import AgentMetrics
 from tests.telemetry.scrape import samples
 

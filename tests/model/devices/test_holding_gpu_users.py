@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.model.devices.gpu_users import GpuUse, users
 from agent.model.devices.gpus import GpuProcess, GpuReading
+from agent.model.devices.holding import GpuUse, gpu_users
 from agent.model.pod.pods import Container, ContainerState
 from tests.builders import pod
 
@@ -13,7 +13,7 @@ GROUPS = {1: "/kubepods/poda/c", 2: "/kubepods/poda/c/worker", 3: "/system.slice
 
 
 def used(*processes: GpuProcess) -> tuple[GpuUse, ...]:
-    return users([GpuReading("GPU-1", processes=processes)], [POD], GROUPS.get)
+    return gpu_users([GpuReading("GPU-1", processes=processes)], [POD], GROUPS.get)
 
 
 def test_processes_in_any_cgroup_of_a_container_are_added_up() -> None:
@@ -29,4 +29,4 @@ def test_processes_outside_pods_are_added_up_without_a_pod() -> None:
 
 
 def test_a_driver_that_does_not_report_processes() -> None:
-    assert users([GpuReading("GPU-1")], [POD], GROUPS.get) == ()
+    assert gpu_users([GpuReading("GPU-1")], [POD], GROUPS.get) == ()
