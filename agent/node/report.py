@@ -16,7 +16,7 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.devices.gpus import GpuReading
 from agent.model.devices.holding import GpuUse, gpu_users
-from agent.model.nrt import fingerprint
+from agent.model.nrt import resource_topology
 from agent.model.nrt.node_annotations import NodeConfiguration, PodCpuAlloc, RefusedClaim
 from agent.model.nrt.resource_topology import OwnerReference
 from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status
@@ -284,7 +284,7 @@ def _reserved(configuration: NodeConfiguration, resources: PodResourcesState) ->
 def _fingerprint(pods: Iterable[ApiPod]) -> str:
     """The fingerprint of the pods that a scheduler counts: all pods that are not pending
     (scheduler-plugins, pkg/noderesourcetopology/podprovider, IsPodRelevantDedicated)."""
-    return fingerprint.of(
+    return resource_topology.fingerprint_of(
         (pod.namespace, pod.name) for pod in pods if pod.phase is not Phase.PENDING
     )
 

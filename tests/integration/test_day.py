@@ -17,7 +17,7 @@ import pytest
 
 from agent.kube.errors import KubeError
 from agent.model.cpu.cpuset import CpuSet, union
-from agent.model.nrt import fingerprint
+from agent.model.nrt import resource_topology as fingerprint
 from agent.model.nrt.resource_topology import decode
 from agent.node.outbox import ReportPace
 from tests.deploy.manifests import objects
@@ -152,7 +152,7 @@ class Day:
         zones = {zone.node: zone.resources["cpu"] for zone in found.zones}
         pools = json.loads(found.annotations["node.koordinator.sh/cpu-shared-pools"])
         return (
-            found.fingerprint == fingerprint.of(started_pods)
+            found.fingerprint == fingerprint.fingerprint_of(started_pods)
             and union(CpuSet.parse(each["cpuset"]) for each in pools)
             == CpuSet(range(CPUS)) - claimed
             and {node: (cpu.capacity, cpu.available) for node, cpu in zones.items()}

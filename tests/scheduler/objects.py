@@ -11,7 +11,8 @@ from agent.model.cpu.cpuset import EMPTY
 from agent.model.cpu.topology import Topology
 from agent.model.devices import device_object
 from agent.model.devices.device_object import Device, DeviceObject, DeviceTopology
-from agent.model.nrt import fingerprint, resource_topology
+from agent.model.nrt import resource_topology
+from agent.model.nrt import resource_topology as fingerprint
 from agent.model.nrt.node_annotations import NodeConfiguration, koordinator_annotations
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod.annotations import RESOURCE_STATUS
@@ -106,7 +107,7 @@ def topology(
             name,
             tuple(resource_topology.Zone(each, {"cpu": amounts}) for each in range(zones)),
             policy,
-            fingerprint=None if pods is None else fingerprint.of(pods),
+            fingerprint=None if pods is None else fingerprint.fingerprint_of(pods),
             annotations=koordinator_annotations(machine, {}, (), NodeConfiguration()),
         ),
         resource_topology.Version.V1ALPHA2,

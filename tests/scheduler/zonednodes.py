@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agent.model.nrt import fingerprint, resource_topology
+from agent.model.nrt import resource_topology
+from agent.model.nrt import resource_topology as fingerprint
 from agent.model.nrt.resource_topology import (
     FINGERPRINT_METHOD,
     Amounts,
@@ -81,7 +82,9 @@ def topology(
 ) -> Object:
     """`used`: the used amounts of each zone. `pods`: the names in the pod fingerprint; None: the
     report has no fingerprint."""
-    pods_fingerprint = None if pods is None else fingerprint.of(("default", each) for each in pods)
+    pods_fingerprint = (
+        None if pods is None else fingerprint.fingerprint_of(("default", each) for each in pods)
+    )
     return resource_topology.encode(
         NodeTopology(
             name,

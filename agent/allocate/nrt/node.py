@@ -15,7 +15,7 @@ import msgspec
 
 from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope, kubelet_numa_policy
 from agent.model.devices.device_object import DOMAIN
-from agent.model.nrt import fingerprint
+from agent.model.nrt import resource_topology
 from agent.model.nrt.node_annotations import (
     NO_MEMORY_MANAGER,
     STATIC_MEMORY,
@@ -73,7 +73,7 @@ class ZoneReport(msgspec.Struct, frozen=True):
     """The node with the pods that the report counts."""
     empty: ZonedNode
     """The node without any pod."""
-    fingerprint: str | None = None
+    resource_topology: str | None = None
     """The fingerprint of the counted pods, None if there is none."""
     method: FingerprintMethod = FingerprintMethod.ALL
     """What selects these pods."""
@@ -253,7 +253,7 @@ def freshness(reported: str | None, present: Sequence[int], ended: Sequence[int]
         before = ended[len(ended) - past :]
         for missing in range(most + 1):
             counted = (*present[: len(present) - missing], *before)
-            if fingerprint.combined(counted) == reported:
+            if resource_topology.combined(counted) == reported:
                 return Freshness(
                     NrtFreshness.BEHIND if missing or past else NrtFreshness.CURRENT, missing
                 )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
+import xxhash
 
 from agent.model import bounds
 from agent.model.bounds import unknown_value
@@ -23,6 +25,24 @@ from agent.model.cpu.policies import (
 )
 from agent.model.objects import ObjectError, ObjectMetadata, converted
 from agent.model.quantities import QuantityError, cpu, milli, whole
+
+_MARK: Final = "pfp0v001"
+
+
+def fingerprint_of(pods: Iterable[tuple[str, str]]) -> str:
+    """The fingerprint of pods, given as (namespace, name) in any order."""
+    return combined(pod_hash(namespace, name) for namespace, name in pods)
+
+
+def pod_hash(namespace: str, name: str) -> int:
+    return xxhash.xxh64_intdigest(name, seed=xxhash.xxh64_intdigest(namespace))
+
+
+def combined(hashes: Iterable[int]) -> str:
+    """The fingerprint of the hashes of all pods, in any order."""
+    joined = b"".join(each.to_bytes(8, "little") for each in sorted(hashes))
+    return _MARK + xxhash.xxh64_hexdigest(joined)
+
 
 Object = dict[str, Any]
 

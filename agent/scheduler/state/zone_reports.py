@@ -28,7 +28,7 @@ from agent.allocate.nrt.node import (
     zone_report,
 )
 from agent.model.cpu.policies import Strategy, kubelet_numa_policy
-from agent.model.nrt import fingerprint
+from agent.model.nrt import resource_topology
 from agent.model.nrt.resource_topology import FingerprintMethod, NodeTopology
 from agent.model.pod.numa_request import NumaRequest, exclusive
 from agent.scheduler.state.records import InternPool, PodRecord
@@ -143,7 +143,7 @@ def _counts(zones: ZoneReport, numa_request: NumaRequest | None) -> bool:
 
 def _hash(pod: PodRecord) -> int:
     namespace, _, name = pod.title.partition("/")
-    return fingerprint.pod_hash(namespace, name)
+    return resource_topology.pod_hash(namespace, name)
 
 
 def zones_matter(topology: NodeTopology, strategy: Strategy) -> bool:

@@ -11,7 +11,7 @@ from agent.allocate.nrt.node import (
     freshness,
     method_of,
 )
-from agent.model.nrt import fingerprint
+from agent.model.nrt import resource_topology as fingerprint
 from agent.model.nrt.resource_topology import FINGERPRINT_METHOD, FingerprintMethod, NodeTopology
 
 FIRST, OWNER, LAST, UNKNOWN, DELETED, DELETED_FIRST = (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.model.nrt import fingerprint
+from agent.model.nrt import resource_topology as fingerprint
 
 # Values of the reference implementation's own tests.
 KNOWN = [
@@ -18,9 +18,9 @@ KNOWN = [
 def test_values_of_the_reference_implementation_in_any_order(
     pods: list[tuple[str, str]], expected: str
 ) -> None:
-    assert fingerprint.of(pods) == expected
-    assert fingerprint.of(iter(pods[::-1])) == expected
+    assert fingerprint.fingerprint_of(pods) == expected
+    assert fingerprint.fingerprint_of(iter(pods[::-1])) == expected
 
 
 def test_namespace_and_name_are_not_interchangeable() -> None:
-    assert fingerprint.of([("a", "b")]) != fingerprint.of([("b", "a")])
+    assert fingerprint.fingerprint_of([("a", "b")]) != fingerprint.fingerprint_of([("b", "a")])
