@@ -46,9 +46,9 @@ from agent.allocate.policies_in_force import NodePolicies
 from agent.model.cpu import layout as layouts
 from agent.model.cpu.layout import Layout
 from agent.model.cpu.policies import NumaPolicy, Strategy
-from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
 from agent.model.pod.qos import QoS
 from agent.model.pod.resource_request import ResourceRequest
+from agent.model.pod_request import ContainerCpu, PodCpu
 from agent.model.settings.plugin_args import Rules, defaults
 from conformance import machines, static_cpu_manager
 from conformance.merge_hints import kubelet_merge

@@ -22,7 +22,7 @@ from agent.kubelet.statefile import Checked
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.layout import Layout, of
 from agent.model.cpu.policies import kubelet_numa_policy
-from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu, cpus_of
+from agent.model.pod_request import ContainerCpu, PodCpu, cpus_of
 from agent.model.quantities import milli
 from conformance.files import CaseVerdict, Difference, Judge
 from conformance.machines import cpus

@@ -33,7 +33,7 @@ from agent.allocate.numa.hint import TopologyHint, of_nodes, subsets
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.layout import Layout
 from agent.model.cpu.policies import NumaPolicy
-from agent.model.pod.exclusive_cpus import (
+from agent.model.pod_request import (
     ContainerCpu,
     PodCpu,
     SharedReason,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from agent.allocate.kubelet.static_policy import AllocationRefused
 from agent.model.cpu.layout import of
 from agent.model.cpu.topology import Cpu
-from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
+from agent.model.pod_request import ContainerCpu, PodCpu
 from conformance.static_cpu_manager import (
     EMPTY,
     Exclusive,

@@ -4,7 +4,7 @@ from agent.allocate.numa.hint import TopologyHint
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.layout import of
 from agent.model.cpu.topology import Cpu
-from agent.model.pod.exclusive_cpus import PodCpu
+from agent.model.pod_request import PodCpu
 from conformance.static_cpu_manager import container_hints, pod_hints
 from tests.allocate.kubelet.nodes import Node, machine, pod, policy
 

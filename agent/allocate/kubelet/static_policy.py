@@ -1,6 +1,6 @@
 """Options of the kubelet's static CPU manager policy, and why it refuses to start or to assign CPUs
 (kubelet: pkg/kubelet/cm/cpumanager, policy_static.go, policy_options.go). Which containers get
-exclusive CPUs is in `model.pod.exclusive_cpus`.
+exclusive CPUs is in `model.pod_request`.
 """
 
 from __future__ import annotations

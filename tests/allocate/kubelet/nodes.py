@@ -8,7 +8,7 @@ from agent.allocate.kubelet.static_policy import AllocationRefused, StaticOption
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.layout import Layout, of
 from agent.model.cpu.policies import NumaPolicy
-from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
+from agent.model.pod_request import ContainerCpu, PodCpu
 from conformance.machines import cpus
 from conformance.static_cpu_manager import (
     EMPTY,

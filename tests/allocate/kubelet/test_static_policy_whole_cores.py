@@ -17,9 +17,8 @@ from agent.allocate.refusal import Refusal
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod import apiobjects
 from agent.model.pod.apiobjects import ApiPod
-from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
 from agent.model.pod.numa_request import PartKind, kube_class_of, numa_request_of
-from agent.model.pod_request import Reads, request_of
+from agent.model.pod_request import ContainerCpu, PodCpu, Reads, request_of
 from tests.allocate.kubelet.nodes import Node, machine, policy
 from tests.allocate.kubelet.whole_core_pods import FULL_PCPUS_ONLY, PODS, Container, Pod
 from tests.allocate.node_allocator.builders import make_properties

@@ -16,8 +16,8 @@ from agent.model.cpu.policies import NumaPolicy
 from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
 from agent.model.pod.apiobjects import ApiContainer, ApiPod
-from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
 from agent.model.pod.numa_request import kube_class_of, numa_request_of
+from agent.model.pod_request import ContainerCpu, PodCpu
 from conformance import machines, static_cpu_manager
 from conformance.merge_hints import kubelet_merge
 from conformance.static_cpu_manager import StaticPolicy, StaticState

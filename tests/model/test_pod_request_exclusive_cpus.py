@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from agent.model.pod.apiobjects import from_object
-from agent.model.pod.exclusive_cpus import (
+from agent.model.pod.numa_request import kube_class_of
+from agent.model.pod.resource_request import pod_requests
+from agent.model.pod_request import (
     ContainerCpu,
     PodCpu,
     cpus_of,
     shared_reason,
 )
-from agent.model.pod.numa_request import kube_class_of
-from agent.model.pod.resource_request import pod_requests
 
 
 def amounts(requests: str, limits: str = "") -> dict[str, Any]:
