@@ -20,13 +20,13 @@ from agent.model.devices.device_object import (
 )
 from agent.model.devices.gpus import GpuInfo
 from agent.model.objects import label_value
-from agent.model.pod import node_selection
+from agent.model.pod import apiobjects
 from agent.model.quantities import QuantityError, whole
 
 Object = dict[str, Any]
 
 GPU_VENDOR: Final = "node.koordinator.sh/gpu-vendor"
-GPU_MODEL: Final = node_selection.GPU_MODEL
+GPU_MODEL: Final = apiobjects.GPU_MODEL
 GPU_DRIVER: Final = "node.koordinator.sh/gpu-driver-version"
 
 LABEL_PREFIX = "topology.topolet.io/"

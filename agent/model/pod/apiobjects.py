@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import enum
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -17,9 +18,70 @@ from agent.model.objects import (
     converted,
     decoded,
 )
-from agent.model.pod.node_selection import GPU_MODEL, PodAffinity, admitted_values
 from agent.model.pod.qos import CPU_OWNERS, QOS_LABEL, KubeClass
 from agent.model.quantities import Quantity, QuantityError, cpu, milli, whole
+
+GPU_MODEL: Final = "node.koordinator.sh/gpu-model"
+"""The label of a node with the model of its GPUs."""
+MAX_VALUES: Final = 64
+"""Values that are kept of a pod. An affinity may list thousands, and the scheduler keeps the values
+for each kind of pods."""
+_LABEL_CHARACTERS: Final = 63
+"""The longest value of a label (Kubernetes: validation.LabelValueMaxLength)."""
+
+
+class _Expression(msgspec.Struct, frozen=True):
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] | None = None
+
+
+class _Term(msgspec.Struct, frozen=True, rename="camel"):
+    match_expressions: tuple[_Expression, ...] | None = None
+
+
+class _Terms(msgspec.Struct, frozen=True, rename="camel"):
+    node_selector_terms: tuple[_Term, ...] | None = None
+
+
+class _NodeAffinity(msgspec.Struct, frozen=True):
+    required: _Terms | None = msgspec.field(
+        default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class PodAffinity(msgspec.Struct, frozen=True, rename="camel"):
+    """`spec.affinity`; only the part about nodes."""
+
+    node_affinity: _NodeAffinity | None = None
+
+
+def admitted_values(
+    label: str, selector: Mapping[str, str] | None, affinity: PodAffinity | None
+) -> tuple[str, ...]:
+    """The admitted values, sorted; empty: any value, also if there are more than MAX_VALUES. The
+    node selector alone decides if it names the label: a pod whose affinity excludes that value fits
+    no node in any case."""
+    required = affinity.node_affinity.required if affinity and affinity.node_affinity else None
+    terms = [_of_term(label, each) for each in (required and required.node_selector_terms) or ()]
+    found: frozenset[str] = frozenset()
+    if terms and all(each is not None for each in terms):
+        found = frozenset().union(*(each for each in terms if each is not None))
+    if selector and label in selector:
+        found = frozenset((selector[label],))
+    possible = [each for each in found if len(each) <= _LABEL_CHARACTERS]
+    return tuple(sorted(possible)) if len(possible) <= MAX_VALUES else ()
+
+
+def _of_term(label: str, term: _Term) -> frozenset[str] | None:
+    """The values that the term admits, None for any."""
+    lists = [
+        frozenset(expression.values or ())
+        for expression in term.match_expressions or ()
+        if expression.key == label and expression.operator == "In"
+    ]
+    return frozenset.intersection(*lists) if lists else None
+
 
 KIND: Final = "Pod"
 CONFIG_MIRROR: Final = "kubernetes.io/config.mirror"

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.model.pod.node_selection import MAX_VALUES, PodAffinity, admitted_values
+from agent.model.pod.apiobjects import MAX_VALUES, PodAffinity, admitted_values
 
 
 def term(*expressions: tuple[str, str, list[str]]) -> dict[str, Any]:
