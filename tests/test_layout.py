@@ -62,11 +62,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "kubelet/test_podresources.py": ("model.pod.pod_resources",),
     "node/test_gpus_gpu_devices.py": ("model.devices.gpus",),
     "model/pod/test_qos.py": ("model.pod.pods",),
-    "model/settings/test_options.py": (
-        "model.settings.agent",
-        "model.settings.frontends",
-        "model.settings.scheduler",
-    ),
+    "model/settings/test_options.py": ("model.settings.agent", "model.settings.scheduler"),
     "node/test_devices.py": ("discover.sysfs_devices",),
     "node/test_kubelet_process.py": ("host.processes",),
     "node/test_modes.py": ("host.files", "host.listener", "host.locks"),

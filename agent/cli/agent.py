@@ -15,7 +15,7 @@ from agent.host.locks import LockedError
 from agent.http.server import HttpListenError
 from agent.kube.errors import StoreError
 from agent.kubelet.configuration import ConfigurationError
-from agent.model.settings import failure_policy
+from agent.model.settings import frontends
 from agent.model.settings.agent import AGENT_PORT, AgentSettings
 from agent.model.settings.options import SettingsError, pages_address, socket_path
 from agent.node import daemon
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 def check(settings: AgentSettings) -> None:
     """Checks the options that are texts, even if no other option enables them. Raises
     SettingsError."""
-    failure_policy.failure_policies(settings)
+    frontends.failure_policies(settings)
     static_options(settings.cpu_policy_options)
     excluded(settings)
     socket_path(settings.runtime_endpoint)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from agent.cli import options
 from agent.host.locks import LockedError
-from agent.model.settings import failure_policy
+from agent.model.settings import frontends
 from agent.model.settings.frontends import NRI_PORT, NriSettings
 from agent.model.settings.options import SettingsError, pages_address, socket_path
 from agent.telemetry import logs
@@ -43,6 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def check(settings: NriSettings) -> None:
     """Raises SettingsError."""
-    failure_policy.failure_policies(settings)
+    frontends.failure_policies(settings)
     socket_path(settings.nri_socket)
     pages_address(settings.http, NRI_PORT)

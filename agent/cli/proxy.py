@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from agent.cli import options
 from agent.host.listener import ActivationError, Listener, ListenError, inherited
 from agent.host.locks import LockedError
-from agent.model.settings import failure_policy
+from agent.model.settings import frontends
 from agent.model.settings.frontends import PROXY_PORT, ProxySettings
 from agent.model.settings.options import SettingsError, pages_address, proxy_socket, socket_path
 from agent.telemetry import logs
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def check(settings: ProxySettings) -> None:
     """Raises SettingsError."""
-    failure_policy.failure_policies(settings)
+    frontends.failure_policies(settings)
     runtime = socket_path(settings.runtime_endpoint)
     if os.path.realpath(proxy_socket(settings.state_dir)) == os.path.realpath(runtime):
         raise SettingsError(f"runtime-endpoint is the proxy's own socket, {runtime}")

@@ -44,7 +44,7 @@ from agent.model.notifications import (
 )
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.pod.qos import QoS
-from agent.model.settings.failure_policy import CREATE, DEVICES, RUN, UPDATE, FailurePolicies
+from agent.model.settings.frontends import CREATE, DEVICES, RUN, UPDATE, FailurePolicies
 from agent.model.snapshot import NOTHING, Snapshot, excludes
 from agent.model.verdict import Code, FailureReason, Refuse, Wait
 

@@ -28,7 +28,7 @@ from agent.model.notifications import (
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.pod.pods import Pod, pod_metadata, pod_uid
 from agent.model.pod.qos import kube_class
-from agent.model.settings.failure_policy import FailurePolicies
+from agent.model.settings.frontends import FailurePolicies
 from agent.model.verdict import Refuse, Wait
 
 

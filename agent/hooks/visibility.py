@@ -42,7 +42,7 @@ from agent.model.devices.visibility import (
     Visibility,
     VisibleGpu,
 )
-from agent.model.settings.failure_policy import CREATE, DEVICES
+from agent.model.settings.frontends import CREATE, DEVICES
 from agent.model.verdict import FailureReason, Wait
 
 _ALL: Final = "all"

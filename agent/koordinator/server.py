@@ -28,9 +28,9 @@ from agent.koordinator import messages
 from agent.koordinator.service import SERVICE, HookService, KoordinatorHooks
 from agent.model import bounds, notifications, snapshot
 from agent.model.bounds import JsonError
-from agent.model.settings import failure_policy, options
+from agent.model.settings import frontends, options
 from agent.model.settings.agent import AgentSettings
-from agent.model.settings.failure_policy import CREATE, FailurePolicies
+from agent.model.settings.frontends import CREATE, FailurePolicies
 from agent.model.verdict import Refuse
 from agent.rpc.grpc import RpcError
 from agent.rpc.server import GrpcServer, Method, ServicerContext
@@ -84,7 +84,7 @@ class HookServer:
     ) -> None:
         """Raises SettingsError, LockedError while another frontend of Topolet runs, OSError."""
         path = options.socket_path(settings.hook_server_socket)
-        policies, deadlines = failure_policy.failure_policies(settings)
+        policies, deadlines = frontends.failure_policies(settings)
         self._registration = Registration(
             registration_dir, path, _proxy_policy(policies), REGISTERED
         )
@@ -168,7 +168,7 @@ def _proxy_policy(policies: FailurePolicies) -> str:
 
 class _Config(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
     remote_endpoint: str = ""
-    failure_policy: str = ""
+    frontends: str = ""
     runtime_hooks: tuple[str, ...] = ()
 
 

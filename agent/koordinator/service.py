@@ -30,8 +30,8 @@ from agent.hooks.requests import (
 from agent.koordinator import messages
 from agent.koordinator.messages import ContainerRef
 from agent.model.notifications import PodAnnounced
-from agent.model.settings import failure_policy
-from agent.model.settings.failure_policy import Deadlines
+from agent.model.settings import frontends
+from agent.model.settings.frontends import Deadlines
 from agent.model.verdict import Code, FailureReason, Refuse, Wait
 from agent.model.wire import WireError
 from agent.proto import DecodeError
@@ -48,12 +48,12 @@ SETTLE_SECONDS: Final = 10.0
 """A creation whose container did not start for so long counts as ended: the protocol does not
 report a failed creation."""
 _METHODS: Final = {
-    "PreRunPodSandbox": failure_policy.RUN,
+    "PreRunPodSandbox": frontends.RUN,
     "PostStopPodSandbox": "StopPodSandbox",
-    "PreCreateContainer": failure_policy.CREATE,
+    "PreCreateContainer": frontends.CREATE,
     "PreStartContainer": "StartContainer",
     "PostStartContainer": "StartContainer",
-    "PreUpdateContainerResources": failure_policy.UPDATE,
+    "PreUpdateContainerResources": frontends.UPDATE,
     "PostStopContainer": "StopContainer",
 }
 """By hook of Koordinator, the hook's name in failure policies."""
@@ -224,14 +224,14 @@ class KoordinatorHooks:
     def pod_announced(self, call: RuntimeHookCall, pod: PodAnnounced) -> Verdict:
         """The pod's sandbox is about to be created."""
         if not isinstance(call.state, SandboxCreation):
-            call.state = SandboxCreation(pod, self._waiting(call, failure_policy.RUN))
+            call.state = SandboxCreation(pod, self._waiting(call, frontends.RUN))
         return self._admission.create_sandbox(call.state)
 
     def create(self, call: RuntimeHookCall, request: CreateContainer) -> Verdict:
         """The answer to a request to create a container."""
         self._settle()
         if not isinstance(call.state, Creation):
-            call.state = Creation(request, self._waiting(call, failure_policy.CREATE))
+            call.state = Creation(request, self._waiting(call, frontends.CREATE))
             self._ended(request.pod.uid, request.container_name)
         answer = self._admission.create(call.state, call.carried)
         if isinstance(answer, Changes):
@@ -243,7 +243,7 @@ class KoordinatorHooks:
     def update(self, call: RuntimeHookCall, request: UpdateContainer) -> Verdict:
         """The answer to a request to update a container."""
         if not isinstance(call.state, Update):
-            call.state = Update(request, self._waiting(call, failure_policy.UPDATE))
+            call.state = Update(request, self._waiting(call, frontends.UPDATE))
         answer = self._admission.update(call.state)
         if isinstance(answer, Changes):
             # koord-runtime-proxy repeats a container's values in each of its updates.

@@ -22,7 +22,7 @@ from agent.host.files import boot_id
 from agent.host.loop import Loop
 from agent.http.peers import node_addresses
 from agent.model import notifications, snapshot
-from agent.model.settings import failure_policy, options
+from agent.model.settings import frontends, options
 from agent.model.settings.frontends import NRI_PORT, NriSettings
 from agent.nri import messages
 from agent.nri.conflicts import Conflicts, connected_processes
@@ -85,7 +85,7 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
     path = options.socket_path(settings.nri_socket)
     pages_at = options.pages_address(settings.http, NRI_PORT)
     node = node_addresses(settings.node_addresses)
-    policies, deadlines = failure_policy.failure_policies(settings)
+    policies, deadlines = frontends.failure_policies(settings)
     lock = locks.lock_for_plugin(settings.state_dir, LOCK_SECONDS)
     name = launched.name if launched else NAME
     index = launched.index if launched else INDEX

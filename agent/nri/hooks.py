@@ -20,8 +20,8 @@ from agent.hooks.requests import (
 )
 from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodAnnounced
-from agent.model.settings import failure_policy
-from agent.model.settings.failure_policy import Deadlines
+from agent.model.settings import frontends
+from agent.model.settings.frontends import Deadlines
 from agent.model.verdict import Refuse
 from agent.nri.conflicts import Conflicts
 from agent.nri.containers import Containers
@@ -29,8 +29,8 @@ from agent.nri.messages import NriContainer
 from agent.nri.service import PluginCall
 
 _HOOKS = {
-    "CreateContainer": failure_policy.CREATE,
-    "UpdateContainer": failure_policy.UPDATE,
+    "CreateContainer": frontends.CREATE,
+    "UpdateContainer": frontends.UPDATE,
 }
 
 
@@ -87,7 +87,7 @@ class NriHooks:
     def create(self, call: PluginCall) -> Verdict:
         if not isinstance(call.state, Creation):
             assert isinstance(call.request, CreateContainer)
-            call.state = Creation(call.request, self._waiting(call, failure_policy.CREATE))
+            call.state = Creation(call.request, self._waiting(call, frontends.CREATE))
         answer = self._admission.create(call.state, call.carried)
         if isinstance(answer, Changes):
             self._in_progress[call.container.id] = _InProgress(call.state, answer)
@@ -98,7 +98,7 @@ class NriHooks:
     def update(self, call: PluginCall) -> Verdict:
         if not isinstance(call.state, Update):
             assert isinstance(call.request, UpdateContainer)
-            call.state = Update(call.request, self._waiting(call, failure_policy.UPDATE))
+            call.state = Update(call.request, self._waiting(call, frontends.UPDATE))
             self._check(call.container)
         answer = self._admission.update(call.state)
         if isinstance(answer, Changes):

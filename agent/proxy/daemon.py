@@ -20,7 +20,7 @@ from agent.host.log_once import CountedWarnings
 from agent.host.loop import Loop
 from agent.http.peers import node_addresses
 from agent.model import notifications, snapshot
-from agent.model.settings import failure_policy, options
+from agent.model.settings import frontends, options
 from agent.model.settings.frontends import PROXY_PORT, ProxySettings
 from agent.proxy.gate import CpusetGate
 from agent.proxy.own_socket import CHECK_SECONDS, OwnSocket
@@ -97,7 +97,7 @@ def run(settings: ProxySettings, served: Listener | socket.socket) -> None:
     loop = Loop()
     snapshots = SnapshotFile(f"{settings.state_dir}/{snapshot.FILE}", boot_id())
     notifier = Notifier(f"{settings.state_dir}/{notifications.SOCKET}", lock.session())
-    policies, deadlines = failure_policy.failure_policies(settings)
+    policies, deadlines = frontends.failure_policies(settings)
     trail = Trail(settings.state_dir, "proxy")
     admission = Admission(
         snapshots,

@@ -29,7 +29,7 @@ from agent.model.devices import visibility
 from agent.model.devices.visibility import Mount
 from agent.model.linux_resources import NO_RESOURCES, from_cri, to_cri
 from agent.model.notifications import PodAnnounced
-from agent.model.settings.failure_policy import CREATE, RUN, UPDATE, UPDATE_SANDBOX, Deadlines
+from agent.model.settings.frontends import CREATE, RUN, UPDATE, UPDATE_SANDBOX, Deadlines
 from agent.model.verdict import FailureReason, Refuse, Wait
 from agent.model.wire import (
     BYTES,

@@ -26,7 +26,7 @@ from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import Notification, PodAnnounced
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
-from agent.model.settings import failure_policy
+from agent.model.settings import frontends as failure_policy
 from agent.model.settings.frontends import ProxySettings
 from agent.model.snapshot import Snapshot
 

@@ -23,7 +23,7 @@ from agent.model.notifications import (
     SnapshotRequest,
 )
 from agent.model.pod.qos import QoS
-from agent.model.settings.failure_policy import CREATE, RUN, UPDATE
+from agent.model.settings.frontends import CREATE, RUN, UPDATE
 from agent.model.snapshot import CpuPolicy, Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Code, Refuse, Wait
 from tests.hooks.admission_harness import (

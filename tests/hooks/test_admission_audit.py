@@ -8,7 +8,7 @@ import pytest
 from agent.hooks import admission
 from agent.hooks.carriers import Carried
 from agent.hooks.requests import UNCHANGED, ContainerName, Update
-from agent.model.settings.failure_policy import CREATE, UPDATE
+from agent.model.settings.frontends import CREATE, UPDATE
 from agent.model.verdict import Refuse, Wait
 from tests.hooks.admission_harness import HOLD_SECONDS, IGNORE, AdmissionHarness, container
 from tests.hooks.snapshots import EMPTY, OWNED, WITH_DEVICES

@@ -8,7 +8,7 @@ import pytest
 from agent.hooks.carriers import Carried
 from agent.hooks.requests import UNCHANGED, Changes, Creation, Verdict
 from agent.model.devices.visibility import VISIBLE_DEVICES, NodeDevice, NodeVisibility
-from agent.model.settings.failure_policy import CREATE
+from agent.model.settings.frontends import CREATE
 from agent.model.verdict import Refuse, Wait
 from tests.hooks.admission_harness import (
     DEFAULT_POLICY,

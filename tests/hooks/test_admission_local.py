@@ -10,7 +10,7 @@ from agent.model.devices.visibility import Mount
 from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.notifications import ContainerAnnounced, ContainerFailed, Created
 from agent.model.pod.qos import QoS
-from agent.model.settings.failure_policy import CREATE
+from agent.model.settings.frontends import CREATE
 from agent.model.snapshot import CpuPolicy, Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Code, Refuse, Wait
 from tests.hooks.admission_harness import HOLD_SECONDS, AdmissionHarness, container

@@ -13,7 +13,7 @@ from agent.koordinator.messages import ContainerRef
 from agent.koordinator.service import SETTLE_SECONDS, KoordinatorHooks, RuntimeHookCall
 from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodFailed, Resized
-from agent.model.settings.failure_policy import SANDBOX_SECONDS, Deadlines
+from agent.model.settings.frontends import SANDBOX_SECONDS, Deadlines
 from agent.model.snapshot import Wanted
 from agent.model.verdict import Code, Refuse, Wait
 from tests.hooks.admission_harness import AdmissionHarness, container, pod

@@ -10,9 +10,8 @@ from agent.hooks.cpuset import AssumedContainers
 from agent.host.loop import Loop
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
-from agent.model.settings import failure_policy
-from agent.model.settings.failure_policy import Deadlines
-from agent.model.settings.frontends import NriSettings
+from agent.model.settings import frontends as failure_policy
+from agent.model.settings.frontends import Deadlines, NriSettings
 from agent.nri import messages
 from agent.nri.conflicts import Conflicts
 from agent.nri.containers import PERIOD_SECONDS, Containers, Updater

@@ -17,7 +17,7 @@ from agent.model.notifications import (
     SnapshotRequest,
 )
 from agent.model.pod.qos import QoS
-from agent.model.settings.failure_policy import Deadlines
+from agent.model.settings.frontends import Deadlines
 from agent.model.snapshot import PodWanted, Wanted
 from agent.model.verdict import Code, Refuse, Wait
 from agent.nri.conflicts import Conflicts

@@ -13,9 +13,8 @@ from agent.hooks.cpuset import AssumedContainers
 from agent.hooks.requests import DeviceFields
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
-from agent.model.settings import failure_policy
-from agent.model.settings.failure_policy import CREATE, RUN, UPDATE, Deadlines
-from agent.model.settings.frontends import ProxySettings
+from agent.model.settings import frontends as failure_policy
+from agent.model.settings.frontends import CREATE, RUN, UPDATE, Deadlines, ProxySettings
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import CpusetGate
 from agent.relay.gate import Call, GateVerdict

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent import VERSION
 from agent.hooks.agent_client import SnapshotFile
 from agent.host.loop import Loop
-from agent.model.settings.failure_policy import CREATE
+from agent.model.settings.frontends import CREATE
 from agent.proxy import daemon
 from agent.proxy.daemon import Latencies
 from agent.proxy.own_socket import OwnSocket

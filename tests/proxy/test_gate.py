@@ -22,7 +22,7 @@ from agent.model.notifications import (
 )
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
-from agent.model.settings.failure_policy import CREATE, RUN, UPDATE, UPDATE_SANDBOX
+from agent.model.settings.frontends import CREATE, RUN, UPDATE, UPDATE_SANDBOX
 from agent.model.verdict import Code, Refuse, Wait
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import METHODS, CpusetGate

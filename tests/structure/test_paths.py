@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from agent.model.settings.failure_policy import CREATE
+from agent.model.settings.frontends import CREATE
 from agent.relay.gate import GateVerdict, Replace
 from agent.scheduler.extender.equivalence_cache import StateNumbering
 from agent.scheduler.extender.extender import ExtenderArgs, ExtenderFilterResult

@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 
 from agent.model.pod.qos import QoS
-from agent.model.settings.failure_policy import (
+from agent.model.settings.frontends import (
     CREATE,
     RUN,
     SANDBOX_SECONDS,
     Deadlines,
     FailurePolicyError,
+    ProxySettings,
     parse_policies,
 )
-from agent.model.settings.frontends import ProxySettings
 
 
 @pytest.mark.parametrize(
