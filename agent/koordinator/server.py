@@ -24,7 +24,7 @@ from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.cpuset import AssumedContainers
 from agent.host import files, locks
 from agent.host.files import boot_id
-from agent.koordinator import messages
+from agent.koordinator import service
 from agent.koordinator.service import SERVICE, HookService, KoordinatorHooks
 from agent.model import bounds, notifications, snapshot
 from agent.model.bounds import JsonError
@@ -100,7 +100,7 @@ class HookServer:
             AssumedContainers(),
             policies,
             settings.state_dir,
-            messages.SETTABLE,
+            service.SETTABLE,
             trail.append,
         )
         self._outcomes = admission.outcomes

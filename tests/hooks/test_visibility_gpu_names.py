@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent.hooks import carriers, visibility
 from agent.hooks.carriers import Carried
 from agent.hooks.visibility import RefusedError, device_changes, unallocated
-from agent.koordinator import messages as koordinator_messages
+from agent.koordinator import service as koordinator_messages
 from agent.model.devices.visibility import (
     MOUNT_ROOT,
     NodeDevice,

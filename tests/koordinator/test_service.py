@@ -10,8 +10,7 @@ import pytest
 
 from agent.hooks.requests import Changes, CreateContainer, UpdateContainer, Verdict
 from agent.koordinator import server
-from agent.koordinator.messages import ContainerRef
-from agent.koordinator.service import HookService, KoordinatorHooks, RuntimeHookCall
+from agent.koordinator.service import ContainerRef, HookService, KoordinatorHooks, RuntimeHookCall
 from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Code, Refuse, Wait

@@ -9,8 +9,12 @@ import msgspec
 import pytest
 
 from agent.hooks.requests import UpdateContainer, Verdict
-from agent.koordinator.messages import ContainerRef
-from agent.koordinator.service import SETTLE_SECONDS, KoordinatorHooks, RuntimeHookCall
+from agent.koordinator.service import (
+    SETTLE_SECONDS,
+    ContainerRef,
+    KoordinatorHooks,
+    RuntimeHookCall,
+)
 from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodFailed, Resized
 from agent.model.settings.frontends import SANDBOX_SECONDS, Deadlines

@@ -34,8 +34,8 @@ from agent.hooks.visibility import RefusedError, device_changes
 from agent.host import kernel_events
 from agent.host.processes import Process, UnreadableError, allowed_cpus, pids
 from agent.http import requests
-from agent.koordinator import messages as koordinator_messages
 from agent.koordinator import server
+from agent.koordinator import service as koordinator_messages
 from agent.kube import documents, store
 from agent.kube.documents import DocumentError
 from agent.kube.errors import StoreError

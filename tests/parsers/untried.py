@@ -38,7 +38,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     "it decodes what the same process has encoded": (
         "cli.bundle:_snapshot",
         "cri.client:Cri.update",
-        "koordinator.messages:_resources",
+        "koordinator.service:_resources",
         "model.devices.device_object:_plain",
     ),
     "it reads one number, and leaves other text out": (

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.hooks.requests import UNCHANGED, Changes
-from agent.koordinator import messages
+from agent.koordinator import service as messages
 from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.proto import koordinator_hooks_pb2 as pb
 from tests.koordinator.merging import merged
