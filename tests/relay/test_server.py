@@ -17,8 +17,8 @@ from agent.host.listener import ListenError
 from agent.host.loop import Loop
 from agent.model.verdict import Code, Refuse, Wait
 from agent.relay import pair
-from agent.relay.forwarding import Downward, Upward
 from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, Replace
+from agent.relay.relay import Downward, Upward
 from agent.relay.server import RelayServer
 from agent.relay.streams import RelayLimits
 from agent.rpc import frames
