@@ -85,7 +85,6 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "scheduler/test_histories.py": ("scheduler.state.cluster",),
     "scheduler/test_plain_pods.py": ("scheduler.extender.handlers",),
     "scheduler/test_process.py": ("scheduler.rules",),
-    "telemetry/test_exposition.py": ("telemetry.series",),
     "view/test_machine.py": ("view.nesting",),
     "view/top/test_frame.py": (
         "view.top.cells",

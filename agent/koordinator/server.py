@@ -35,9 +35,8 @@ from agent.model.verdict import Refuse
 from agent.rpc.grpc import RpcError
 from agent.rpc.server import GrpcServer, Method, ServicerContext
 from agent.telemetry.audit import Trail
-from agent.telemetry.exposition import Metric, render, single
+from agent.telemetry.exposition import Declarations, Metric, render, single
 from agent.telemetry.frontend_metrics import HookFailures
-from agent.telemetry.series import Declarations
 
 HOOKS: Final = (
     "PreRunPodSandbox",

@@ -30,9 +30,8 @@ from agent.nri.containers import Containers, Updater
 from agent.nri.hooks import NriHooks
 from agent.nri.link import PluginLink
 from agent.telemetry.audit import Trail
-from agent.telemetry.exposition import Metric, render, single
+from agent.telemetry.exposition import BUILD_INFO, Declarations, Metric, render, single
 from agent.telemetry.frontend_metrics import FrontendMetrics, serve_pages
-from agent.telemetry.series import BUILD_INFO, Declarations
 
 LOCK_SECONDS = 3.0
 """How long another Topolet plugin may take to end: the runtime waits 5 s for a registration."""

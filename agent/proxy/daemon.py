@@ -26,9 +26,16 @@ from agent.proxy.gate import CpusetGate
 from agent.proxy.own_socket import CHECK_SECONDS, OwnSocket
 from agent.relay.server import RelayServer
 from agent.telemetry.audit import Trail
-from agent.telemetry.exposition import Histogram, Histograms, Metric, render, single
+from agent.telemetry.exposition import (
+    BUILD_INFO,
+    Declarations,
+    Histogram,
+    Histograms,
+    Metric,
+    render,
+    single,
+)
 from agent.telemetry.frontend_metrics import FrontendMetrics, serve_pages
-from agent.telemetry.series import BUILD_INFO, Declarations
 
 log = logging.getLogger(__name__)
 _TOTAL_SECONDS: Final = (

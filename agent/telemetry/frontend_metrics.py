@@ -15,8 +15,14 @@ from agent.http.listener import PageListener
 from agent.http.peers import NodeAddresses
 from agent.http.requests import Reply
 from agent.http.routes import METRICS, Route, readiness, text_reply
-from agent.telemetry.exposition import Metric, process_metrics, single
-from agent.telemetry.series import BUILD_INFO, Declarations, build_labels
+from agent.telemetry.exposition import (
+    BUILD_INFO,
+    Declarations,
+    Metric,
+    build_labels,
+    process_metrics,
+    single,
+)
 
 log = logging.getLogger(__name__)
 

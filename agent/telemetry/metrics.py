@@ -15,16 +15,18 @@ from agent.model.devices.holding import GpuUse
 from agent.model.pod.qos import POOLS, Pools
 from agent.model.snapshot import Owner
 from agent.telemetry.exposition import (
+    BUILD_INFO,
+    Declarations,
     Histogram,
     Histograms,
     Labels,
     Metric,
     Numbers,
+    build_labels,
     process_metrics,
     render,
     single,
 )
-from agent.telemetry.series import BUILD_INFO, Declarations, build_labels
 
 _AGENT: Final = Declarations("topolet")
 _PASSES: Final = _AGENT.counter(

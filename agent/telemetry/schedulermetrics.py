@@ -9,17 +9,19 @@ from typing import Final
 import msgspec
 
 from agent.telemetry.exposition import (
+    BUILD_INFO,
+    Declarations,
     Histogram,
     Histograms,
     Labels,
     Metric,
     Numbers,
     Summary,
+    build_labels,
     process_metrics,
     render,
     single,
 )
-from agent.telemetry.series import BUILD_INFO, Declarations, build_labels
 
 _SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,

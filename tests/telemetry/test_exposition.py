@@ -9,11 +9,11 @@ from agent.telemetry.exposition import (
     Histograms,
     Metric,
     Numbers,
+    Series,
     process_metrics,
     render,
     single,
 )
-from agent.telemetry.series import Series
 
 BOUNDS = (0.001, 0.25, 2.0)
 
