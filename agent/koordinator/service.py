@@ -2,6 +2,12 @@
 
 `HookService` decodes and counts the calls, and holds those that wait. `KoordinatorHooks` calls
 admission, and keeps the creations in progress.
+
+koord-runtime-proxy merges a response into the request (pkg/runtimeproxy/resexecutor/cri/utils.go,
+updateResource and transferToCRIContainerEnvs): if the response has any resources, it overwrites
+cpuset, memory nodes and OOM score with those of the response; if it has an environment, it replaces
+the whole environment. So a response with resources, or with an environment, repeats the request's
+values that stay.
 """
 
 from __future__ import annotations
@@ -56,19 +62,19 @@ class ContainerRef(msgspec.Struct, frozen=True):
     container_id: str
 
 
-def sandbox(request: pb.PodSandboxHookRequest) -> PodAnnounced:
+def sandbox_of(request: pb.PodSandboxHookRequest) -> PodAnnounced:
     """The pod with the fields that decisions read."""
     return _pod(request.pod_meta, request.labels, request.annotations, request.cgroup_parent)
 
 
-def create(request: pb.ContainerResourceHookRequest) -> CreateContainer:
+def creation_of(request: pb.ContainerResourceHookRequest) -> CreateContainer:
     """What decisions read of a request to create a container. Raises WireError."""
     return CreateContainer(
         _pod_of(request), request.container_meta.name, _requested(request.container_resources)
     )
 
 
-def carried(request: pb.ContainerResourceHookRequest) -> Carried:
+def carried_by(request: pb.ContainerResourceHookRequest) -> Carried:
     """The devices that the environment of a request to create a container names: the protocol has
     no other part with devices. If the environment refers to mounts, one mount without a known
     device stands for them."""
@@ -81,7 +87,7 @@ def carried(request: pb.ContainerResourceHookRequest) -> Carried:
     )
 
 
-def update(request: pb.ContainerResourceHookRequest) -> UpdateContainer:
+def update_of(request: pb.ContainerResourceHookRequest) -> UpdateContainer:
     """What decisions read of a request to update a container. koord-runtime-proxy merges the
     caller's values into those that the container got before, also from hooks. It does not know the
     earlier values of a container that is older than itself. Raises WireError."""
@@ -100,7 +106,7 @@ def container_ref(request: pb.ContainerResourceHookRequest) -> ContainerRef:
     )
 
 
-def response(
+def response_with(
     request: pb.ContainerResourceHookRequest, changes: Changes
 ) -> pb.ContainerResourceHookResponse:
     """The response with these changes. It leaves out what the protocol can't express: mounts,
@@ -243,37 +249,37 @@ class HookService:
         return b"" if refusal is None else refusal
 
     def _sandbox_announced(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:
-        pod = sandbox(pb.PodSandboxHookRequest.FromString(message))
+        pod = sandbox_of(pb.PodSandboxHookRequest.FromString(message))
         self._answered(call, caller, lambda: self._hooks.pod_announced(call, pod))
         return b""
 
     def _sandbox_stopped(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:
-        pod = sandbox(pb.PodSandboxHookRequest.FromString(message))
+        pod = sandbox_of(pb.PodSandboxHookRequest.FromString(message))
         with self._lock:
             self._hooks.pod_stopped(pod.uid)
         return b""
 
     def _exists(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:
-        container_ref = container_ref(pb.ContainerResourceHookRequest.FromString(message))
+        container = container_ref(pb.ContainerResourceHookRequest.FromString(message))
         with self._lock:
-            self._hooks.exists(container_ref)
+            self._hooks.exists(container)
         return b""
 
     def _stopped(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:
-        container_ref = container_ref(pb.ContainerResourceHookRequest.FromString(message))
+        container = container_ref(pb.ContainerResourceHookRequest.FromString(message))
         with self._lock:
-            self._hooks.stopped(container_ref)
+            self._hooks.stopped(container)
         return b""
 
     def _create(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes | Refuse:
         request = pb.ContainerResourceHookRequest.FromString(message)
-        wanted = create(request)
-        call.carried = partial(carried, request)
+        wanted = creation_of(request)
+        call.carried = partial(carried_by, request)
         return self._settled(request, call, caller, lambda: self._hooks.create(call, wanted))
 
     def _update(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes | Refuse:
         request = pb.ContainerResourceHookRequest.FromString(message)
-        wanted = update(request)
+        wanted = update_of(request)
         return self._settled(request, call, caller, lambda: self._hooks.update(call, wanted))
 
     def _settled(

@@ -1,4 +1,11 @@
-"""All requests of one pod to a node, before anything is allocated."""
+"""All requests of one pod to a node, before anything is allocated.
+
+The containers that get exclusive CPUs from a kubelet with the static CPU manager policy (kubelet:
+pkg/kubelet/cm/cpumanager, policy_static.go, guaranteedCPUs and podGuaranteedCPUs) are those of
+Guaranteed pods that request whole CPUs; all others share, and so do the containers of a pod with
+resources as a whole (`spec.resources`): the kubelet's feature gate PodLevelResourceManagers, which
+is off unless it is set, is not followed.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 stream numbers, header compression and flow-control windows are those of the endpoints, and frames
 pass unchanged. `relay` is the state machine between the two sockets, without I/O:
 
-1. `forwarding` walks the frames of a direction. While the relay has taken over no message, all
+1. It walks the frames of a direction. While the relay has taken over no message, all
    received bytes leave in one send of the receive buffer.
 2. HEADERS of a hooked method pass too. The message of the call is collected (`calls`, `streams`),
    within the budget of the whole relay, and its bytes are returned to the client as flow-control
@@ -15,5 +15,4 @@ pass unchanged. `relay` is the state machine between the two sockets, without I/
    than they arrived. When the last hooked call has ended and no credit is owed, frames pass without
    being held again.
 
-`meter` observes the time of every call, and the relay's part of it.
-"""
+`meter` observes the time of every call, and the relay's part of it."""

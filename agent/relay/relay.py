@@ -1,4 +1,5 @@
-"""The relay of one client connection: frames pass unchanged, and hooked requests go to the gate.
+"""The relay of one client connection, with its walks over the frames: `Upward` from the client to the
+upstream, `Downward` back. Frames pass unchanged, and hooked requests go to the gate.
 
 No I/O: the owner passes received bytes to `from_client` and `from_upstream`, and two sinks take the
 bytes to send. One walk over the frames serves two cases:
@@ -10,7 +11,7 @@ receive buffer; the walk reads frame heads and does not wait for DATA.
   DATA is held until the gate has decided. Then the slice is cut where the relay inserts frames or
   removes frames of the client. Other streams keep passing.
 
-See `forwarding` for the walks, `calls` for hooked calls, `flow_control` for windows and order.
+See `calls` for hooked calls, `flow_control` for windows and order.
 
 When bytes are not HTTP/2, or header blocks can't be decoded or exceed the limit: a connection
 without held bytes becomes opaque (every further byte passes verbatim, unhooked, and the endpoints

@@ -1,7 +1,7 @@
-"""The Prometheus text format (version 0.0.4) and its metrics.
+"""The declarations of metrics, which all processes use and docs/monitoring.md lists, and their text
+in the Prometheus text format (version 0.0.4).
 
-prometheus-client is not used: its import takes a process from 9 to 23 MB (docs/decisions.md).
-"""
+prometheus-client is not used: its import takes a process from 9 to 23 MB (docs/decisions.md)."""
 
 from __future__ import annotations
 

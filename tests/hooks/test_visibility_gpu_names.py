@@ -230,7 +230,7 @@ def annotated_by_nri(key: str, value: str) -> Carried:
 
 def annotated_for_koordinator(key: str, value: str) -> Carried:
     request = koordinator_hooks_pb2.ContainerResourceHookRequest(pod_annotations={key: value})
-    return koordinator_messages.carried(request)
+    return koordinator_messages.carried_by(request)
 
 
 @pytest.mark.parametrize("read", [annotated_by_cri, annotated_by_nri, annotated_for_koordinator])

@@ -26,13 +26,13 @@ def request(**resources: object) -> pb.ContainerResourceHookRequest:
 
 
 def test_no_change_sets_nothing() -> None:
-    assert messages.response(request(cpuset_cpus="0-3"), UNCHANGED).ByteSize() == 0
+    assert messages.response_with(request(cpuset_cpus="0-3"), UNCHANGED).ByteSize() == 0
 
 
 def test_the_oom_score_survives_a_new_cpuset() -> None:
     """The proxy overwrites it with the response's value, which is 0 in an empty response."""
     requested = request(oom_score_adj=-997, cpuset_mems="0")
-    result = merged(requested, messages.response(requested, Changes(LinuxResources("1"))))
+    result = merged(requested, messages.response_with(requested, Changes(LinuxResources("1"))))
     assert result.container_resources.oom_score_adj == -997
     assert (result.container_resources.cpuset_cpus, result.container_resources.cpuset_mems) == (
         "1",
@@ -43,15 +43,16 @@ def test_the_oom_score_survives_a_new_cpuset() -> None:
 def test_a_new_quota_comes_with_its_period() -> None:
     requested = request(cpu_quota=20_000, cpu_period=10_000)
     result = merged(
-        requested, messages.response(requested, Changes(LinuxResources(quota=CpuQuota(50_000))))
+        requested,
+        messages.response_with(requested, Changes(LinuxResources(quota=CpuQuota(50_000)))),
     )
-    assert messages.create(result).requested.quota == CpuQuota(50_000)
+    assert messages.creation_of(result).requested.quota == CpuQuota(50_000)
 
 
 def test_a_quota_is_lifted() -> None:
     requested = request(cpu_quota=20_000, cpu_period=10_000)
     result = merged(
-        requested, messages.response(requested, Changes(LinuxResources(quota=NO_QUOTA)))
+        requested, messages.response_with(requested, Changes(LinuxResources(quota=NO_QUOTA)))
     )
     assert result.container_resources.cpu_quota == -1
     assert result.container_resources.cpu_period == 10_000
@@ -60,14 +61,15 @@ def test_a_quota_is_lifted() -> None:
 def test_a_memory_limit_can_not_be_lifted() -> None:
     requested = request(memory_limit_in_bytes=1 << 30)
     assert (
-        messages.response(requested, Changes(LinuxResources(memory_limit_bytes=-1))).ByteSize() == 0
+        messages.response_with(requested, Changes(LinuxResources(memory_limit_bytes=-1))).ByteSize()
+        == 0
     )
 
 
 def test_a_variable_is_added_to_the_others() -> None:
     requested = request()
     result = merged(
-        requested, messages.response(requested, Changes(environment=(("B", "3"), ("C", "4"))))
+        requested, messages.response_with(requested, Changes(environment=(("B", "3"), ("C", "4"))))
     )
     assert dict(result.container_envs) == {"A": "1", "B": "3", "C": "4"}
 
@@ -100,8 +102,10 @@ def test_a_merged_response_gives_the_request_with_the_changes(
     resources: dict[str, object], changed: LinuxResources
 ) -> None:
     requested = request(**resources)
-    result = merged(requested, messages.response(requested, Changes(changed)))
-    assert messages.create(result).requested == changed.over(messages.create(requested).requested)
+    result = merged(requested, messages.response_with(requested, Changes(changed)))
+    assert messages.creation_of(result).requested == changed.over(
+        messages.creation_of(requested).requested
+    )
     for kept in (requested, result):
         for name in ("cpu_quota", "cpu_period", "cpu_shares", "memory_limit_in_bytes"):
             kept.container_resources.ClearField(name)
@@ -113,7 +117,7 @@ def test_fields_of_a_create_request() -> None:
     it = request(cpu_shares=512, cpuset_cpus="0-1", cpu_quota=10_000, cpu_period=50_000)
     it.pod_labels["koordinator.sh/qosClass"] = "LSE"
     it.pod_labels["app"] = "x"
-    parsed = messages.create(it)
+    parsed = messages.creation_of(it)
     assert (parsed.pod.uid, parsed.pod.namespace, parsed.pod.name) == ("u", "ns", "p")
     assert parsed.pod.labels == {"koordinator.sh/qosClass": "LSE"}
     assert parsed.pod.cgroup_parent == "/kubepods/podu"
@@ -131,7 +135,7 @@ def test_a_sandbox_and_its_containers_have_the_same_pod(uid: str) -> None:
     container_ref = messages.container_ref(of_container)
     assert (
         container_ref.pod_uid
-        == messages.sandbox(sandbox).uid
-        == messages.create(of_container).pod.uid
+        == messages.sandbox_of(sandbox).uid
+        == messages.creation_of(of_container).pod.uid
     )
     assert msgspec.structs.astuple(container_ref)[1:] == ("main", "c1")

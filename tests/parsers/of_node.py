@@ -549,12 +549,12 @@ def _koordinator() -> Iterator[Target]:
 
     def read(raw: bytes) -> object:
         message = koordinator_hooks_pb2.ContainerResourceHookRequest.FromString(raw)
-        created = koordinator_messages.create(message)
-        _shown(koordinator_messages.carried(message))
-        koordinator_messages.response(message, Changes(LinuxResources("1")))
+        created = koordinator_messages.creation_of(message)
+        _shown(koordinator_messages.carried_by(message))
+        koordinator_messages.response_with(message, Changes(LinuxResources("1")))
         return (
             created,
-            koordinator_messages.update(message),
+            koordinator_messages.update_of(message),
             koordinator_messages.container_ref(message),
         )
 
@@ -573,7 +573,7 @@ def _koordinator() -> Iterator[Target]:
     )
     yield Target(
         "PodSandboxHookRequest",
-        lambda raw: koordinator_messages.sandbox(
+        lambda raw: koordinator_messages.sandbox_of(
             koordinator_hooks_pb2.PodSandboxHookRequest.FromString(raw)
         ),
         mutations.of_message,

@@ -1,5 +1,5 @@
-"""Which container holds which device, or a part of one, and the annotation of the Device object
-that lists it.
+"""Which container holds which device, or a part of one; which uses which GPU; and the annotation of
+the Device object that lists it.
 
 The annotation lists the devices that pods hold without an allocation by a scheduler. Key and format
 are those of the fine-grained device scheduling proposal, whose example has another key; both are

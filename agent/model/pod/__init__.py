@@ -6,6 +6,6 @@ Each system reads a pod's requests in its own way, in its own module; `devices.d
 that of Koordinator's DeviceShare plugin:
 
 - `resource_request`: CPU, memory and the other resources of a pod with a QoS class, by Koordinator
-- `exclusive_cpus`: exclusive CPUs, by the kubelet
+- `model.pod_request`: exclusive CPUs, by the kubelet
 - `numa_request`: the parts of a pod that NUMA nodes must hold, by NodeResourceTopologyMatch
 """

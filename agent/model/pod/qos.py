@@ -1,5 +1,5 @@
 """Koordinator's QoS and priority classes, how the QoS class of a pod is determined, and which class
-uses which pool of CPUs.
+uses which pool of CPUs; and the CPUs of the pools by name and NUMA node.
 
 A decision, the snapshot and everything that shows them hold pools by name. `POOLS` is the only
 place that lists them."""
