@@ -291,7 +291,7 @@ class HookService:
     ) -> bytes | Refuse:
         answer = self._answered(call, caller, decide)
         if isinstance(answer, Changes):
-            return response(request, answer).SerializeToString()
+            return response_with(request, answer).SerializeToString()
         assert isinstance(answer, Refuse)
         return answer
 

@@ -1,5 +1,5 @@
-"""The relay of one client connection, with its walks over the frames: `Upward` from the client to the
-upstream, `Downward` back. Frames pass unchanged, and hooked requests go to the gate.
+"""The relay of one client connection, with its walks over the frames: `Upward` from the client to
+the upstream, `Downward` back. Frames pass unchanged, and hooked requests go to the gate.
 
 No I/O: the owner passes received bytes to `from_client` and `from_upstream`, and two sinks take the
 bytes to send. One walk over the frames serves two cases:

@@ -60,10 +60,11 @@ def admitted_values(
     label: str, selector: Mapping[str, str] | None, affinity: PodAffinity | None
 ) -> tuple[str, ...]:
     """The values of a node's label that a pod admits, by its node selector and its required node
-    affinity, sorted; empty: any value, also if there are more than MAX_VALUES. The
-    node selector alone decides if it names the label: a pod whose affinity excludes that value fits
-    no node in any case. Only what limits the label to a list of values counts: selectors, and expressions with the
-    operator In."""
+    affinity, sorted; empty if it admits any value, or more than MAX_VALUES.
+
+    The node selector alone decides if it names the label: a pod whose affinity excludes that value
+    fits no node in any case. Only what limits the label to a list of values counts: selectors, and
+    expressions with the operator In."""
     required = affinity.node_affinity.required if affinity and affinity.node_affinity else None
     terms = [_of_term(label, each) for each in (required and required.node_selector_terms) or ()]
     found: frozenset[str] = frozenset()

@@ -1,10 +1,9 @@
-"""The options of the proxy and of the NRI plugin; the policies of all frontends for hooks that fail,
-and how long a hook may wait.
+"""The options of the proxy and of the NRI plugin; the policies of all frontends for hooks that
+fail, and how long a hook may wait.
 
 The policies are text, with the same syntax in a flag and in a TOML file: `HOOK/CLASS=ignore|fail`,
 separated by commas. A hook is a method of the CRI, a class is a QoS class, or `devices` for a
-container that can't have its devices.
-"""
+container that can't have its devices."""
 
 from __future__ import annotations
 
