@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.cli.preflight import NRI_SOCKET, PROXY_SOCKET, Mode, agent_problems, below
 from agent.model.settings.agent import AgentSettings
-from agent.node.preflight import NRI_SOCKET, PROXY_SOCKET, Mode, below, problems
 from tests.node.procfs import process
 
 KUBELET = "/var/lib/kubelet"
@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
 
 def found(root: Path, mode: Mode = Mode.RECONCILE, **settings: object) -> list[str]:
     given = AgentSettings(root=str(root), **settings)  # type: ignore[arg-type]
-    return list(problems(given, mode))
+    return list(agent_problems(given, mode))
 
 
 def listening(path: Path) -> socket.socket:
