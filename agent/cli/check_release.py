@@ -7,16 +7,66 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from agent.cli import options
 from agent.cli.install_proxy import print_line
-from agent.install import release
+from agent.kube import wire
 from agent.kube.auth import AccessError
 from agent.kube.errors import KubeError
-from agent.kube.transport import Transport
+from agent.kube.transport import Transport, segment
 from agent.model.settings.options import CallerSettings, SettingsError
 from agent.view.format import count
+
+_SELECTOR: Final = {"labelSelector": "app.kubernetes.io/name=topolet"}
+_AGENT: Final = ("app.kubernetes.io/component", "agent")
+
+
+class ReleasePart(msgspec.Struct, frozen=True):
+    """A DaemonSet or Deployment."""
+
+    kind: str
+    name: str
+    wanted: int
+    problem: str
+    """Why it is not Ready in its present version, "" if it is."""
+    agents: bool = False
+    """Its pods are agents."""
+
+
+def parts(transport: Transport, namespace: str) -> list[ReleasePart]:
+    """Sorted by kind and name. Raises KubeError, AccessError."""
+    found: list[ReleasePart] = []
+    for kind, plural in (("DaemonSet", "daemonsets"), ("Deployment", "deployments")):
+        path = f"/apis/apps/v1/namespaces/{segment(namespace)}/{plural}"
+        listed = wire.listed(path, _SELECTOR, transport.get, msgspec.json.decode).found
+        found += sorted((part_of(kind, each) for each in listed), key=lambda each: each.name)
+    return found
+
+
+def part_of(kind: str, body: dict[str, Any]) -> ReleasePart:
+    """The part that an object of the API server describes."""
+    metadata, spec, status = body["metadata"], body["spec"], body.get("status") or {}
+    agents = (metadata.get("labels") or {}).get(_AGENT[0]) == _AGENT[1]
+    if kind == "DaemonSet":
+        wanted = status.get("desiredNumberScheduled", 0)
+        ready, new = status.get("numberReady", 0), status.get("updatedNumberScheduled", 0)
+        on_delete = (spec.get("updateStrategy") or {}).get("type") == "OnDelete"
+    else:
+        wanted = spec.get("replicas", 1)
+        ready, new = status.get("readyReplicas", 0), status.get("updatedReplicas", 0)
+        on_delete = False
+    problem = ""
+    if status.get("observedGeneration", 0) < metadata.get("generation", 0):
+        problem = "its controller has not seen its last change"
+    elif new < wanted and not on_delete:
+        problem = f"{new} of {wanted} pods have the version of the release"
+    elif ready < wanted:
+        problem = f"{ready} of {wanted} pods are Ready"
+    return ReleasePart(kind, metadata["name"], wanted, problem, agents)
+
 
 SETTINGS = CallerSettings
 READY_SECONDS: Final = 120.0
@@ -44,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     until = time.monotonic() + READY_SECONDS
     try:
         while True:
-            found = release.parts(transport, arguments.namespace)
+            found = parts(transport, arguments.namespace)
             ready = any(each.agents for each in found) and not any(each.problem for each in found)
             if ready or time.monotonic() > until:
                 break
@@ -60,5 +110,5 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if ready else 1
 
 
-def _ready(part: release.ReleasePart) -> str:
+def _ready(part: ReleasePart) -> str:
     return f"{count(part.wanted, 'pod')}, all Ready"

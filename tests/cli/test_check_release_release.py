@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.install.release import ReleasePart, part
+from agent.cli.check_release import ReleasePart, part_of
 
 
 def daemon_set(generation: int = 2, strategy: str = "", **status: int) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def daemon_set(generation: int = 2, strategy: str = "", **status: int) -> dict[s
     ],
 )
 def test_agents_are_ready_in_the_version_of_the_release(body: Any, problem: str) -> None:
-    assert part("DaemonSet", body) == ReleasePart(
+    assert part_of("DaemonSet", body) == ReleasePart(
         "DaemonSet", "topolet-agent", 3, problem, agents=True
     )
 
@@ -44,8 +44,8 @@ def test_a_deployment_without_a_ready_pod_is_not_ready() -> None:
         "spec": {"replicas": 2},
         "status": {"observedGeneration": 1, "updatedReplicas": 2},
     }
-    assert part("Deployment", body).problem == "0 of 2 pods are Ready"
+    assert part_of("Deployment", body).problem == "0 of 2 pods are Ready"
     body["status"]["readyReplicas"] = 2
-    assert part("Deployment", body) == ReleasePart("Deployment", "topolet-scheduler", 2, "")
+    assert part_of("Deployment", body) == ReleasePart("Deployment", "topolet-scheduler", 2, "")
     del body["status"]
-    assert part("Deployment", body).problem == "its controller has not seen its last change"
+    assert part_of("Deployment", body).problem == "its controller has not seen its last change"
