@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.cli import chart_values as chart
+from agent.cli import config as chart
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import Options

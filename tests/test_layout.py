@@ -33,7 +33,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "cli/test_top.py": ("cli.screen",),
     "cri/test_hostile_runtime.py": ("cri.client", "cri.events"),
     "cluster/test_release.py": ("cli.check_release",),
-    "deploy/test_chart.py": ("cli.chart_values",),
+    "deploy/test_chart.py": ("cli.config",),
     "discover/test_cpus.py": ("model.cpu.topology",),
     "discover/test_device_objects.py": ("discover.fpga", "discover.network", "discover.pci"),
     "discover/test_hardware.py": ("model.cpu.hardware",),

@@ -8,7 +8,6 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from agent.cli import chart_values as chart
 from agent.cli import options
 from agent.kube import documents
 from agent.kube.documents import DocumentError
@@ -16,6 +15,19 @@ from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import Options, SettingsError, parse, unknown
 from agent.model.settings.scheduler import SchedulerSettings
 from agent.view.format import count, printable
+
+OWN_OPTIONS: Final = frozenset(
+    {
+        *("node-name", "root", "cgroup-root", "kubelet-dir"),
+        *("runtime-endpoint", "kubelet-configz", "http", "node-addresses"),
+        *("state-dir", "kubeconfig"),
+        *("https", "scheduler-name", "tls-dir"),
+        *("client-ca-file", "client-names", "release-namespace"),
+        "evict",
+    }
+)
+"""The templates set these options, or they have no effect in a pod."""
+
 
 _PROCESSES: Final = ("agent", "proxy", "nri")
 """Subcommands that check more of their options than the types do."""
@@ -127,7 +139,7 @@ def _as_flag(value: object) -> object:
 def _problems(where: str, kind: type[Options], raw: Mapping[str, Any]) -> Iterator[str]:
     """Each wrong setting; only if none is wrong by itself, the first that its process refuses."""
     raw = {name: _as_flag(value) for name, value in raw.items()}
-    names = set(kind.__struct_encode_fields__) - chart.OWN_OPTIONS
+    names = set(kind.__struct_encode_fields__) - OWN_OPTIONS
     right = True
     for name, value in raw.items():
         try:

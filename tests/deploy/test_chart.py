@@ -19,7 +19,7 @@ import yaml
 
 from agent.__main__ import parser_of
 from agent.cli import uninstall_nodes
-from agent.cli.chart_values import OWN_OPTIONS
+from agent.cli.config import OWN_OPTIONS
 from agent.cli.options import plain
 from agent.install.nodes import NodePools
 from agent.model.settings import options
