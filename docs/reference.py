@@ -10,8 +10,8 @@ import sys
 
 import msgspec
 
+from agent.__main__ import COMMANDS
 from agent.cli import options as flags
-from agent.cli.commands import COMMANDS
 from agent.koordinator import server as hook_server
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings, UninstallSettings

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from agent import WHEEL
+from agent.__main__ import COMMANDS
 from agent.cli import options
-from agent.cli.commands import COMMANDS
 from agent.model.settings.agent import AgentSettings
 from agent.node.drift import DriftKind
 from agent.node.node_findings import NodeCode

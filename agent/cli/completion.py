@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from agent.cli.commands import COMMANDS
+from agent.__main__ import COMMANDS
 from agent.view import format
 
 USAGE = "topolet completion bash|zsh"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.__main__ import main
-from agent.cli.commands import COMMANDS
+from agent.__main__ import COMMANDS, main
 
 
 def script(capsys: pytest.CaptureFixture[str], shell: str) -> str:

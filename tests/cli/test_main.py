@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.__main__ import parser_of
+from agent.__main__ import COMMANDS, parser_of
 from agent.cli import options, proxy
-from agent.cli.commands import COMMANDS
 from agent.model.settings.agent import TopologySettings
 
 
