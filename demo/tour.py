@@ -22,7 +22,8 @@ from agent.model import audit
 from agent.model.audit import AuditEvent, Record
 from agent.model.cpu.topology import Topology
 from agent.model.snapshot import Snapshot
-from agent.view import format, history, node
+from agent.view import format, history
+from agent.view import machine as node
 
 KEYS: Final = {
     "1": "LSE",
@@ -183,7 +184,7 @@ def render(tour: Tour, topology: Topology, width: int, height: int, *, colour: b
     body, snapshot = "", tour.decisions()
     if snapshot:
         room = height - len(above) - len(below) - min(len(events), _EVENT_LINES) - 5
-        body = node.draw(topology, snapshot, width, colour=colour, height=room)
+        body = node.draw_node(topology, snapshot, width, colour=colour, height=room)
     upper = "\n".join([*above, "", body, *below, *([""] if below else [])])
     room = max(height - upper.count("\n") - 3, 1)
     keys = " · ".join(f"{key} {what}" for key, what in KEYS.items())

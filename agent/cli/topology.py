@@ -25,7 +25,7 @@ from agent.model.settings.agent import DevicesSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import Snapshot, SnapshotError
 from agent.view import devices as devices_view
-from agent.view import format, machine, node
+from agent.view import format, machine
 from agent.view.devices import ShownDevice
 
 USAGE = "topolet topology [OPTIONS] [NODE]"
@@ -109,7 +109,7 @@ def _owned(topology: Topology, state_dir: str, hardware: Hardware) -> str:
     except SnapshotError as error:
         picture = machine.draw(topology, width, hardware=hardware, colour=colour)
         return f"{picture}\nNo decisions to show: {format.printable(str(error))}\n"
-    return node.draw(topology, snapshot, width, hardware=hardware, colour=colour)
+    return machine.draw_node(topology, snapshot, width, hardware=hardware, colour=colour)
 
 
 def body(topology: Topology, known: Hardware) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def body(topology: Topology, known: Hardware) -> dict[str, Any]:
             }
             for each in known.caches
         ],
-        "numa_nodes": [_node(node, memory.get(node.id)) for node in topology.numa_nodes],
+        "numa_nodes": [_node(machine, memory.get(machine.id)) for machine in topology.numa_nodes],
         "online": str(topology.online),
         "offline": str(topology.offline),
         "isolated": str(topology.isolated),
@@ -184,18 +184,18 @@ def _cpu(cpu: Cpu) -> dict[str, Any]:
 
 def _node(node: NumaNode, memory: MemoryTraits | None) -> dict[str, Any]:
     return {
-        "id": node.id,
-        "cpus": str(node.cpus),
-        "memory_bytes": node.memory_bytes,
+        "id": machine.id,
+        "cpus": str(machine.cpus),
+        "memory_bytes": machine.memory_bytes,
         "memory_kind": memory.kind.value if memory and memory.kind else None,
         "memory_tier": memory.tier if memory else None,
         "read_mib_per_second": memory.read_mib_per_second if memory else None,
         "read_latency_ns": memory.read_latency_ns if memory else None,
         "side_cache_bytes": memory.side_cache_bytes if memory else None,
-        "distances": list(node.distances),
+        "distances": list(machine.distances),
         "hugepages": [
             {"size_bytes": pool.size_bytes, "total": pool.total, "free": pool.free}
-            for pool in node.hugepages
+            for pool in machine.hugepages
         ],
     }
 

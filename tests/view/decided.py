@@ -10,7 +10,7 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Pod
 from agent.model.snapshot import Snapshot
-from agent.view.node import draw
+from agent.view.machine import draw_node
 from tests.builders import machine, pod
 
 
@@ -51,4 +51,6 @@ def picture_of_every_kind_of_pod() -> str:
         pod("g", kube_class="guaranteed"),
         kubelet=KubeletCpus(True, {"g": CpuSet([7])}, {"g": {"main": CpuSet([7])}}),
     )
-    return draw(topology, snapshot(decision, lsr="a container of pod ns/ls still holds CPUs 5"))
+    return draw_node(
+        topology, snapshot(decision, lsr="a container of pod ns/ls still holds CPUs 5")
+    )

@@ -6,7 +6,7 @@ import pytest
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model.cpu.cpuset import CpuSet
-from agent.view.node import draw, holders
+from agent.view.machine import draw_node, node_holders
 from tests.builders import machine, pod
 from tests.view.decided import decided, picture_of_every_kind_of_pod, snapshot
 
@@ -14,7 +14,7 @@ from tests.view.decided import decided, picture_of_every_kind_of_pod, snapshot
 def test_an_owner_whose_cpus_are_all_offline_shares_the_pool() -> None:
     topology, pods = machine(1, 3, offline="2"), (pod("a", "LSE", "2"),)
     decision = decide(topology, pods, KubeletCpus(), {"a": CpuSet([2])}, {})
-    *_, row = draw(topology, snapshot(decision)).splitlines()
+    *_, row = draw_node(topology, snapshot(decision)).splitlines()
     assert "shared; claim refused: CPUs 2 are offline" in row
 
 
@@ -50,20 +50,20 @@ def test_a_pod_without_cpus_has_a_reason() -> None:
     decision = decide(
         topology, (pod("a", "LSE", "0-1"), pod("b", "LS")), KubeletCpus(), {"a": CpuSet([0, 1])}, {}
     )
-    assert draw(topology, snapshot(decision)).splitlines()[-1] == (
+    assert draw_node(topology, snapshot(decision)).splitlines()[-1] == (
         "ns/b  LS   -     no CPU is left for it: 0-1 belong to pod ns/a"
     )
 
 
 def test_no_pods() -> None:
-    assert draw(machine(), snapshot(decided(machine()))).endswith("\n\nNo pods.\n")
+    assert draw_node(machine(), snapshot(decided(machine()))).endswith("\n\nNo pods.\n")
 
 
 @pytest.mark.parametrize("width", [40, 60, 200])
 def test_no_line_of_a_pod_is_wider_than_the_screen(width: int) -> None:
     topology = machine(2, 4)
     long = pod("a-name-that-goes-on-and-on-" * 3, "LSE", "1,9")
-    table = draw(topology, snapshot(decided(topology, long)), width).partition("POD")[2]
+    table = draw_node(topology, snapshot(decided(topology, long)), width).partition("POD")[2]
     assert max(map(len, table.splitlines())) <= width
 
 
@@ -72,16 +72,16 @@ def test_holders_of_cpus_in_one_pool_or_in_no_pool() -> None:
     decision = decided(topology, pod("lsr", "LSR", "0"), pod("lse", "LSE", "1"))
     pools = snapshot(decision)
     only_ls = msgspec.structs.replace(pools, pools={**pools.pools, "be": ()})
-    assert holders(topology, only_ls) == {0: "LSR ns/lsr", 1: "LSE ns/lse", 2: "LS pool"}
-    assert holders(topology, pools)[0] == "LSR ns/lsr, and the BE pool"
-    assert 3 not in holders(topology, pools), "isolated"
+    assert node_holders(topology, only_ls) == {0: "LSR ns/lsr", 1: "LSE ns/lse", 2: "LS pool"}
+    assert node_holders(topology, pools)[0] == "LSR ns/lsr, and the BE pool"
+    assert 3 not in node_holders(topology, pools), "isolated"
 
 
 def test_the_machine_is_folded_on_a_low_screen() -> None:
     topology = machine(8, 16)
     decision = decided(topology, pod("lse", "LSE", "5"))
-    whole = draw(topology, snapshot(decision))
-    folded = draw(topology, snapshot(decision), height=24)
+    whole = draw_node(topology, snapshot(decision))
+    folded = draw_node(topology, snapshot(decision), height=24)
     assert len(whole.splitlines()) > 24 >= len(folded.splitlines())
     assert "ns/lse  LSE  5" in folded
 
@@ -90,6 +90,6 @@ def test_names_of_a_runtime_do_not_act_on_the_terminal() -> None:
     topology = machine(1, 2)
     hostile = msgspec.structs.replace(pod("a", "LSE", "0"), name="a\x1b[2J\r\u202eb\nc\u2028")
     found = snapshot(decide(topology, (hostile,), KubeletCpus(), {}, {}))
-    text = draw(topology, found)
+    text = draw_node(topology, found)
     assert "a?[2J??b?c?" in text
     assert all(line.isprintable() for line in text.split("\n"))
