@@ -81,7 +81,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "scheduler/explain/test_explainer.py": ("model.explanation", "scheduler.explain.causes"),
     "scheduler/rebind/test_controller.py": ("scheduler.rebind.planning",),
     "scheduler/state/test_cluster.py": ("scheduler.state.node_info",),
-    "scheduler/test_fragmentation.py": ("model.fragmentation", "view.fragmentation"),
+    "scheduler/test_fragmentation.py": ("view.fragmentation",),
     "scheduler/test_histories.py": ("scheduler.state.cluster",),
     "scheduler/test_plain_pods.py": ("scheduler.extender.handlers",),
     "scheduler/test_process.py": ("scheduler.rules",),

@@ -22,7 +22,6 @@ from agent.allocate.placement.residual import residual
 from agent.allocate.rebind.planner import NoPlan, plan
 from agent.allocate.rebind.planner_input import placed_node
 from agent.allocate.refusal import Refusal
-from agent.model.fragmentation import ClusterFragmentation, NodeFragmentation, RebindGain
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod_request import PodKind, PodRequest, PodRequestError, request_of
 from agent.model.rebind_resource import StatusMeasures
@@ -34,6 +33,7 @@ from agent.scheduler.rebind.planning import (
 )
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.node_info import NodeInfo
+from agent.view.fragmentation import ClusterFragmentation, NodeFragmentation, RebindGain
 
 MAX_FITTING: Final = 10_000
 """The most pods that are counted on one node."""

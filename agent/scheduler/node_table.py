@@ -19,10 +19,10 @@ import msgspec
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.placement.demand import NodeCapacity
 from agent.allocate.placement.residual import CELL, Residual, residual
-from agent.model.fragmentation import NodeFragmentation
 from agent.model.pod_request import GPU_MILLI, Needs, PodKind, kind_of_requests
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.node_info import NodeInfo
+from agent.view.fragmentation import NodeFragmentation
 
 DECIMALS: Final = 3
 """Decimals of CPUs and GPUs in sums."""
@@ -49,7 +49,7 @@ class NodeRow(msgspec.Struct, frozen=True, gc=False):
     """`state`: why the node takes no pods that need CPUs, "" if it does. CPUs, cores and NUMA nodes
     are free if they have no owner; a core only if all its threads are free. Lost CPUs are free CPUs
     on broken cores, and on NUMA nodes with too few free CPUs; lost GPUs are free GPUs that are
-    expected to stay idle (see `model.fragmentation`)."""
+    expected to stay idle (see `view.fragmentation`)."""
 
     name: str
     state: str = ""

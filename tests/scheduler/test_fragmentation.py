@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from agent.model.fragmentation import ClusterFragmentation, NodeFragmentation
 from agent.model.pod.annotations import DEVICE_ALLOCATED, NUMA_TOPOLOGY_SPEC, RESOURCE_STATUS
 from agent.model.pod_request import PodRequestError
 from agent.scheduler.fragmentation import fragmentation
-from agent.view.fragmentation import draw
+from agent.view.fragmentation import ClusterFragmentation, NodeFragmentation, draw
 from tests.fixtures.fleet import CARDS, SMALL, Kind, gpu_pod, gpu_share_pod, guaranteed_pod, owner
 from tests.scheduler import clusters
 
