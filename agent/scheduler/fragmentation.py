@@ -26,7 +26,7 @@ from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod_request import PodKind, PodRequest, PodRequestError, request_of
 from agent.model.rebind_resource import StatusMeasures
 from agent.scheduler.node_table import DECIMALS, PodDemand, fragmentation_of
-from agent.scheduler.rebind.planning import (
+from agent.scheduler.rebind.progress import (
     fixed_pods,
     requests_of,
     status_measures,

@@ -39,8 +39,14 @@ from agent.model.rebind_resource import (
     time_text,
     unix_seconds,
 )
-from agent.scheduler.rebind.planning import first_status, pod_now, status_of
-from agent.scheduler.rebind.progress import PodNow, Rewrite, next_step
+from agent.scheduler.rebind.progress import (
+    PodNow,
+    Rewrite,
+    first_status,
+    next_step,
+    pod_now,
+    status_of,
+)
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.telemetry.schedulermetrics import RebindValues
 
