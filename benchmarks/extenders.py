@@ -12,8 +12,7 @@ from typing import Final
 
 from agent.host.daemon import Ending
 from agent.http.peers import NodeAddresses
-from agent.http.requests import Reply
-from agent.http.routes import Route
+from agent.http.requests import Reply, Route
 from agent.http.server import HttpServer
 from agent.kube import auth
 from agent.kube.auth import FileAccess

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import msgspec
 
 from agent.http.peers import NodeAddresses
-from agent.http.routes import Route, text_reply
+from agent.http.requests import Route, text_reply
 from agent.http.server import HttpServer
 from agent.node.daemon import HTTP_LIMITS
 from benchmarks.common import Row, arguments, ratio_row, report, value_row

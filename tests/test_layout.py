@@ -44,7 +44,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "http/test_attacks.py": ("http.connection", "http.server"),
     "http/test_descriptors.py": ("http.listener", "http.server"),
     "http/test_page_listener.py": ("http.connection", "http.listener"),
-    "http/test_server.py": ("http.certificates", "http.routes"),
+    "http/test_server.py": ("http.certificates",),
     "install/test_installer.py": ("install.plan",),
     "install/test_uninstall.py": ("install.proxy",),
     "integration/extender/test_evictor.py": ("scheduler.preemption.evictor",),

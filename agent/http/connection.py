@@ -13,8 +13,7 @@ from typing import Final, Protocol
 from agent.host.loop import READ, WRITE, Loop
 from agent.http import requests
 from agent.http.limits import ConnectionLimits, ConnectionPhase
-from agent.http.requests import BadRequestError, Reply, RequestHead
-from agent.http.routes import HttpRequest, text_reply
+from agent.http.requests import BadRequestError, HttpRequest, Reply, RequestHead, text_reply
 
 _MAX_READS: Final = 4
 """In one event, so that a client that sends without end does not delay others."""

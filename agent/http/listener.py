@@ -30,7 +30,7 @@ from agent.http.limits import (
     NewConnections,
 )
 from agent.http.peers import NodeAddresses, is_loopback, peer_name
-from agent.http.routes import HttpRequest, Route, dispatch, text_reply
+from agent.http.requests import HttpRequest, Route, dispatch, text_reply
 
 _PROBES: Final = frozenset({"/healthz", "/readyz"})
 _CHECK_SECONDS: Final = 0.2

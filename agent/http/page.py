@@ -18,8 +18,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from agent.http.requests import Reply
-from agent.http.routes import JSON, Route
+from agent.http.requests import JSON, Reply, Route
 
 Value = TypeVar("Value")
 PATH: Final = "/page"

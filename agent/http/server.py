@@ -18,7 +18,7 @@ from agent.http.connection import HttpConnection, PlainStream
 from agent.http.limits import ConnectionLimits, WaitingRequests
 from agent.http.listener import HttpListener
 from agent.http.peers import NodeAddresses
-from agent.http.routes import HttpRequest, Route, dispatch
+from agent.http.requests import HttpRequest, Route, dispatch
 from agent.model.settings.options import host_port
 
 if TYPE_CHECKING:

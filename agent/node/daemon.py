@@ -28,8 +28,7 @@ from agent.host.locks import AGENT_LOCK, Lock
 from agent.http.limits import LOCAL_EACH_SECOND, PAGES_EACH_SECOND, ConnectionLimits
 from agent.http.page import page_routes
 from agent.http.peers import node_addresses
-from agent.http.requests import Reply
-from agent.http.routes import METRICS, Route
+from agent.http.requests import METRICS, Reply, Route
 from agent.http.server import HttpServer, ServerLimits
 from agent.kubelet import podresources
 from agent.model import notifications, snapshot

@@ -12,8 +12,7 @@ from typing import Final
 import msgspec
 
 from agent.discover.sysfs import DiscoveryError
-from agent.http.requests import Reply
-from agent.http.routes import readiness, text_reply
+from agent.http.requests import Reply, readiness, text_reply
 from agent.kube.errors import StoreError
 from agent.kubelet.statefile import StateFileError
 from agent.model import snapshot

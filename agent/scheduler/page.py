@@ -23,8 +23,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 import msgspec
 
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
-from agent.http.requests import BadRequestError, Reply
-from agent.http.routes import text_reply
+from agent.http.requests import BadRequestError, Reply, text_reply
 from agent.model import audit, bounds
 from agent.model.bounds import JsonError
 from agent.scheduler.explain import endpoint

@@ -23,7 +23,7 @@ from agent.http.limits import (
 )
 from agent.http.page import Viewed, page_routes
 from agent.http.peers import node_addresses
-from agent.http.routes import Route
+from agent.http.requests import Route
 from agent.http.server import HttpServer, ServerLimits
 from agent.kube import auth
 from agent.kube.events import Recorder

@@ -27,8 +27,7 @@ from agent.http import certificates
 from agent.http.certificates import CertificateFiles
 from agent.http.limits import HANDSHAKES_EACH_SECOND, ConnectionLimits
 from agent.http.peers import node_addresses
-from agent.http.requests import BadRequestError, Reply
-from agent.http.routes import Route, text_reply
+from agent.http.requests import BadRequestError, Reply, Route, text_reply
 from agent.http.server import HttpServer, ServerLimits
 from agent.kube import auth
 from agent.kube.errors import NotFoundError, StoreError

@@ -13,8 +13,7 @@ from agent.hooks.requests import Outcomes
 from agent.host.loop import Loop
 from agent.http.listener import PageListener
 from agent.http.peers import NodeAddresses
-from agent.http.requests import Reply
-from agent.http.routes import METRICS, Route, readiness, text_reply
+from agent.http.requests import METRICS, Reply, Route, readiness, text_reply
 from agent.telemetry.exposition import (
     BUILD_INFO,
     Declarations,

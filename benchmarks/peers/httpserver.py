@@ -23,8 +23,7 @@ def reply_to(path: str, body: bytes) -> bytes:
 def ours() -> None:
     from agent.http.limits import ConnectionLimits
     from agent.http.peers import NodeAddresses
-    from agent.http.requests import Reply
-    from agent.http.routes import Route
+    from agent.http.requests import Reply, Route
     from agent.http.server import HttpServer, ServerLimits
 
     class LocalNodeOnly(NodeAddresses):

@@ -17,7 +17,7 @@ from agent.__main__ import main
 from agent.host.locks import AGENT_LOCK
 from agent.http.page import page_routes
 from agent.http.peers import NodeAddresses
-from agent.http.routes import Route, text_reply
+from agent.http.requests import Route, text_reply
 from agent.http.server import HttpServer
 from agent.node.daemon import HTTP_LIMITS
 from tests.cli.kubectl import RUNNING, pod

@@ -21,8 +21,7 @@ from agent.host.loop import Loop
 from agent.http.limits import ConnectionLimits
 from agent.http.listener import PageListener
 from agent.http.peers import NodeAddresses
-from agent.http.requests import Reply
-from agent.http.routes import Route
+from agent.http.requests import Reply, Route
 from agent.http.server import HttpServer, ServerLimits
 from agent.node.notifications import NotificationSocket
 from agent.nri.link import PluginLink

@@ -22,8 +22,7 @@ from agent.http.certificates import CertificateFiles
 from agent.http.limits import ConnectionLimits
 from agent.http.listener import PageListener
 from agent.http.peers import NodeAddresses
-from agent.http.requests import Reply
-from agent.http.routes import Route
+from agent.http.requests import Reply, Route
 from agent.http.server import HttpServer, ServerLimits
 from tests.integration.apiserver.certificates import Authority
 from tests.waiting import DEADLINE_SECONDS, eventually

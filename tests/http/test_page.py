@@ -9,8 +9,15 @@ import pytest
 
 from agent.http.page import Viewed, page_routes
 from agent.http.peers import is_loopback
-from agent.http.requests import Reply, encode_reply, parse_head
-from agent.http.routes import HttpRequest, Route, dispatch, text_reply
+from agent.http.requests import (
+    HttpRequest,
+    Reply,
+    Route,
+    dispatch,
+    encode_reply,
+    parse_head,
+    text_reply,
+)
 
 ROUTES = page_routes("node", {"load": lambda: b"{}"})
 

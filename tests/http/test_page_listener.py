@@ -13,8 +13,7 @@ from agent.host.loop import Loop
 from agent.http.limits import ConnectionLimits
 from agent.http.listener import PAGE_LIMITS, PageListener
 from agent.http.peers import NodeAddresses
-from agent.http.requests import Reply
-from agent.http.routes import Route
+from agent.http.requests import Reply, Route
 from tests.waiting import DEADLINE_SECONDS
 
 ROUTES = {

@@ -20,8 +20,7 @@ from agent.host import files
 from agent.http.certificates import CertificateError, CertificateFiles, certificate_names
 from agent.http.limits import ConnectionLimits
 from agent.http.peers import NodeAddresses
-from agent.http.requests import BadRequestError, Reply
-from agent.http.routes import Route, text_reply
+from agent.http.requests import BadRequestError, Reply, Route, text_reply
 from agent.http.server import HttpListenError, HttpServer, ServerLimits
 from tests.integration.apiserver.certificates import Authority
 from tests.waiting import DEADLINE_SECONDS, eventually

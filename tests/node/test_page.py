@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.http.routes import HttpRequest, dispatch
+from agent.http.requests import HttpRequest, dispatch
 from agent.node.daemon import PAGE_VALUES
 from agent.node.page import NodePage
 from tests.fixtures.page import ServedNode, Shape

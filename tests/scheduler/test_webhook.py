@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.http.requests import BadRequestError
-from agent.http.routes import HttpRequest, dispatch
+from agent.http.requests import BadRequestError, HttpRequest, dispatch
 from agent.kube.auth import FileAccess
 from agent.kube.transport import ResponseLimits, Transport
 from agent.scheduler.webhook import PATH, POD_PATH, PodReadError, ReadPod, gpus, pods, routes

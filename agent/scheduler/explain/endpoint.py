@@ -27,8 +27,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from agent.http.requests import BadRequestError, Reply
-from agent.http.routes import Route, text_reply
+from agent.http.requests import BadRequestError, Reply, Route, text_reply
 from agent.kube import kinds
 from agent.kube.errors import ForbiddenError, MalformedError, NotFoundError
 from agent.kube.transport import Transport, segment

@@ -19,8 +19,7 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from agent.http.requests import BadRequestError, Reply
-from agent.http.routes import TEXT, Route, text_reply
+from agent.http.requests import TEXT, BadRequestError, Reply, Route, text_reply
 from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.objects import ObjectError, ObjectIdentity

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.http.requests import BadRequestError, Reply
-from agent.http.routes import Route
+from agent.http.requests import BadRequestError, Reply, Route
 from agent.scheduler.extender import extender
 from agent.scheduler.extender.extender import (
     ExtenderArgs,
