@@ -47,8 +47,7 @@ from agent.scheduler.extender.handlers import ExtenderHandlers, QueueingExtender
 from agent.scheduler.leader import election
 from agent.scheduler.leader.candidate import Candidate, FormerBindings
 from agent.scheduler.leader.election import AlwaysLeader, Leader, bind_limits, lease_times
-from agent.scheduler.leader.gate import LeaderGate
-from agent.scheduler.leader.label import LeaderLabel
+from agent.scheduler.leader.gate import LeaderGate, LeaderLabel
 from agent.scheduler.preemption import disruption_budgets
 from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
 from agent.scheduler.preemption.evictor import Evictor

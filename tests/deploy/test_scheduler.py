@@ -17,7 +17,7 @@ from agent.model.settings.scheduler import LEASE_NAME, ExplainSettings, Schedule
 from agent.node.cluster_view import EVENT_CONTROLLER
 from agent.scheduler.explain import endpoint
 from agent.scheduler.extender import extender
-from agent.scheduler.leader import label
+from agent.scheduler.leader import gate as label
 from agent.scheduler.preemption.evictor import DISRUPTION_TARGET
 from agent.scheduler.process import CONTROLLER
 from agent.scheduler.rules import agent_selector

@@ -27,7 +27,7 @@ from agent.node.change_log import DEVICE_UNHEALTHY
 from agent.node.cluster_view import EVENT_ACTION, EVENT_CONTROLLER
 from agent.node.node_resource_topology import MANAGED_BY
 from agent.node.rebinds import UNTAKEN_SECONDS, NodeRebinds
-from agent.scheduler.leader.label import LABEL
+from agent.scheduler.leader.gate import LABEL
 from agent.scheduler.process import CONTROLLER
 from tests.deploy.api import Api, RefusedError, Who, path_of
 from tests.deploy.manifests import AGENT, SCHEDULER, kustomized_folder, objects, of_kind

@@ -21,7 +21,7 @@ import pytest
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.annotations import RESOURCE_STATUS
-from agent.scheduler.leader.label import LABEL
+from agent.scheduler.leader.gate import LABEL
 from tests.deploy.api import Api, RefusedError, Who
 from tests.deploy.manifests import ROOT, SCHEDULER, objects
 from tests.fixtures import fleet

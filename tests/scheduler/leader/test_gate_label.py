@@ -9,7 +9,7 @@ import pytest
 
 from agent.kube.auth import FileAccess
 from agent.kube.transport import MERGE, Transport
-from agent.scheduler.leader.label import AGAIN_SECONDS, LABEL, LeaderLabel
+from agent.scheduler.leader.gate import AGAIN_SECONDS, LABEL, LeaderLabel
 from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.waiting import eventually
 
