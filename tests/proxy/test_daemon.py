@@ -12,8 +12,7 @@ from agent.hooks.agent_client import SnapshotFile
 from agent.host.loop import Loop
 from agent.model.settings.frontends import CREATE
 from agent.proxy import daemon
-from agent.proxy.daemon import Latencies
-from agent.proxy.own_socket import OwnSocket
+from agent.proxy.daemon import Latencies, OwnSocket
 from agent.relay.server import RelayServer
 from tests.hooks.snapshots import BOOT, OWNED
 from tests.proxy.harness import GateHarness

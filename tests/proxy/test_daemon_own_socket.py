@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.host.listener import Listener
-from agent.proxy.own_socket import OwnSocket
+from agent.proxy.daemon import OwnSocket
 
 
 @pytest.fixture
