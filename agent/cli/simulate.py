@@ -42,8 +42,7 @@ from agent.view import fragmentation as fragmentation_view
 
 if TYPE_CHECKING:
     from agent.model.pod_request import PodKind
-    from agent.scheduler.simulation import OccupancyResult, PolicyResult, SeedSpread
-    from agent.scheduler.traces import TraceNode
+    from agent.scheduler.simulation import OccupancyResult, PolicyResult, SeedSpread, TraceNode
 
 USAGE = "topolet simulate [--nodes CSV --pods CSV | --from-cluster | --objects PATH] [OPTIONS]"
 SETTINGS = ExplainSettings
@@ -199,16 +198,16 @@ def _objects_of_cluster(settings: ExplainSettings) -> Iterator[Object]:
 
 
 def _run_traces(arguments: argparse.Namespace) -> int:
-    from agent.scheduler import traces
+    from agent.scheduler import simulation
 
     if arguments.plot and arguments.departures:
         return options.fail(ValueError("--plot: a run with --departures has no load to plot"), 2)
     if arguments.plot and not arguments.plot.endswith(".svg"):
         return options.fail(ValueError(f"--plot {arguments.plot}: the name must end in .svg"), 2)
     try:
-        nodes = traces.read_nodes(_lines(arguments.nodes), arguments.nodes)
-        pods = traces.read_pods(_lines(arguments.pods), arguments.pods)
-    except (traces.TraceError, OSError) as error:
+        nodes = simulation.read_nodes(_lines(arguments.nodes), arguments.nodes)
+        pods = simulation.read_pods(_lines(arguments.pods), arguments.pods)
+    except (simulation.TraceError, OSError) as error:
         return options.fail(error, 2)
     found, curves = _simulate(nodes, pods, arguments)
     try:
@@ -230,13 +229,13 @@ def _simulate(
 ) -> tuple[dict[str, PolicyResult | OccupancyResult], dict[str, Sequence[tuple[float, float]]]]:
     """The result of each policy over all seeds, and, without departures, its mean curve of load and
     allocation."""
-    from agent.scheduler import simulation, traces
+    from agent.scheduler import simulation
 
     policies = [
         PlacementPolicy(name)
         for name in dict.fromkeys(arguments.policy or [PlacementPolicy.RESIDUAL])
     ]
-    seeds = range(traces.FIRST_SEED, traces.FIRST_SEED + arguments.seeds)
+    seeds = range(simulation.FIRST_SEED, simulation.FIRST_SEED + arguments.seeds)
     progress = format.Progress(sys.stderr, len(policies) * len(seeds))
     results: dict[str, PolicyResult | OccupancyResult] = {}
     curves: dict[str, Sequence[tuple[float, float]]] = {}
@@ -285,7 +284,7 @@ def _cell(spread: SeedSpread | None) -> str:
 
 def _lines(path: str) -> Sequence[str]:
     """Raises OSError and TraceError."""
-    from agent.scheduler.traces import TraceError
+    from agent.scheduler.simulation import TraceError
 
     try:
         return Path(path).read_text(encoding="utf-8").splitlines(keepends=True)

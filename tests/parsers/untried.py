@@ -96,7 +96,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "model.settings.options:host_port",
         "model.settings.options:parse",
         "model.settings.plugin_args:decode",
-        "scheduler.traces:_rows",
+        "scheduler.simulation:_rows",
     ),
     "it is part of the installed program, or only root of the node can write it": (
         "cli.bundle:_journal",

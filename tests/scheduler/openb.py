@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.model.pod_request import PodKind
-from agent.scheduler.traces import TraceNode, read_nodes, read_pods
+from agent.scheduler.simulation import TraceNode, read_nodes, read_pods
 from tests.conftest import DATA
 
 OPENB = DATA / "openb"

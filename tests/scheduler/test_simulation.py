@@ -11,8 +11,7 @@ from agent.allocate.node_allocator.answer import NodeOffer
 from agent.model.cpu.policies import PlacementPolicy
 from agent.model.pod_request import PodKind
 from agent.scheduler import simulation
-from agent.scheduler.simulation import LoadPoint, TraceCluster, TraceRun
-from agent.scheduler.traces import arrivals, shuffled
+from agent.scheduler.simulation import LoadPoint, TraceCluster, TraceRun, arrivals, shuffled
 from tests.scheduler.openb import nodes, pods, sample
 
 

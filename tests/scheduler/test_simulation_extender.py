@@ -21,13 +21,13 @@ from agent.model.pod import apiobjects
 from agent.model.pod_request import GPU_MILLI, PodKind, request_of
 from agent.scheduler import simulation
 from agent.scheduler.extender.extender import ExtenderArgs
+from agent.scheduler.simulation import TraceNode, arrivals, shuffled
 from agent.scheduler.state import records
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache
 from agent.scheduler.state.pods_seen import PlacementUpdates, PodsSeen
 from agent.scheduler.state.records import AgentSelector
-from agent.scheduler.traces import TraceNode, arrivals, shuffled
 from tests.scheduler import clusters
 from tests.scheduler.openb import sample
 

@@ -18,8 +18,8 @@ from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY_RATIO, Device
 from agent.model.nrt.node_status import GPU_MODEL
 from agent.model.pod_request import GPU_MILLI, PodKind
 from agent.scheduler import simulation
+from agent.scheduler.simulation import TraceNode, arrivals, shuffled
 from agent.scheduler.state import pods_seen
-from agent.scheduler.traces import TraceNode, arrivals, shuffled
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects, process
 from tests.integration.kubescheduler.nodes import DEVICES, SYSTEM

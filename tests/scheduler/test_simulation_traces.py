@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.model.pod_request import PodKind
-from agent.scheduler.traces import TraceError, arrivals, read_nodes, read_pods, shuffled
+from agent.scheduler.simulation import TraceError, arrivals, read_nodes, read_pods, shuffled
 
 NODES = ["sn,cpu_milli,memory_mib,gpu,model\n", "a,64000,1024,2,T4\n", "b,8000,512,0,\n"]
 PODS = [
