@@ -10,16 +10,14 @@ from typing import Final
 import msgspec
 
 from agent.allocate.present import in_api
-from agent.allocate.visibility.container_devices import (
-    NO_ISOLATION,
-    Isolation,
-    container_device_requests,
-)
 from agent.allocate.visibility.pod_devices import (
+    NO_ISOLATION,
     UNDECIDED,
     DevicePod,
     DeviceVisibility,
     Holders,
+    Isolation,
+    container_device_requests,
     held,
     pod_visibility,
 )

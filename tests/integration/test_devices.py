@@ -16,8 +16,13 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from agent.allocate.visibility.container_devices import ContainerDeviceRequest, Isolation
-from agent.allocate.visibility.pod_devices import DevicePod, held, pod_visibility
+from agent.allocate.visibility.pod_devices import (
+    ContainerDeviceRequest,
+    DevicePod,
+    Isolation,
+    held,
+    pod_visibility,
+)
 from agent.cri.client import Cri
 from agent.host import files
 from agent.model import snapshot as snapshots

@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.allocate.visibility.container_devices import Isolation
-from agent.allocate.visibility.pod_devices import UNDECIDED
+from agent.allocate.visibility.pod_devices import UNDECIDED, Isolation
 from agent.hooks import admission
 from agent.hooks.requests import CreateContainer
 from agent.model.devices.device_files import CardFiles, DeviceFiles

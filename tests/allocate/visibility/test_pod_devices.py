@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.visibility.container_devices import ContainerDeviceRequest, Isolation
-from agent.allocate.visibility.pod_devices import DevicePod, PodVisibility, held, pod_visibility
+from agent.allocate.visibility.pod_devices import (
+    ContainerDeviceRequest,
+    DevicePod,
+    Isolation,
+    PodVisibility,
+    held,
+    pod_visibility,
+)
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.devices.visibility import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.allocate.visibility.container_devices import (
+from agent.allocate.visibility.pod_devices import (
     ContainerDeviceRequest,
     container_device_requests,
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.visibility.container_devices import ContainerDeviceRequest, SplitError, split
+from agent.allocate.visibility.pod_devices import ContainerDeviceRequest, SplitError, split
 from agent.model.devices.device_allocation import AllocatedDevice
 from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY_RATIO
 from tests.allocate.visibility.type_requests import type_request
