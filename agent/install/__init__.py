@@ -11,5 +11,4 @@ when an earlier run was killed. `tree` reads and changes files below a root, and
 interpreter.
 
 `uninstall` undoes everything on one node; `nodes` runs it in a pod on each node of a cluster.
-`release` reads whether the parts of the chart are Ready.
 """

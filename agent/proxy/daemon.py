@@ -1,4 +1,6 @@
-"""The proxy's process: one epoll loop that relays, hooks, notifies the agent and serves metrics."""
+"""The proxy's process: one epoll loop that relays, hooks, notifies the agent and serves metrics;
+and the file at which clients find it. Others can remove or replace that file, which the connections
+that are open do not show: only a kubelet that restarts fails then."""
 
 from __future__ import annotations
 

@@ -6,6 +6,10 @@
 replacement, until they request a given part of all GPUs. A pod that fits is placed, and no pod
 leaves. The order of the nodes is random too. In `run_with_departures` pods leave after some time.
 
+The traces are CSV files with the columns of the openb traces: nodes, pods, and the order in which
+pods arrive. `gpu_milli` is the requested thousandths of each GPU; `gpu_spec` has the allowed models,
+separated by `|`.
+
 `FreeAmounts.fits` compares the sums of a node, as kube-scheduler does before it calls the extender.
 The nodes are tried in the order of their verdicts, the best first. So the first node with an offer
 is the one that the scheduler would choose."""

@@ -1,4 +1,5 @@
-"""The fragmentation of a cluster as text: the sums, and the nodes that lose most."""
+"""What a cluster loses to fragmentation, free CPUs and GPUs that its pods can't use, as values and
+as text: the sums, and the nodes that lose most."""
 
 from __future__ import annotations
 

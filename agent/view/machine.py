@@ -1,5 +1,6 @@
 """A picture of the machine: boxes for sockets, NUMA nodes, dies and caches, a cell for each core,
-models of CPUs, sizes of caches, kinds of memory, and the NUMA distances.
+models of CPUs, sizes of caches, kinds of memory, and the NUMA distances; for a node with the owners
+of its CPUs and its pods.
 
 A picture that would be too tall is folded: its cells become CPU lists, then its boxes become
 lines."""

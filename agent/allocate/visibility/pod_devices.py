@@ -1,8 +1,17 @@
-"""Derives the devices that each container sees from the allocations of schedulers.
+"""Derives the devices that each container sees from the allocations of schedulers (docs/devices.md,
+"Device visibility"), and enforces a container's part of a GPU.
 
 An annotation is a request until it is checked: a missing device, a device of another pod, or a card
 that is only available as MIG instances is visible to no container, and the refusal has the reason.
-"""
+
+The annotation has the devices of the pod; only the containers' requests show which containers
+requested devices. Containers that run together take from the front of the list, in the order of
+their specification: whole devices first, so that no whole one consists of two halves. An init
+container ends before the next one starts: it takes from all devices that no earlier sidecar has,
+and later containers may take the same ones.
+
+HAMi-core enforces a part of a GPU in the container, if the pod requests it (Koordinator:
+pkg/koordlet/runtimehooks/hooks/gpu/gpu.go, InjectContainerGPUEnv)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Lets a process answer only while it leads and knows all pods that were bound before its term."""
+"""Lets a process answer only while it leads and knows all pods that were bound before its term, and
+labels its pod then, so that a Service selects it.
+
+The label only directs requests: a standby that receives one answers 503. A process whose pod may
+have the wrong label is not Ready. This removes the pod from the Service even if this process can't
+reach the API server, because the kubelet reports the readiness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Decides the next step of a rebind that has a plan, from the status of its object and the present
+"""Makes the first status of a rebind, its plan or the reasons why there is none; and decides the
+next step of a rebind that has a plan, from the status of its object and the present
 allocations of the node's pods. The next leader decides the same, because nothing else is read.
 
 The moves are made in their order, each only while the CPUs of its target have no other owner. They
