@@ -1,9 +1,8 @@
-"""The head of an HTTP/1.1 request, the route whose function replies to it, and the bytes of the reply
-(RFC 9112). No I/O.
+"""The head of an HTTP/1.1 request, the route whose function replies to it, and the bytes of the
+reply (RFC 9112). No I/O.
 
 The parser accepts what the clients of these ports send: the kubelet's probes, Prometheus, an API
-server, kube-scheduler, curl. A head that two readers could understand differently is an error.
-"""
+server, kube-scheduler, curl. A head that two readers could understand differently is an error."""
 
 from __future__ import annotations
 
