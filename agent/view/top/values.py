@@ -51,7 +51,7 @@ class NodeObservation(msgspec.Struct, frozen=True):
     decided_seconds: float | None = None
     """The age of the agent's decision, None if there is none."""
     loads: bytes = b""
-    """One byte for each CPU of `node.cpus`: its load in percent, or UNKNOWN."""
+    """One byte for each CPU of `node`: its load in percent, or UNKNOWN."""
     usage: Mapping[str, Usage] = {}
     """By the uid of a pod."""
     recent: Recent = Recent({}, (), ())
