@@ -18,8 +18,8 @@ from agent.model.audit import Record
 from agent.model.devices.visibility import NodeVisibility
 from agent.model.settings.options import RUNTIME_ENDPOINT
 from agent.model.snapshot import Snapshot
+from agent.node.audit import repeated
 from agent.node.kubelet_process import K3S, K3S_ENDPOINT
-from agent.node.other_writers import repeated
 from agent.node.own_processes import ProcessPage
 
 

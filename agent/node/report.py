@@ -26,7 +26,7 @@ from agent.model.pod.qos import label_faults
 from agent.model.snapshot import PodWanted
 from agent.node import change_log
 from agent.node import node_resource_topology as report
-from agent.node.audit import Append, PassAudit
+from agent.node.audit import Append, OtherWriters, PassAudit
 from agent.node.change_log import ChangeRecorder, DeviceFaults, NodeNotes, PodEvents
 from agent.node.cluster_view import ClusterState
 from agent.node.devices import DeviceState
@@ -39,7 +39,6 @@ from agent.node.node_resource_topology import (
     ReportValues,
     Reserved,
 )
-from agent.node.other_writers import OtherWriters
 from agent.node.sources import Sources
 from agent.node.violations import RefusedLimit, Shortfall, find_unallocated, unmet
 from agent.telemetry.metrics import AgentMetrics

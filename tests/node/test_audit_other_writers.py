@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agent.model.audit import Record
+from agent.node.audit import LASTING_SECONDS, REPEATED, OtherWriters
 from agent.node.node_findings import NodeCode, found, of_changes
-from agent.node.other_writers import LASTING_SECONDS, REPEATED, OtherWriters
 from agent.telemetry.metrics import AgentMetrics
 from tests.node.world import World
 
