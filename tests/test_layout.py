@@ -79,7 +79,6 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "relay/test_transparency.py": ("relay.relay", "relay.server"),
     "rpc/test_unary.py": ("rpc.frames",),
     "scheduler/explain/test_explainer.py": ("model.explanation", "scheduler.explain.causes"),
-    "scheduler/state/test_cluster.py": ("scheduler.state.node_info",),
     "scheduler/test_fragmentation.py": ("view.fragmentation",),
     "scheduler/test_histories.py": ("scheduler.state.cluster",),
     "scheduler/test_plain_pods.py": ("scheduler.extender.handlers",),
