@@ -36,7 +36,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "deploy/test_chart.py": ("cli.config",),
     "discover/test_cpus.py": ("model.cpu.topology",),
     "discover/test_device_objects.py": ("discover.fpga", "discover.network", "discover.pci"),
-    "discover/test_hardware.py": ("model.cpu.hardware",),
+    "discover/test_hardware.py": ("model.cpu.topology",),
     "discover/test_hostile_devices.py": ("discover.fpga", "discover.network", "discover.pci"),
     "hooks/test_cpuset.py": ("model.verdict",),
     "proxy/test_gate_cri.py": ("hooks.requests", "model.wire"),

@@ -18,8 +18,7 @@ import msgspec
 from agent.cli import devices, options, remote
 from agent.discover import cpus, hardware
 from agent.discover.sysfs import DiscoveryError
-from agent.model.cpu.hardware import Hardware, MemoryTraits
-from agent.model.cpu.topology import Cpu, NumaNode, Topology
+from agent.model.cpu.topology import Cpu, Hardware, MemoryTraits, NumaNode, Topology
 from agent.model.pod.qos import Pool
 from agent.model.settings.agent import DevicesSettings
 from agent.model.settings.options import SettingsError

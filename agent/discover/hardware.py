@@ -10,15 +10,16 @@ from typing import Final
 from agent.discover.sysfs import CPU, NODE, SysfsReader, number
 from agent.host.files import Tree
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.hardware import (
+from agent.model.cpu.topology import (
     CacheGroup,
     CacheKind,
     CpuModel,
     Hardware,
     MemoryKind,
     MemoryTraits,
+    NumaNode,
+    Topology,
 )
-from agent.model.cpu.topology import NumaNode, Topology
 
 _TIERS: Final = "sys/devices/virtual/memory_tiering"
 _DAX: Final = "sys/bus/dax/devices"

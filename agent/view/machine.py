@@ -19,8 +19,14 @@ from itertools import islice, product
 import msgspec
 
 from agent.model.cpu.cpuset import CpuSet, union
-from agent.model.cpu.hardware import CacheKind, Hardware, MemoryKind, MemoryTraits
-from agent.model.cpu.topology import NumaNode, Topology
+from agent.model.cpu.topology import (
+    CacheKind,
+    Hardware,
+    MemoryKind,
+    MemoryTraits,
+    NumaNode,
+    Topology,
+)
 from agent.model.pod.qos import POOLS, QoS, pool_cpus
 from agent.model.snapshot import PodWanted, Snapshot
 from agent.view import nesting

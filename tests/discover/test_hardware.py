@@ -9,7 +9,7 @@ import pytest
 
 from agent.discover import cpus, hardware
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.hardware import CpuModel, Hardware, MemoryKind, MemoryTraits
+from agent.model.cpu.topology import CpuModel, Hardware, MemoryKind, MemoryTraits
 from tests.fixtures.trees import CPU, NODE, Files, machine, meminfo, write
 
 TIERS = "sys/devices/virtual/memory_tiering"
