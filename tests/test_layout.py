@@ -56,7 +56,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "integration/test_proxy.py": ("cli.proxy",),
     "integration/test_reconciler.py": ("node.daemon",),
     "integration/test_webhook.py": ("cli.serving", "cli.webhook"),
-    "kube/test_cluster.py": ("kube.kinds",),
+    "kube/test_cluster.py": ("kube.objects",),
     "kube/test_listwatch.py": ("kube.objects",),
     "kube/test_store.py": ("kube.documents",),
     "kubelet/test_podresources.py": ("model.pod.pod_resources",),

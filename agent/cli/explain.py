@@ -127,7 +127,7 @@ def _offline(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequen
 
 def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequence[Explanation]:
     """Raises ExplainError, DocumentError, ObjectError, OSError and StoreError."""
-    from agent.kube import kinds
+    from agent.kube import objects
     from agent.kube.transport import Transport
     from agent.scheduler.explain import endpoint
 
@@ -135,12 +135,12 @@ def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequenc
     transport = Transport(access, user_agent="topolet-explain", limits=_LIMITS)
 
     def pod_named(name: str) -> Object:
-        path = kinds.pod_path(arguments.namespace, name)
+        path = objects.pod_path(arguments.namespace, name)
         return {"kind": "Pod", **documents.from_json(transport.get(path))}
 
     def pods_of(node: str) -> list[Object]:
         query = {"fieldSelector": f"spec.nodeName={node}"}
-        path = kinds.path("", "v1", kinds.POD.plural)
+        path = objects.path("", "v1", objects.POD.plural)
         items = documents.from_json(transport.get(path, query)).get("items") or []
         return [{"kind": "Pod", **each} for each in items]
 

@@ -82,19 +82,19 @@ def _requested(
     """The object and its JSON.
 
     Raises StoreError, ObjectError and UntakenError."""
-    from agent.kube import kinds
+    from agent.kube import objects
     from agent.kube.transport import Transport
 
     access = options.caller_access(settings.kubeconfig)
     transport = Transport(access, user_agent="topolet-rebind")
-    kind = kinds.REBIND
-    path = kinds.path(kind.group, kind.versions[0], kind.plural)
+    kind = objects.REBIND
+    path = objects.path(kind.group, kind.versions[0], kind.plural)
     try:
         body = rebind_resource.new(
             arguments.node, dry_run=arguments.dry_run, max_pods=arguments.max_pods
         )
         created = rebind_resource.decode(transport.create(path, body))
-        path = kinds.path(kind.group, kind.versions[0], kind.plural, created.name)
+        path = objects.path(kind.group, kind.versions[0], kind.plural, created.name)
         print(f"RebindResource {created.name} is created", file=sys.stderr, flush=True)
         while True:
             text = followed(lambda: transport.get(path), wait=arguments.wait or arguments.dry_run)

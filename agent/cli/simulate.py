@@ -179,16 +179,22 @@ def _decodable(pods: Iterable[Object]) -> Iterator[ApiPod]:
 def _objects_of_cluster(settings: ExplainSettings) -> Iterator[Object]:
     """The cluster's objects, without kinds that it does not serve. Raises DocumentError, OSError
     and StoreError."""
-    from agent.kube import kinds, wire
+    from agent.kube import objects, wire
     from agent.kube.transport import Transport
 
     access = options.caller_access(settings.kubeconfig)
     transport = Transport(access, user_agent="topolet-simulate")
-    discovery = kinds.Discovery(transport)
+    discovery = objects.Discovery(transport)
     try:
-        for kind in (kinds.NODE, kinds.POD, kinds.TOPOLOGY, kinds.DEVICE, kinds.RESERVATION):
+        for kind in (
+            objects.NODE,
+            objects.POD,
+            objects.TOPOLOGY,
+            objects.DEVICE,
+            objects.RESERVATION,
+        ):
             if (version := discovery.version(kind)) is not None:
-                path = kinds.path(kind.group, version, kind.plural)
+                path = objects.path(kind.group, version, kind.plural)
                 listed = wire.listed(path, {}, transport.get, bytes)
                 for item in listed.found:
                     api = f"{kind.group}/{version}".lstrip("/")

@@ -16,11 +16,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.kube import events, kinds, wire
+from agent.kube import events, objects, wire
 from agent.kube.errors import ConflictError, MalformedError, NotFoundError
-from agent.kube.kinds import Discovery, Kind, kind_named
 from agent.kube.listwatch import ListWatch
-from agent.kube.objects import Changed, Object, Read
+from agent.kube.objects import Changed, Discovery, Kind, Object, Read, kind_named
 from agent.kube.schedule import spread
 from agent.kube.transport import FIELD_MANAGER, Query, Transport
 from agent.model import bounds
@@ -59,10 +58,10 @@ RECHECK_SECONDS: Final = 300.0
 TRIES: Final = 4
 
 # Which entries Topolet wrote, in lists that have one owner as a whole.
-_OWN_ENTRIES: Final[dict[str, IsOwn]] = {kinds.TOPOLOGY.name: resource_topology.is_own_entry}
+_OWN_ENTRIES: Final[dict[str, IsOwn]] = {objects.TOPOLOGY.name: resource_topology.is_own_entry}
 # The kinds whose objects hardly anybody else writes: their version shows that somebody did. Every
 # apply of an unchanged object compares it, read from the server's cache.
-_OWN_KINDS: Final = (kinds.TOPOLOGY, kinds.DEVICE)
+_OWN_KINDS: Final = (objects.TOPOLOGY, objects.DEVICE)
 _CACHED: Final[Query] = {"resourceVersion": "0"}
 _MAX_MANAGER: Final = 128
 """Characters of a field manager (apimachinery, pkg/apis/meta/v1/validation)."""
@@ -108,7 +107,7 @@ class Cluster:
         version = self.discovery.version(which)
         if version is None:
             return None
-        path = kinds.path(which.group, version, which.plural, name)
+        path = objects.path(which.group, version, which.plural, name)
         return self._found(which, path, _CACHED if cached else None)
 
     def apply(self, wanted: Object) -> bool:
@@ -128,7 +127,7 @@ class Cluster:
         if version is None:
             return False
         try:
-            self._transport.delete(kinds.path(which.group, version, which.plural, name))
+            self._transport.delete(objects.path(which.group, version, which.plural, name))
         except NotFoundError:
             return False
         return True
@@ -141,27 +140,27 @@ class Cluster:
                 self._applied[key] = again
 
     def watch_pods(self, node_name: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:
-        return self._watch(kinds.POD, f"spec.nodeName={node_name}", read, changed)
+        return self._watch(objects.POD, f"spec.nodeName={node_name}", read, changed)
 
     def watch_node(self, name: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:
-        return self._watch(kinds.NODE, f"metadata.name={name}", read, changed)
+        return self._watch(objects.NODE, f"metadata.name={name}", read, changed)
 
     def of_node(self, kind: Kind, node_name: str, take: Callable[[msgspec.Raw], T]) -> list[T]:
         """The objects whose `spec.nodeName` is the node, each read by `take`, as the server's cache
         has them. Raises KubeError and AccessError."""
-        path = kinds.path(kind.group, kind.versions[0], kind.plural)
+        path = objects.path(kind.group, kind.versions[0], kind.plural)
         select: Query = {"fieldSelector": f"spec.nodeName={node_name}"}
         return wire.listed(path, select, self._transport.get, take, from_cache=True).found
 
     def merge_status(self, kind: Kind, name: str, body: Object) -> None:
         """A merge patch of the status. Raises KubeError and AccessError."""
-        path = kinds.path(kind.group, kind.versions[0], kind.plural, name)
+        path = objects.path(kind.group, kind.versions[0], kind.plural, name)
         self._transport.merge(f"{path}/status", body)
 
     def _watch(self, kind: Kind, fields: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:
         return ListWatch(
             self._transport,
-            kinds.path(kind.group, kind.versions[0], kind.plural),
+            objects.path(kind.group, kind.versions[0], kind.plural),
             {"fieldSelector": fields},
             read,
             changed,
@@ -196,7 +195,7 @@ class Cluster:
         if kind not in _OWN_KINDS:
             return False
         version = wanted["apiVersion"].rpartition("/")[2]
-        path = kinds.path(kind.group, version, kind.plural, wanted["metadata"]["name"])
+        path = objects.path(kind.group, version, kind.plural, wanted["metadata"]["name"])
         found = self._found(kind, path, _CACHED)
         return found is None or not wire.not_newer(_version_of(found), last.version)
 
@@ -208,15 +207,15 @@ class Cluster:
 
         Raises ConflictError after a concurrent write."""
         version = wanted["apiVersion"].rpartition("/")[2]
-        path = kinds.path(kind.group, version, kind.plural, wanted["metadata"]["name"])
+        path = objects.path(kind.group, version, kind.plural, wanted["metadata"]["name"])
         stored = self._found(kind, path)
         if stored is None and (kind.must_exist or subresource):
             raise NotFoundError(f"{kind.name} {wanted['metadata']['name']} does not exist")
         if subresource:
             wanted = node_status.with_stored_amounts(wanted, stored)
-        elif kind is kinds.DEVICE:
+        elif kind is objects.DEVICE:
             wanted = device_object.with_others(wanted, stored)
-        elif kind is kinds.NODE and stored is not None:
+        elif kind is objects.NODE and stored is not None:
             own = _own_labels(stored)
             wanted = node_status.without_labels_of_others(wanted, stored, own)
         patch = self._patch(wanted, stored, subresource)

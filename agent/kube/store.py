@@ -22,8 +22,7 @@ from agent.host.log_once import Problem
 from agent.kube import documents
 from agent.kube.documents import DocumentError
 from agent.kube.errors import StoreError
-from agent.kube.kinds import kind_named
-from agent.kube.objects import Changed, Mirror, Object, ObjectKey, Read, WatchedMetadata
+from agent.kube.objects import Changed, Mirror, Object, ObjectKey, Read, WatchedMetadata, kind_named
 from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.devices import device_object

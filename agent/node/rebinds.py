@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from agent.host.log_once import Problem
-from agent.kube import kinds
+from agent.kube import objects
 from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
 from agent.kube.errors import ConflictError, KubeError, NotFoundError
@@ -69,7 +69,7 @@ class NodeRebinds:
             self._seen = {}
             return
         try:
-            rebinds = self._cluster.of_node(kinds.REBIND, self._node, _read)
+            rebinds = self._cluster.of_node(objects.REBIND, self._node, _read)
         except NotFoundError:
             rebinds = []
         except (KubeError, AccessError) as error:
@@ -97,7 +97,7 @@ class NodeRebinds:
         status = RebindStatus(RebindPhase.FAILED, reason, rebind_resource.time_text(self._now()))
         body = rebind_resource.status_body(request, status)
         try:
-            self._cluster.merge_status(kinds.REBIND, request.name, body)
+            self._cluster.merge_status(objects.REBIND, request.name, body)
         except (ConflictError, NotFoundError):
             return  # somebody has taken or deleted it
         except (KubeError, AccessError) as error:

@@ -31,7 +31,7 @@ from agent.http.requests import BadRequestError, Reply, Route, text_reply
 from agent.http.server import HttpServer, ServerLimits
 from agent.kube import auth
 from agent.kube.errors import NotFoundError, StoreError
-from agent.kube.kinds import pod_path
+from agent.kube.objects import pod_path
 from agent.kube.transport import ResponseLimits, Transport
 from agent.model import bounds
 from agent.model.bounds import JsonError

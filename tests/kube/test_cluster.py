@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.kube import kinds
+from agent.kube import objects as kinds
 from agent.kube.auth import FileAccess
 from agent.kube.cluster import RECHECK_SECONDS, TRIES, Cluster, Repair
 from agent.kube.errors import ConflictError, NotFoundError, RejectedError, ServerError, StoreError

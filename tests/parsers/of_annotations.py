@@ -17,7 +17,8 @@ from agent.allocate.devices import partitions
 from agent.allocate.node_allocator.answer import spec_text
 from agent.cgroup import names
 from agent.http.requests import BadRequestError
-from agent.kube import cluster, errors, kinds, transport, wire
+from agent.kube import cluster, errors, transport, wire
+from agent.kube import objects as kinds
 from agent.kube.errors import MalformedError, TooManyRequestsError
 from agent.kube.transport import Query, ResponseLimits, Transport
 from agent.model import quantities, rebind_resource
@@ -760,7 +761,7 @@ def _responses() -> Iterator[Target]:
         lambda body: kinds.Discovery(_Answers(body)).version(kinds.TOPOLOGY),
         of_json,
         (_json({"resources": [{"name": "noderesourcetopologies"}]}),),
-        ("kube.kinds:Discovery._served_version",),
+        ("kube.objects:Discovery._served_version",),
         (MalformedError,),
         ("GET /apis/",),
     )

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from agent.http.requests import BadRequestError, Reply, Route, text_reply
-from agent.kube import kinds
+from agent.kube import objects
 from agent.kube.errors import ForbiddenError, MalformedError, NotFoundError
 from agent.kube.transport import Transport, segment
 from agent.model import bounds, explanation
@@ -233,9 +233,9 @@ def _titles(
     nodes = dict.fromkeys(each.node for each in verdicts if _has_references(each))
     for node in list(nodes)[:MAX_NAMED_NODES]:
         query = {"fieldSelector": f"spec.nodeName={node}"}
-        yield from _listed(transport, kinds.path("", "v1"), kinds.POD.plural, namespaces, query)
+        yield from _listed(transport, objects.path("", "v1"), objects.POD.plural, namespaces, query)
     if any(each.eviction is not None and each.eviction.budgets for each in verdicts):
-        base = kinds.path("policy", "v1")
+        base = objects.path("policy", "v1")
         yield from _listed(transport, base, disruption_budgets.PLURAL, namespaces, {})
 
 

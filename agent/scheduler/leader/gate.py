@@ -16,7 +16,7 @@ from typing import Final
 from agent.host.daemon import Periodic, seconds_to_boundary
 from agent.host.log_once import Problem
 from agent.kube.errors import StoreError
-from agent.kube.kinds import pod_path
+from agent.kube.objects import pod_path
 from agent.kube.transport import Transport
 from agent.scheduler.leader.candidate import FormerBindings
 from agent.scheduler.leader.election import Leadership

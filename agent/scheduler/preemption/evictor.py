@@ -28,7 +28,7 @@ from agent.kube.errors import (
     RejectedError,
     TooManyRequestsError,
 )
-from agent.kube.kinds import pod_path
+from agent.kube.objects import pod_path
 from agent.kube.transport import Transport
 from agent.model.pod.apiobjects import PodGroup
 from agent.scheduler.preemption.disruption_budgets import Budgets

@@ -15,11 +15,10 @@ from typing import Final
 import msgspec
 
 from agent.host.log_once import about
-from agent.kube import kinds, wire
+from agent.kube import objects, wire
 from agent.kube.auth import AccessError
 from agent.kube.errors import ConflictError, KubeError, NotFoundError
-from agent.kube.kinds import pod_path
-from agent.kube.objects import Change, ChangeKind
+from agent.kube.objects import Change, ChangeKind, pod_path
 from agent.kube.transport import Query, Transport, segment
 from agent.model.objects import ObjectError
 from agent.model.pod import apiobjects
@@ -307,7 +306,7 @@ class Rebinds:
 
         Raises ObjectError for one that can't be read: its CPUs would count as free."""
         select: Query = {"fieldSelector": f"spec.nodeName={node}"}
-        path = kinds.path("", "v1", kinds.POD.plural)
+        path = objects.path("", "v1", objects.POD.plural)
         pods = wire.listed(path, select, self._transport.get, _pod).found
         return [pod for pod in pods if not pod.terminal]
 
@@ -315,7 +314,7 @@ class Rebinds:
         now = time_text(self._clock())
         reason = status.reason[:MAX_REASON]
         written = msgspec.structs.replace(status, reason=reason, update_timestamp=now)
-        path = kinds.path(kinds.REBIND.group, kinds.REBIND.versions[0], kinds.REBIND.plural)
+        path = objects.path(objects.REBIND.group, objects.REBIND.versions[0], objects.REBIND.plural)
         self._transport.merge(
             f"{path}/{segment(request.name)}/status", status_body(request, written)
         )

@@ -32,7 +32,7 @@ from agent.kube.errors import (
     TooManyRequestsError,
     UnreachableError,
 )
-from agent.kube.kinds import pod_path
+from agent.kube.objects import pod_path
 from agent.kube.schedule import Backoff
 from agent.kube.transport import Transport
 from agent.model.cpu.cpuset import EMPTY

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agent.kube import kinds, wire
+from agent.kube import objects, wire
 from agent.kube.auth import AccessError
 from agent.kube.errors import ConflictError, KubeError, NotFoundError, ServerError, UnreachableError
-from agent.kube.kinds import pod_path
+from agent.kube.objects import pod_path
 from agent.kube.transport import FIELD_MANAGER, STRATEGIC, Query, Transport
 from agent.model.objects import ObjectError
 from agent.model.pod import apiobjects
@@ -115,7 +115,7 @@ class BindingApi:
 def unscheduled_pods(transport: Transport, scheduler: str) -> list[ApiPod]:
     """Lists the pods of that `schedulerName` that have no node. Logs and omits invalid pods. Raises
     KubeError and AccessError."""
-    path = kinds.path("", "v1", kinds.POD.plural)
+    path = objects.path("", "v1", objects.POD.plural)
     select: Query = {"fieldSelector": f"spec.nodeName=,spec.schedulerName={scheduler}"}
     found = wire.listed(path, select, transport.get, _read).found
     return [pod for pod in found if pod is not None]

@@ -11,11 +11,10 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import msgspec
 
 from agent.host.daemon import Periodic
-from agent.kube import kinds, wire
+from agent.kube import objects, wire
 from agent.kube.errors import StoreError
-from agent.kube.kinds import Discovery, Kind
 from agent.kube.listwatch import ListWatch
-from agent.kube.objects import Change, Changed, ChangeKind, Read
+from agent.kube.objects import Change, Changed, ChangeKind, Discovery, Kind, Read
 from agent.kube.schedule import WatchPace
 from agent.kube.transport import Transport
 from agent.model import rebind_resource
@@ -112,7 +111,7 @@ class KindWatch(Generic[T]):
         if version is None:
             log.info("the API server has no %s", self._kind.plural)
             return
-        path = kinds.path(self._kind.group, version, self._kind.plural)
+        path = objects.path(self._kind.group, version, self._kind.plural)
         self._watch = ListWatch(
             self._transport, path, {}, self._read, self._changed, pace=self._pace
         )
@@ -150,7 +149,7 @@ class Watches:
         pace = pace or watch_pace(stale_seconds)
         self._stale_seconds = stale_seconds
         discovery = Discovery(transport)
-        pods, nodes = (kinds.path("", "v1", each.plural) for each in (kinds.POD, kinds.NODE))
+        pods, nodes = (objects.path("", "v1", each.plural) for each in (objects.POD, objects.NODE))
         read_pod = records.pods(agents or AgentSelector(), kinds=kinds_of_pods, scheduler=scheduler)
         self._transport = transport
 
@@ -167,7 +166,7 @@ class Watches:
             KindWatch(
                 transport,
                 discovery,
-                kinds.TOPOLOGY,
+                objects.TOPOLOGY,
                 records.topology,
                 cluster.topologies_changed,
                 pace,
@@ -175,7 +174,7 @@ class Watches:
             KindWatch(
                 transport,
                 discovery,
-                kinds.DEVICE,
+                objects.DEVICE,
                 records.devices,
                 cluster.devices_changed,
                 pace,
@@ -183,7 +182,7 @@ class Watches:
             KindWatch(
                 transport,
                 discovery,
-                kinds.RESERVATION,
+                objects.RESERVATION,
                 koordinator_reservations.reservation,
                 cluster.koordinator_reservations_changed,
                 pace,
@@ -192,12 +191,12 @@ class Watches:
         if rebinds_changed is not None:
             read_rebind = rebind_resource.decode
             rebinds = KindWatch(
-                transport, discovery, kinds.REBIND, read_rebind, rebinds_changed, pace
+                transport, discovery, objects.REBIND, read_rebind, rebinds_changed, pace
             )
             self._kinds = (*self._kinds, rebinds)
         self._core: dict[str, ListWatch[Any]] = {
-            kinds.POD.plural: self._pods,
-            kinds.NODE.plural: self._nodes,
+            objects.POD.plural: self._pods,
+            objects.NODE.plural: self._nodes,
         }
         self._all: Mapping[str, ListWatch[Any] | KindWatch[Any]] = {
             **self._core,

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
-from agent.kube import kinds
+from agent.kube import objects as kinds
 from agent.kube.auth import FileAccess
 from agent.kube.errors import ServerError
-from agent.kube.kinds import Discovery
-from agent.kube.objects import Change, ChangeKind
+from agent.kube.objects import Change, ChangeKind, Discovery
 from agent.kube.schedule import WatchPace
 from agent.kube.transport import Transport
 from agent.scheduler.state.cluster import SchedulerCache
