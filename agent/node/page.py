@@ -29,8 +29,8 @@ from agent.telemetry import audit as trail
 from agent.view import devices as devices_view
 from agent.view import machine
 from agent.view.devices import DeviceSources, ShownDevice
+from agent.view.history import PoolSize, RecentChange, RecentChanges
 from agent.view.live import SCHEMA_VERSION, Attention, LiveNode, drift, live, loads
-from agent.view.recent import PoolSize, RecentChange, RecentChanges
 
 _HISTORY_SECONDS: Final = 86_400.0
 _POOL_SECONDS: Final = 3_600.0

@@ -30,8 +30,8 @@ from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 from agent.telemetry import audit as trail
 from agent.view.devices import ShownDevice
+from agent.view.history import RecentChanges
 from agent.view.live import LiveNode, live, loads
-from agent.view.recent import RecentChanges
 from agent.view.top.values import Group, NodeObservation, Opened, Sample, Usage, sample
 
 _DAY_SECONDS: Final = 86_400.0

@@ -1,7 +1,7 @@
 """A node at one moment as one value with a JSON form: the machine, its pools, devices and pods, and
 what needs attention. The page and `topolet top` draw it.
 
-Changes come from the audit trail (`agent.view.recent`), loads from the kernel. Both are separate
+Changes come from the audit trail (`agent.view.history`), loads from the kernel. Both are separate
 values, because they change at other times."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from agent.model.pod.qos import POOLS, QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from agent.view import nesting
 from agent.view.devices import ShownDevice
+from agent.view.history import Recent
 from agent.view.nesting import Part
-from agent.view.recent import Recent
 
 SCHEMA_VERSION: Final = 1
 

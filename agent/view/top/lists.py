@@ -11,9 +11,8 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.view import terminal
 from agent.view.devices import GPU, ShownDevice
 from agent.view.format import count, size
-from agent.view.history import local
+from agent.view.history import RecentChange, local
 from agent.view.live import LivePod
-from agent.view.recent import RecentChange
 from agent.view.terminal import (
     ALARM,
     BOLD,

@@ -11,9 +11,8 @@ import msgspec
 from agent.model import audit
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.pod.qos import POOLS
-from agent.view.history import local
+from agent.view.history import PoolSize, Recent, local
 from agent.view.live import UNKNOWN, Attention, LiveNode, drift
-from agent.view.recent import PoolSize, Recent
 
 POOL_KINDS: Final = tuple(kind.title for kind in POOLS.values() if not kind.dedicated)
 KINDS: Final = ("own", *POOL_KINDS)

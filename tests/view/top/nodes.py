@@ -11,8 +11,8 @@ from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from agent.view.devices import ShownDevice
+from agent.view.history import PoolSize, Recent, RecentChange
 from agent.view.live import live
-from agent.view.recent import PoolSize, Recent, RecentChange
 from agent.view.top.values import NodeObservation, Usage, sample
 
 NOW = 1_700_000_000.0

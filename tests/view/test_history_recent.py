@@ -6,7 +6,7 @@ import pytest
 
 from agent.model import audit
 from agent.model.audit import AuditEvent, Record, WriteReason
-from agent.view.recent import PoolSize, Recent, RecentChanges
+from agent.view.history import PoolSize, Recent, RecentChanges
 
 DAY = 1_700_000_000
 
