@@ -19,8 +19,7 @@ import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.placement.residual import residual
-from agent.allocate.rebind.planner import NoPlan, plan
-from agent.allocate.rebind.planner_input import placed_node
+from agent.allocate.rebind.planner import NoPlan, placed_node, plan
 from agent.allocate.refusal import Refusal
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod_request import PodKind, PodRequest, PodRequestError, request_of

@@ -18,8 +18,7 @@ from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.rebind.arrangement import Measures
-from agent.allocate.rebind.planner import NoPlan, PodMove, plan
-from agent.allocate.rebind.planner_input import moved_allocation, placed_node
+from agent.allocate.rebind.planner import NoPlan, PodMove, moved_allocation, placed_node, plan
 from agent.model import bounds
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.pod.annotations import (

@@ -12,8 +12,7 @@ from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.policies_in_force import Profile
 from agent.allocate.rebind.arrangement import PlacedNode
-from agent.allocate.rebind.planner import NoPlan, PodPlace
-from agent.allocate.rebind.planner_input import moved_allocation, placed_node
+from agent.allocate.rebind.planner import NoPlan, PodPlace, moved_allocation, placed_node
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.pod.apiobjects import ApiPod
