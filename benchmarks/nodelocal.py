@@ -40,7 +40,8 @@ from pools import unusable
 from agent.allocate import pools
 from agent.allocate.pools import Decision
 from agent.allocate.reserved_cpus import KubeletCpus, cpus_for
-from agent.cgroup import values, writer
+from agent.cgroup import limits as values
+from agent.cgroup import writer
 from agent.cgroup.hierarchy import CPUS, MEMS, Controllers, Hierarchy, mounted
 from agent.cgroup.journal import Journal
 from agent.discover import cpus

@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
+from agent.cgroup import limits, writer
 from agent.cgroup import limits as limit_files
-from agent.cgroup import values, writer
 from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
 from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
 from agent.cgroup.order import parent
@@ -78,7 +78,7 @@ class OriginalValues:
         }
         files = {(group, file) for group, file in self._journal.values if group in groups}
         if files:
-            others = values.restore(self._controllers, self._journal, only=files)
+            others = limits.restore(self._controllers, self._journal, only=files)
             for value in others.having(WriteState.WRITTEN):
                 log.info("%s is excluded: %s restored to %s", value.group, value.file, value.new)
             failures += (
@@ -261,7 +261,7 @@ def _values(
 class Restored(msgspec.Struct, frozen=True):
     outcome: WriteOutcome
     """What was written to cpusets."""
-    values: ValueOutcome
+    limits: ValueOutcome
     """What was written to other files."""
     unchecked: str
     """Why the runtime, or a container that began with CPUs of the agent's choice, could not be
@@ -292,7 +292,7 @@ def restore(settings: RestoreSettings, append: Append) -> Restored:
     chosen, unchecked = _restore_runtime(cri, last, hierarchy, controllers, journal)
     cri.close()
     outcome = writer.restore(hierarchy, journal, chosen)
-    others = values.restore(controllers, journal)
+    others = limits.restore(controllers, journal)
     written = Written(WriteReason.RESTORE, outcome, others)
     append(write_records(written, last.pods if last else {}))
     hierarchy.close()

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from agent.__main__ import main
-from agent.cgroup import values, writer
+from agent.cgroup import limits as values
+from agent.cgroup import writer
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.host import locks

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cgroup import values
+from agent.cgroup import limits as values
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.model.linux_resources import LinuxResources

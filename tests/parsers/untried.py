@@ -66,7 +66,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "cgroup.hierarchy:Controllers.cpu_seconds",
         "cgroup.limits:_quota_amount",
         "cgroup.limits:_shares_amount",
-        "cgroup.values:LimitsPass._write",
+        "cgroup.limits:LimitsPass._write",
         "host.kernel_events:_writers",
         "host.kernel_events:_decode",
         "host.processes:lock_holders",

@@ -41,7 +41,7 @@ SUITES: dict[str, tuple[float, list[str]]] = {
             f"--deselect={KILL_TEST}",
             "tests/vm/inside/test_topology.py",
             "tests/cgroup/test_writer_kernel.py",
-            "tests/cgroup/test_values_kernel.py",
+            "tests/cgroup/test_limits_values_kernel.py",
         ],
     ),
     "limits, kills and an agent alone": (

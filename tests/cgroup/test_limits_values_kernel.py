@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.cgroup import limits as limit_files
-from agent.cgroup import values
+from agent.cgroup import limits as values
 from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, mounted
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import WriteState

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cgroup import values
+from agent.cgroup import limits as values
 from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone, Handles
 from agent.cgroup.journal import Journal, OriginalValue
 from agent.cgroup.outcome import WriteState

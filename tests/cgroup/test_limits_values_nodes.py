@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cgroup import values
+from agent.cgroup import limits as values
 from agent.cgroup.hierarchy import Controllers, Handles
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import WriteState
