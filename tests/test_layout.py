@@ -26,7 +26,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
         "allocate.rebind.local_search",
     ),
     "cgroup/test_writer.py": ("cgroup.outcome",),
-    "cli/test_audit_commands.py": ("cli.audit_trail", "cli.history"),
+    "cli/test_audit_commands.py": ("cli.history",),
     "cli/test_explain.py": ("scheduler.explain.saved",),
     "cli/test_main.py": ("__main__",),
     "cli/test_secrets.py": ("cli.agent", "cli.topology"),

@@ -19,7 +19,7 @@ REASONS = {
     "node.rebinds": "the time of a status, as the API has it",
     "install.installer": "the age of a container, compared with the runtime's times",
     "discover.gpuchild": "NVML's samples have the wall clock's time",
-    "cli.audit_trail": "the beginning of a period that ends now",
+    "cli.audit": "the beginning of a period that ends now",
     "node.doctor": "the last minutes of the audit trail",
     "node.page": "the hour and the day up to now that a page shows, and its clock",
     "telemetry.exposition": "the start of a process, as its metric has it",

@@ -13,36 +13,34 @@ import sys
 
 import msgspec
 
-from agent.cli import audit_trail, options
+from agent.cli import audit, options
 from agent.model.settings.options import SettingsError
 from agent.view import format, history
 
 USAGE = "topolet history [OPTIONS] [NAMESPACE/]POD"
-SETTINGS = audit_trail.SETTINGS
+SETTINGS = audit.SETTINGS
 SCHEMA_VERSION = 1
 """The version of the JSON output."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="name of the pod")
-    audit_trail.add_filters(parser)
+    audit.add_filters(parser)
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.node:
-        return audit_trail.on_node("history", arguments)
+        return audit.on_node("history", arguments)
     try:
         settings = options.load(arguments, SETTINGS)
     except SettingsError as error:
         return options.fail(error, 2)
     try:
-        found = history.pod_histories(
-            audit_trail.selected_records(arguments, settings.state_dir).records
-        )
+        found = history.pod_histories(audit.selected_records(arguments, settings.state_dir).records)
     except OSError as error:
-        return audit_trail.fail_without_trail(error, settings.state_dir)
+        return audit.fail_without_trail(error, settings.state_dir)
     if not found and arguments.output == "text":
         return options.fail(
             LookupError(f"the audit trail has no record of pod {arguments.pod} in that time")
