@@ -1,4 +1,6 @@
-"""The values of LinuxResources in the files of a group on cgroup v1 and v2.
+"""The values of LinuxResources in the files of a group on cgroup v1 and v2, and their writes: reads
+the files, journals the original values, writes in a legal order, reads back; and restores the
+original values.
 
 | value  | v1                                              | v2              |
 |--------|-------------------------------------------------|-----------------|
@@ -12,7 +14,26 @@ kernel rounds memory down to pages. Texts have no line end. `cgroup.writer` writ
 
 On v1 the pages of a group move with its memory nodes only if `cpuset.memory_migrate` is 1; on v2
 they always do.
-"""
+
+Nothing that happens on the machine raises an error: a group that vanished, a refused write or a
+full disk becomes part of the outcome. The other writes follow a failed one: the kernel refuses
+those that depend on it.
+
+* A file whose value means the same already is not written.
+* On v1 a child's quota or memory nodes can't exceed its parent's (EINVAL, EACCES, EBUSY). So values
+  that grow are written first, from the top down, then values that shrink, from the bottom up.
+  Groups that were not requested are never written.
+* With swap accounting, v1 refuses a memory limit above the limit of memory and swap (EINVAL).
+  Runtimes set both to the same value when a container may not swap, so the second is raised first.
+* A memory limit below the present use is not written: v2 would kill processes, and v1 reclaims for
+  half a second before it refuses (EBUSY).
+* A change that failed because of the group's own processes, its parent or its other values is
+  marked as refused: a pod's author can cause that, and it concerns that pod alone. For example, the
+  kernel refuses a quota beyond the parent's (v1), and any weight while `cpu.idle` is set.
+* v2 moves pages whenever memory nodes change; v1 does with `migrate`, which is written first. v2
+  accepts nodes that the parent does not have; they have no effect, and count as written.
+* The groups that pods share belong to the kubelet (pkg/kubelet/cm,
+  qos_container_manager_linux.go, UpdateCgroups): values for them fail."""
 
 from __future__ import annotations
 

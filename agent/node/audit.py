@@ -1,5 +1,9 @@
 """The agent's part of the audit trail: what a pass decided, by comparing two snapshots, and what it
-wrote. A pass appends its records together, at its end."""
+wrote. A pass appends its records together, at its end.
+
+Other processes change what the agent has set in cgroups: single changes happen, for example when a
+runtime restarts; REPEATED changes of one file within LASTING_SECONDS mean that another program
+decides the same values."""
 
 from __future__ import annotations
 

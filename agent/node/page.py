@@ -51,7 +51,7 @@ class _DeviceUse(msgspec.Struct, frozen=True):
 
 
 class _History(msgspec.Struct, frozen=True):
-    """The fields of `recent.Recent`, with pools and drift of the last hour."""
+    """The fields of `history.Recent`, with pools and drift of the last hour."""
 
     schema_version: int
     revision: int

@@ -6,8 +6,8 @@ CPU lists, then as lines. For a node it adds the owner of each CPU and a line fo
 pod; `topolet topology` prints it. `devices` lists devices as a table or a tree.
 
 The page and `topolet top` show the node live: `live` makes one value of machine, pools, devices,
-pods and problems, `recent` keeps the last changes from the audit trail, and `history` writes a
-record of the trail as a sentence. `top` draws the screen of `topolet top` with the styled lines of
+pods and problems, and `history` keeps the last changes from the audit trail, and writes a record
+of the trail as a sentence. `top` draws the screen of `topolet top` with the styled lines of
 `terminal`.
 
 `explanation` and `fragmentation` write the scheduler's results as text. `format` has numbers,

@@ -1,4 +1,6 @@
-"""Records of the audit trail for people: as a table, and as sentences by pod."""
+"""Records of the audit trail for people: as a table, as sentences by pod, and as the last changes
+on a node: decisions, moves, drift, refusals, the sizes of the shared pools, and since when each pod
+has its CPUs. The number of changes that are kept is bounded."""
 
 from __future__ import annotations
 

@@ -7,5 +7,5 @@ searched, and checks what a moved pod may take. `local_search` improves step by 
 two pods change their places, several pods make room for one that crosses NUMA nodes, and all pods
 of a NUMA node leave it; with few pods, up to four of them are placed again in any order. Then moves
 that gain nothing are undone. `planner` puts them together and orders the moves so that no CPU has
-two owners in between, and `planner_input` reads the input from a node allocator.
+two owners in between; it reads its input from a node allocator.
 """

@@ -1,4 +1,5 @@
-"""Makes the plan: which pods move to which CPUs, in which steps, and what the plan gains.
+"""Makes the plan: which pods move to which CPUs, in which steps, and what the plan gains. The input
+is read from a node allocator and the pods' requests.
 
 Between two steps no CPU has two owners, and every owner has as many CPUs as before. The next step
 is the first of these that is possible: a pod whose new CPUs are all free moves to them; a pod takes

@@ -1,4 +1,5 @@
-"""The machine as values: CPUs, cores, caches, dies, sockets, NUMA nodes."""
+"""The machine as values: CPUs, cores, caches, dies, sockets, NUMA nodes; and what is only shown of
+it: models of CPUs, caches, kinds of memory."""
 
 from __future__ import annotations
 

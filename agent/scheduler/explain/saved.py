@@ -6,9 +6,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from agent.allocate.node_allocator.properties import AllocatorRules
-from agent.kube import documents, objects
+from agent.kube import documents
 from agent.kube.documents import DocumentError
-from agent.kube.objects import Change, ChangeKind, Object, ObjectKey
+from agent.kube.objects import (
+    DEVICE,
+    NODE,
+    POD,
+    RESERVATION,
+    TOPOLOGY,
+    Change,
+    ChangeKind,
+    Object,
+    ObjectKey,
+)
 from agent.model import objects
 from agent.model.objects import ObjectError
 from agent.model.pod import apiobjects
@@ -37,18 +47,18 @@ class SavedCluster:
         for each in saved:
             by_kind.setdefault(each["kind"], []).append(each)
         # Pods come in the order of their start, and before the reports that count them.
-        pods = sorted(map(_with_uid, by_kind.get(objects.POD.name, [])), key=_started_at)
+        pods = sorted(map(_with_uid, by_kind.get(POD.name, [])), key=_started_at)
         self.pods: dict[ObjectKey, Object] = {_key(each, "default"): each for each in pods}
-        cluster, devices = self.cluster, by_kind.get(objects.DEVICE.name, [])
-        self._add(by_kind.get(objects.NODE.name, []), records.node, cluster.nodes_changed)
+        cluster, devices = self.cluster, by_kind.get(DEVICE.name, [])
+        self._add(by_kind.get(NODE.name, []), records.node, cluster.nodes_changed)
         policy = rules.scoring.placement if rules.scoring is not None else None
         seen, read_pod = PodsSeen(), records.pods(agents, kinds=policy is not None)
         self._add(pods, read_pod, seen.pods_changed, cluster.pods_changed)
-        reports = by_kind.get(objects.TOPOLOGY.name, [])
+        reports = by_kind.get(TOPOLOGY.name, [])
         self._add(reports, records.topology, cluster.topologies_changed)
         self._add(devices, records.devices, cluster.devices_changed)
         self._add(
-            by_kind.get(objects.RESERVATION.name, []),
+            by_kind.get(RESERVATION.name, []),
             koordinator_reservations.reservation,
             cluster.koordinator_reservations_changed,
         )
@@ -83,7 +93,7 @@ def pod_object(found: Object, namespace: str, *, new: bool) -> Object:
     """The object of a pod, or of the pod that a workload would create. `new`: without what the
     scheduler and the kubelet wrote. Requests that are not set become the limits, as in the API
     server. Raises DocumentError for an object that is neither, or whose pod has no containers."""
-    if found.get("kind") != objects.POD.name:
+    if found.get("kind") != POD.name:
         spec = _mapping(found.get("spec"))
         # A CronJob has the template of a Job, which has the template of a pod.
         spec = _mapping(_mapping(spec.get("jobTemplate")).get("spec")) or spec

@@ -1,4 +1,12 @@
-"""One node: its API objects, its agent, and the allocation state that follows from them."""
+"""One node: its API objects, its agent, and the allocation state that follows from them.
+
+Pods without CPUs or devices from Topolet use the NUMA nodes by the node's NodeResourceTopology
+report, without the pods that the report does not count yet. It does not name the pods that it
+counts; it has only a fingerprint of them. Which pods fit the fingerprint is found from the order in
+which pods started, the last pods that ended, and the pods that were added since the report. A
+process that has just started does not know these. If the report then counts unknown pods, the free
+amounts are unknown until the next report.
+"""
 
 from __future__ import annotations
 
