@@ -1,6 +1,6 @@
 """The kinds of objects that Topolet uses, with the versions of each that the API server serves; the
-interface to an API server or a folder, the changes that a watch reports, and
-the known state with which new events are compared."""
+interface to an API server or a folder, the changes that a watch reports, and the known state with
+which new events are compared."""
 
 from __future__ import annotations
 
