@@ -1,11 +1,10 @@
 """The command `topolet`, also `python -m agent`. Each subcommand is a thin module of `agent.cli`,
-imported only when it is called.
+imported only when it is called; those that run a process are in `cli.processes`.
 
-A subcommand's module has `add_arguments(parser)` and `run(arguments) -> exit code`; dashes in its
-name are underscores; the options of its process are `SETTINGS`. A daemon lists its flags without a
-value in `SWITCHES`: flags in their full form are then read without argparse, which would keep a
-megabyte of the daemon's memory.
-"""
+A subcommand has `add_arguments(parser)` and `run(arguments) -> exit code`; dashes in its name are
+underscores in that of its module; the options of its process are `SETTINGS`. A daemon lists its
+flags without a value in `SWITCHES`: flags in their full form are then read without argparse, which
+would keep a megabyte of the daemon's memory."""
 
 from __future__ import annotations
 
@@ -15,13 +14,15 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from agent import VERSION
 from agent.cli import options
 
 if TYPE_CHECKING:
     import argparse
+
+    from agent.cli.processes import Process
 
 COMMANDS: Final = {
     "topology": "draw the machine: sockets, NUMA nodes, caches, cores, memory, distances",
@@ -52,6 +53,8 @@ COMMANDS: Final = {
 }
 
 
+_PROCESSES: Final = ("agent", "proxy", "nri", "scheduler", "webhook")
+"""The subcommands that run a process."""
 _WIDTH = 100
 _NARROWEST = 40
 
@@ -64,23 +67,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if not words or words[0] not in COMMANDS:
         return _usage(words)
-    module = importlib.import_module(f"agent.cli.{words[0].replace('-', '_')}")
-    arguments: object = None
-    if hasattr(module, "SWITCHES"):
-        arguments = options.plain(words[1:], module.SETTINGS, module.SWITCHES)
+    command = subcommand(words[0])
+    arguments: Any = None
+    if hasattr(command, "SWITCHES"):
+        arguments = options.plain(words[1:], command.SETTINGS, command.SWITCHES)
     if arguments is None:
-        arguments = _parsed(module, words)
+        arguments = _read(parser_of(words[0]), words[1:])
         # The parser refers to itself; without this a daemon would keep its memory for long.
         gc.collect()
-    if hasattr(module, "SETTINGS"):
-        for each in options.unknown_variables(module.SETTINGS, os.environ):
+    if hasattr(command, "SETTINGS"):
+        for each in options.unknown_variables(command.SETTINGS, os.environ):
             print(f"topolet: {each}", file=sys.stderr)
-    code: int = module.run(arguments)
+    code: int = command.run(arguments)
     return code
 
 
-def _parsed(module: ModuleType, words: Sequence[str]) -> object:
-    return _read(parser_of(words[0], module), words[1:])
+def subcommand(name: str) -> ModuleType | Process[Any]:
+    """The module of a subcommand, or the process that it runs."""
+    if name in _PROCESSES:
+        from agent.cli.processes import SUBCOMMANDS
+
+        return SUBCOMMANDS[name]
+    return importlib.import_module(f"agent.cli.{name.replace('-', '_')}")
 
 
 def _read(parser: argparse.ArgumentParser, words: Sequence[str]) -> object:
@@ -97,11 +105,11 @@ def _read(parser: argparse.ArgumentParser, words: Sequence[str]) -> object:
         raise
 
 
-def parser_of(command: str, module: ModuleType) -> argparse.ArgumentParser:
-    """The parser of the arguments of a subcommand, whose module is given."""
-    prog = f"topolet {command}"
-    parser = _parser(prog, module.__doc__, getattr(module, "USAGE", f"{prog} [OPTIONS]"))
-    module.add_arguments(parser)
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """The parser of the arguments of a subcommand."""
+    command, prog = subcommand(name), f"topolet {name}"
+    parser = _parser(prog, command.__doc__, getattr(command, "USAGE", f"{prog} [OPTIONS]"))
+    command.add_arguments(parser)
     return parser
 
 

@@ -4,13 +4,12 @@ metrics in docs/monitoring.md from those that the processes declare; `--check` o
 from __future__ import annotations
 
 import argparse
-import importlib
 import pathlib
 import sys
 
 import msgspec
 
-from agent.__main__ import COMMANDS
+from agent.__main__ import COMMANDS, subcommand
 from agent.cli import options as flags
 from agent.koordinator import server as hook_server
 from agent.model.settings import options
@@ -86,8 +85,7 @@ def _row(field: msgspec.inspect.Field) -> str:
 
 
 def _options(command: str) -> tuple[str, ...]:
-    module = importlib.import_module(f"agent.cli.{command.replace('-', '_')}")
-    kind = getattr(module, "SETTINGS", None)
+    kind = getattr(subcommand(command), "SETTINGS", None)
     return kind.__struct_fields__ if kind else ()
 
 

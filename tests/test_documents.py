@@ -4,7 +4,6 @@ the tools."""
 from __future__ import annotations
 
 import argparse
-import importlib
 import itertools
 import re
 import shlex
@@ -17,7 +16,7 @@ import pytest
 import yaml
 
 from agent import WHEEL
-from agent.__main__ import COMMANDS
+from agent.__main__ import COMMANDS, subcommand
 from agent.cli import options
 from agent.model.settings.agent import AgentSettings
 from agent.node.drift import DriftKind
@@ -142,9 +141,8 @@ def test_commands_of_topolet_exist_with_their_options() -> None:
         if words[0] not in COMMANDS:
             wrong.append((page, words))
             continue
-        module = importlib.import_module(f"agent.cli.{words[0].replace('-', '_')}")
         parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
-        module.add_arguments(parser)
+        subcommand(words[0]).add_arguments(parser)
         flags = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", parser.format_help()))
         unknown = [
             each for each in words[1:] if each[0] == "-" and each.partition("=")[0] not in flags

@@ -7,9 +7,8 @@ zsh > DIR/_topolet` with a folder DIR of `fpath`.
 from __future__ import annotations
 
 import argparse
-import importlib
 
-from agent.__main__ import COMMANDS
+from agent.__main__ import COMMANDS, subcommand
 from agent.view import format
 
 USAGE = "topolet completion bash|zsh"
@@ -26,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     commands = parser.add_subparsers()
     for name, text in COMMANDS.items():
         command_parser = commands.add_parser(name, help=text)
-        importlib.import_module(f"agent.cli.{name.replace('-', '_')}").add_arguments(command_parser)
+        subcommand(name).add_arguments(command_parser)
         for action in command_parser._actions:
             values = str(action.metavar or "").split("|")
             if len(values) > 1:

@@ -4,11 +4,10 @@ and that its process can use the value. Exit code 0: the file is valid; 2: it is
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from agent.cli import options
+from agent.cli import options, processes
 from agent.kube import documents
 from agent.kube.documents import DocumentError
 from agent.model.settings.agent import AgentSettings
@@ -28,9 +27,6 @@ OWN_OPTIONS: Final = frozenset(
 )
 """The templates set these options, or they have no effect in a pod."""
 
-
-_PROCESSES: Final = ("agent", "proxy", "nri")
-"""Subcommands that check more of their options than the types do."""
 
 USAGE = "topolet config check [FILE | --chart VALUES]"
 
@@ -65,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _refusals(path: str) -> Iterator[str]:
     """Why processes refuse their options of a file in which none is wrong by itself."""
-    for name in _PROCESSES:
-        process = importlib.import_module(f"agent.cli.{name}")
+    for name in ("agent", "proxy", "nri"):
+        process = processes.SUBCOMMANDS[name]
         try:
             process.check(options.load(argparse.Namespace(config=path), process.SETTINGS))
         except SettingsError as error:
@@ -152,8 +148,7 @@ def _problems(where: str, kind: type[Options], raw: Mapping[str, Any]) -> Iterat
             right = False
             yield str(error)
     if right and kind is AgentSettings:
-        process = importlib.import_module("agent.cli.agent")
         try:
-            process.check(parse(raw, AgentSettings))
+            processes.AGENT.check(parse(raw, AgentSettings))
         except SettingsError as error:
             yield f"{where}: {error}"

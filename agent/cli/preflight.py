@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import enum
-import importlib
 import os
 import stat
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Final
 import msgspec
 
 from agent.cgroup.hierarchy import CgroupError
-from agent.cli import options
+from agent.cli import options, processes
 from agent.cri.client import Cri
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import (
@@ -148,8 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         settings = options.load(arguments, SETTINGS)
-        # As the agent itself, which is not started here.
-        importlib.import_module("agent.cli.agent").check(settings)
+        processes.AGENT.check(settings)
         found = list(agent_problems(settings, Mode(arguments.mode)))
     except SettingsError as error:
         return options.fail(error, 2)

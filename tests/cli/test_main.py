@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import subprocess
 import sys
@@ -15,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.__main__ import COMMANDS, parser_of
-from agent.cli import options, proxy
+from agent.cli import options
+from agent.cli.processes import PROXY
 from agent.model.settings.agent import TopologySettings
 
 
@@ -127,10 +127,13 @@ LOADED = "import sys\n{}\nprint(*sys.modules)"
 @pytest.mark.parametrize(
     ("code", "heavy"),
     [
-        ("import agent.__main__, agent.cli.proxy, agent.proxy.daemon", HEAVY | FOR_SOME_ARGUMENTS),
+        (
+            "import agent.__main__, agent.cli.processes, agent.proxy.daemon",
+            HEAVY | FOR_SOME_ARGUMENTS,
+        ),
         (
             "from agent.__main__ import main\ntry: main(['proxy', '--help'])\n"
-            "except SystemExit: import agent.cli.proxy",
+            "except SystemExit: import agent.cli.processes",
             HEAVY,
         ),
     ],
@@ -140,7 +143,7 @@ def test_proxy_does_not_load_heavy_modules(code: str, heavy: set[str]) -> None:
     done = python("-c", LOADED.format(code))
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    assert "agent.cli.proxy" in loaded
+    assert "agent.cli.processes" in loaded
     assert not loaded & heavy
 
 
@@ -168,24 +171,23 @@ ARGUMENTS = st.sampled_from(
 
 @given(st.lists(ARGUMENTS, max_size=5))
 def test_plain_arguments_are_read_as_by_argparse(arguments: list[str]) -> None:
-    plain = options.plain(arguments, proxy.SETTINGS, ("standalone",))
+    plain = options.plain(arguments, PROXY.SETTINGS, ("standalone",))
     parser = argparse.ArgumentParser()
     parser.add_argument("--standalone", action="store_true")
-    options.add_arguments(parser, proxy.SETTINGS)
+    options.add_arguments(parser, PROXY.SETTINGS)
     if plain is not None:
         assert vars(plain) == vars(parser.parse_args(arguments))
 
 
 def test_the_usual_arguments_of_a_proxy_are_plain() -> None:
     arguments = ["--state-dir", "/x", "--hold-seconds=2", "--config", "/etc/topolet.toml"]
-    assert options.plain(arguments, proxy.SETTINGS) is not None
-    assert options.plain([*arguments, "--help"], proxy.SETTINGS) is None
+    assert options.plain(arguments, PROXY.SETTINGS) is not None
+    assert options.plain([*arguments, "--help"], PROXY.SETTINGS) is None
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_usage_names_every_positional_argument(command: str) -> None:
-    module = importlib.import_module(f"agent.cli.{command.replace('-', '_')}")
-    parser = parser_of(command, module)
+    parser = parser_of(command)
     positional = [each for each in parser._actions if not each.option_strings]
     shown = [str(each.metavar or each.dest.upper()) for each in positional]
     assert [each for each in shown if each not in (parser.usage or "")] == []

@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.cli import agent as agent_command
-from agent.cli import nri as nri_command
 from agent.cli import options
-from agent.cli import proxy as proxy_command
-from agent.cli import webhook as webhook_command
+from agent.cli.processes import SUBCOMMANDS
 from agent.kube import cluster
 from agent.model.devices import device_object
 from agent.model.devices.device_object import (
@@ -137,9 +134,9 @@ def test_the_webhook_configuration_matches_the_service_and_the_port() -> None:
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     command, *flags = container["args"]
     assert command == "webhook"
-    given = options.plain(flags, webhook_command.SETTINGS)
+    given = options.plain(flags, SUBCOMMANDS["webhook"].SETTINGS)
     assert given is not None
-    settings = options.load(given, webhook_command.SETTINGS)
+    settings = options.load(given, SUBCOMMANDS["webhook"].SETTINGS)
     assert settings.https == f"0.0.0.0:{ports[port['targetPort']]}"
     assert settings.scheduler_name == variables()["TOPOLET_SCHEDULER_NAME"]
     (mutating,) = of_kind("MutatingWebhookConfiguration")["topolet-gpu-scheduler"]["webhooks"]
@@ -322,18 +319,18 @@ def test_pods_are_hardened(overlay: str) -> None:
 @pytest.mark.parametrize(("overlay", "place"), [("reconcile", 0), ("nri", 1)])
 def test_flags_are_options_of_the_command(overlay: str, place: int) -> None:
     command, *flags = arguments(pod_of(overlay)["containers"][place])
-    module = {"agent": agent_command, "nri": nri_command}[command]
+    module = {"agent": SUBCOMMANDS["agent"], "nri": SUBCOMMANDS["nri"]}[command]
     assert options.plain(flags, module.SETTINGS) is not None
 
 
 def agent_settings(container: dict[str, Any]) -> AgentSettings:
     """The settings of the agent in its container."""
-    given = options.plain(arguments(container)[1:], agent_command.SETTINGS)
+    given = options.plain(arguments(container)[1:], SUBCOMMANDS["agent"].SETTINGS)
     assert given is not None
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(container).items():
             patch.setenv(name, value)
-        return options.load(given, agent_command.SETTINGS)
+        return options.load(given, SUBCOMMANDS["agent"].SETTINGS)
 
 
 def test_commands_need_no_options_in_the_agents_container() -> None:
@@ -445,9 +442,9 @@ def test_with_the_component_the_webhook_requires_client_certificates(tmp_path: P
     )
     (container,) = pod["containers"]
     command, *flags = arguments(container)
-    given = options.plain(flags, webhook_command.SETTINGS)
+    given = options.plain(flags, SUBCOMMANDS["webhook"].SETTINGS)
     assert given is not None
-    settings = options.load(given, webhook_command.SETTINGS)
+    settings = options.load(given, SUBCOMMANDS["webhook"].SETTINGS)
     mounted = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
     folder, _, name = settings.client_ca_file.rpartition("/")
     assert name == "ca.crt"
@@ -463,9 +460,9 @@ def test_the_cri_o_drop_in_of_the_proxy_service_has_the_same_socket() -> None:
     assert lines[0] == ""
     program, command, *flags = lines[1].split()
     assert (program, command) == ("/usr/local/bin/topolet", "proxy")
-    given = options.plain(flags, proxy_command.SETTINGS)
+    given = options.plain(flags, SUBCOMMANDS["proxy"].SETTINGS)
     assert given is not None
-    settings = options.load(given, proxy_command.SETTINGS)
+    settings = options.load(given, SUBCOMMANDS["proxy"].SETTINGS)
     assert socket_path(settings.runtime_endpoint) == CRIO
     unit = (ROOT / "systemd/topolet-proxy.service").read_text()
     assert lines[1].replace("/run/crio/crio", "/run/containerd/containerd") in unit

@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from agent.cli import options
-from agent.cli import scheduler as scheduler_command
 from agent.http.certificates import in_folder
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC, RESOURCE_STATUS
 from agent.model.settings.scheduler import LEASE_NAME, ExplainSettings, SchedulerSettings
@@ -52,9 +51,9 @@ def settings() -> SchedulerSettings:
     (container,) = pod_of("topolet-scheduler")["containers"]
     command, *flags = container["args"]
     assert command == "scheduler"
-    given = options.plain(flags, scheduler_command.SETTINGS)
+    given = options.plain(flags, SchedulerSettings)
     assert given is not None
-    return options.load(given, scheduler_command.SETTINGS)
+    return options.load(given, SchedulerSettings)
 
 
 def configuration() -> Object:
@@ -280,9 +279,9 @@ def test_the_role_for_evictions_exists_only_in_the_evict_overlay(tmp_path: Path)
         assert (("ClusterRole", "topolet-scheduler-evict") in named) is may_evict
         pod = named["Deployment", "topolet-scheduler"]["spec"]["template"]["spec"]
         _, *flags = pod["containers"][0]["args"]
-        given = options.plain(flags, scheduler_command.SETTINGS)
+        given = options.plain(flags, SchedulerSettings)
         assert given is not None
-        assert options.load(given, scheduler_command.SETTINGS).evict is may_evict
+        assert options.load(given, SchedulerSettings).evict is may_evict
         pod = named["Deployment", "topolet-kube-scheduler"]["spec"]["template"]["spec"]
         image, _, tag = pod["containers"][0]["image"].rpartition(":")
         assert image.endswith("/kube-scheduler")

@@ -23,9 +23,10 @@ from typing import Any
 
 from agent.__main__ import main as topolet
 from agent.cgroup.hierarchy import CPUS
-from agent.cli import agent as _agent  # noqa: F401 - imported once, here
+from agent.cli import processes as _processes  # noqa: F401 - imported once, here
 from agent.cli import restore as _restore  # noqa: F401
 from agent.host.kernel_events import Inotify, Uevents
+from agent.node import daemon as _daemon  # noqa: F401
 from tests.faults.cgroups import effective, padded
 from tests.faults.steps import StepCounter
 

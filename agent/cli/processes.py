@@ -1,0 +1,292 @@
+"""The subcommands that run a process until it is told to end: agent, proxy, NRI plugin, scheduler
+and webhook. The modules of a process are imported only when it runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic
+
+from agent.cli import options
+from agent.host.listener import ActivationError, Listener, ListenError, inherited
+from agent.host.locks import LockedError
+from agent.model.settings import frontends
+from agent.model.settings.agent import AGENT_PORT, AgentSettings
+from agent.model.settings.frontends import NRI_PORT, PROXY_PORT, NriSettings, ProxySettings
+from agent.model.settings.options import (
+    Kind,
+    SettingsError,
+    pages_address,
+    proxy_socket,
+    socket_path,
+)
+from agent.model.settings.scheduler import SchedulerSettings, WebhookSettings
+from agent.telemetry import logs
+
+if TYPE_CHECKING:
+    import argparse
+
+    from agent.node.corrected import PodResourcesServer, Serve
+    from agent.node.daemon import Frontend
+
+log = logging.getLogger(__name__)
+
+
+class Process(Generic[Kind]):
+    """A subcommand that runs a process.
+
+    `serve`: runs the process and returns the exit code.
+    `check`: raises SettingsError for settings that the process refuses, even if no other setting
+        enables them.
+    `switches`: the help of each flag without a value that is not a setting."""
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        settings: type[Kind],
+        serve: Callable[[Kind, argparse.Namespace], int],
+        check: Callable[[Kind], None] = lambda settings: None,
+        switches: Mapping[str, str] | None = None,
+    ) -> None:
+        self._name = name
+        self.__doc__ = description
+        self.SETTINGS = settings
+        self.check = check
+        self._serve = serve
+        self._switches = switches or {}
+        self.SWITCHES = tuple(self._switches)
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        for switch, text in self._switches.items():
+            parser.add_argument(f"--{switch}", action="store_true", help=text)
+        options.add_arguments(parser, self.SETTINGS)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        try:
+            settings = options.load(arguments, self.SETTINGS)
+            self.check(settings)
+        except SettingsError as error:
+            return options.fail(error, 2)
+        node = ""
+        if isinstance(settings, AgentSettings):
+            node = settings.node_name or os.uname().nodename
+        logs.start(settings.log_level, settings.log_format, node)
+        logs.announce(self._name, settings)
+        return self._serve(settings, arguments)
+
+
+def _run_agent(settings: AgentSettings, arguments: argparse.Namespace) -> int:
+    from agent.cgroup.hierarchy import CgroupError
+    from agent.http.server import HttpListenError
+    from agent.kube.errors import StoreError
+    from agent.kubelet.configuration import ConfigurationError
+    from agent.node import daemon
+
+    try:
+        daemon.run(
+            settings,
+            lambda: options.load(arguments, AgentSettings),
+            _hook_server(settings),
+            _serve_corrected(settings),
+            standalone=arguments.standalone,
+        )
+    except (
+        LockedError,
+        HttpListenError,
+        CgroupError,
+        ConfigurationError,
+        SettingsError,
+        StoreError,
+        OSError,
+    ) as error:
+        return options.fail(error)
+    return 0
+
+
+def _check_agent(settings: AgentSettings) -> None:
+    from agent.node.devices import configured_actions
+    from agent.node.loop import excluded
+    from agent.node.node_local import named_reserved, static_options
+
+    frontends.failure_policies(settings)
+    static_options(settings.cpu_policy_options)
+    excluded(settings)
+    socket_path(settings.runtime_endpoint)
+    pages_address(settings.http, AGENT_PORT)
+    configured_actions(settings)
+    named_reserved(settings)
+
+
+def _hook_server(settings: AgentSettings) -> Frontend | None:
+    """The server of Koordinator's hook protocol, which takes 14 MB of memory; None if it is not
+    enabled.
+
+    Raises SettingsError, LockedError or OSError."""
+    if not settings.hook_server_socket:
+        return None
+    _needs_grpcio("hook-server-socket")
+    from agent.koordinator import server
+
+    return server.HookServer(settings, server.REGISTRATION_DIR)
+
+
+def _serve_corrected(settings: AgentSettings) -> Serve | None:
+    """The server of the corrected PodResources API, None if it is not enabled. Raises
+    SettingsError."""
+    name, socket = "corrected-pod-resources-socket", settings.corrected_pod_resources_socket
+    if not socket:
+        return None
+    path = socket_path(socket)
+    from agent.kubelet import podresources
+
+    if os.path.realpath(path) == os.path.realpath(podresources.socket_path(settings.kubelet_dir)):
+        raise SettingsError(f"{name}: {path} is the kubelet's own socket")
+    _needs_grpcio(name)
+
+    def serve(answer: Callable[[str, bytes], bytes]) -> PodResourcesServer:
+        from agent.rpc.server import GrpcServer, Method
+
+        def method(name: str) -> Method:
+            return lambda request, _: answer(name, request)
+
+        return GrpcServer(
+            path, podresources.SERVICE, {name: method(name) for name in podresources.METHODS}, 4, 64
+        )
+
+    return serve
+
+
+def _needs_grpcio(option: str) -> None:
+    import importlib.util
+
+    from agent import WHEEL
+
+    if importlib.util.find_spec("grpc") is None:
+        raise SettingsError(
+            f"{option}: needs grpcio, which is missing: pip install '{WHEEL}[hookserver]'"
+        )
+
+
+def _run_proxy(settings: ProxySettings, _: argparse.Namespace) -> int:
+    try:
+        served = inherited(os.environ) or _listen(settings)
+    except (ActivationError, ListenError, OSError) as error:
+        return options.fail(error)
+    # A kubelet that connects now waits for the imports instead of failing.
+    from agent.proxy import daemon
+
+    try:
+        daemon.run(settings, served)
+    except (LockedError, OSError) as error:
+        return options.fail(error)
+    finally:
+        if isinstance(served, Listener):
+            served.close()
+    return 0
+
+
+def _check_proxy(settings: ProxySettings) -> None:
+    frontends.failure_policies(settings)
+    runtime = socket_path(settings.runtime_endpoint)
+    if os.path.realpath(proxy_socket(settings.state_dir)) == os.path.realpath(runtime):
+        raise SettingsError(f"runtime-endpoint is the proxy's own socket, {runtime}")
+    pages_address(settings.http, PROXY_PORT)
+
+
+def _listen(settings: ProxySettings) -> Listener:
+    folder = settings.state_dir
+    if not os.path.isdir(folder):
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+        log.info("%s did not exist: the proxy created it for its socket", folder)
+    return Listener(proxy_socket(folder))
+
+
+def _run_nri(settings: NriSettings, _: argparse.Namespace) -> int:
+    from agent.nri import daemon
+    from agent.nri.daemon import LaunchError, launched
+
+    try:
+        daemon.run(settings, launched(os.environ))
+    except (LockedError, LaunchError, OSError) as error:
+        return options.fail(error)
+    return 0
+
+
+def _check_nri(settings: NriSettings) -> None:
+    frontends.failure_policies(settings)
+    socket_path(settings.nri_socket)
+    pages_address(settings.http, NRI_PORT)
+
+
+def _run_scheduler(settings: SchedulerSettings, _: argparse.Namespace) -> int:
+    from agent.scheduler import process
+
+    return _serve_cluster(lambda: process.run(settings))
+
+
+def _run_webhook(settings: WebhookSettings, _: argparse.Namespace) -> int:
+    from agent.scheduler import webhook
+
+    return _serve_cluster(lambda: webhook.run(settings))
+
+
+def _serve_cluster(run: Callable[[], None]) -> int:
+    """Runs a process that serves HTTP to the cluster; returns the exit code."""
+    from agent.host.daemon import FaultError
+    from agent.http.certificates import CertificateError
+    from agent.http.server import HttpListenError
+    from agent.kube.auth import AccessError
+
+    try:
+        run()
+    except SettingsError as error:
+        return options.fail(error, 2)
+    except (AccessError, CertificateError, FaultError, HttpListenError) as error:
+        return options.fail(error)
+    return 0
+
+
+AGENT: Final = Process(
+    "agent",
+    "Run the node agent: it discovers the machine, keeps CPU pools and cgroups correct, and "
+    "reports.",
+    AgentSettings,
+    _run_agent,
+    _check_agent,
+    {"standalone": "no cluster: pods come from the runtime, objects go to files"},
+)
+PROXY: Final = Process(
+    "proxy",
+    "Run the CRI proxy: it relays calls byte for byte, and sets the CPUs of containers.",
+    ProxySettings,
+    _run_proxy,
+    _check_proxy,
+)
+NRI: Final = Process(
+    "nri",
+    "Run the NRI plugin: the runtime calls it for each container, and it sets the container's "
+    "CPUs.",
+    NriSettings,
+    _run_nri,
+    _check_nri,
+)
+SUBCOMMANDS: Final[Mapping[str, Process[Any]]] = {
+    "agent": AGENT,
+    "proxy": PROXY,
+    "nri": NRI,
+    "scheduler": Process(
+        "scheduler",
+        "Run the extender of kube-scheduler: it finds the best node for each pod, and chooses "
+        "the\npod's CPUs and devices there.",
+        SchedulerSettings,
+        _run_scheduler,
+    ),
+    "webhook": Process(
+        "webhook",
+        "Run the admission webhook: it allows only configured accounts to bind pods with GPUs.",
+        WebhookSettings,
+        _run_webhook,
+    ),
+}
