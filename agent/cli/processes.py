@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from agent.cli import options
 from agent.host.listener import ActivationError, Listener, ListenError, inherited
@@ -15,7 +15,6 @@ from agent.model.settings import frontends
 from agent.model.settings.agent import AGENT_PORT, AgentSettings
 from agent.model.settings.frontends import NRI_PORT, PROXY_PORT, NriSettings, ProxySettings
 from agent.model.settings.options import (
-    Kind,
     SettingsError,
     pages_address,
     proxy_socket,
@@ -31,6 +30,10 @@ if TYPE_CHECKING:
     from agent.node.daemon import Frontend
 
 log = logging.getLogger(__name__)
+
+Kind = TypeVar(
+    "Kind", AgentSettings, ProxySettings, NriSettings, SchedulerSettings, WebhookSettings
+)
 
 
 class Process(Generic[Kind]):
@@ -52,9 +55,9 @@ class Process(Generic[Kind]):
     ) -> None:
         self._name = name
         self.__doc__ = description
-        self.SETTINGS = settings
-        self.check = check
-        self._serve = serve
+        self.SETTINGS: type[Kind] = settings
+        self.check: Callable[[Kind], None] = check
+        self._serve: Callable[[Kind, argparse.Namespace], int] = serve
         self._switches = switches or {}
         self.SWITCHES = tuple(self._switches)
 
