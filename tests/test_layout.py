@@ -73,7 +73,6 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "relay/test_hostile.py": ("relay.relay", "relay.server"),
     "relay/test_large_requests.py": ("relay.streams",),
     "relay/test_relay.py": ("relay.calls", "relay.flow_control", "relay.gate", "relay.streams"),
-    "relay/test_server.py": ("relay.pair",),
     "relay/test_transparency.py": ("relay.relay", "relay.server"),
     "rpc/test_unary.py": ("rpc.frames",),
     "scheduler/explain/test_explainer.py": ("model.explanation", "scheduler.explain.causes"),

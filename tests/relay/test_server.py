@@ -16,7 +16,7 @@ import pytest
 from agent.host.listener import ListenError
 from agent.host.loop import Loop
 from agent.model.verdict import Code, Refuse, Wait
-from agent.relay import pair
+from agent.relay import server as pair
 from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, Replace
 from agent.relay.relay import Downward, Upward
 from agent.relay.server import RelayServer
