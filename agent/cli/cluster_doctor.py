@@ -83,7 +83,9 @@ Ask = Callable[[Agent], NodeExamination]
 """The examination by the doctor of an agent's node. It may raise RemoteError."""
 
 
-def examine(kubectl: tuple[str, ...], namespace: str, node_seconds: float) -> list[ExaminedNode]:
+def examine_nodes(
+    kubectl: tuple[str, ...], namespace: str, node_seconds: float
+) -> list[ExaminedNode]:
     """All nodes of the cluster, sorted by name; the doctors of NODES_AT_ONCE nodes run at the same
     time, each for at most `node_seconds`. Raises RemoteError if nodes or pods can't be listed."""
     ready = remote.nodes_of(kubectl)
@@ -160,11 +162,11 @@ def _bounded(text: str) -> str:
     return printable(text[:_MAX_TEXT])
 
 
-def body(nodes: Sequence[ExaminedNode]) -> dict[str, Any]:
+def body_of_nodes(nodes: Sequence[ExaminedNode]) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, "nodes": msgspec.to_builtins(nodes)}
 
 
-def described(nodes: Sequence[ExaminedNode], width: int) -> str:
+def described_nodes(nodes: Sequence[ExaminedNode], width: int) -> str:
     """A row for each finding, the remedy of each kind of finding, and the numbers of nodes."""
     rows = [
         (

@@ -137,7 +137,7 @@ def _on_all_nodes(arguments: argparse.Namespace) -> int:
     if arguments.node or arguments.bundle:
         return options.fail(ValueError("--all: it takes neither NODE nor --bundle"), 2)
     try:
-        nodes = cluster_doctor.examine(
+        nodes = cluster_doctor.examine_nodes(
             remote.kubectl_of(arguments, "--all"),
             arguments.namespace,
             arguments.node_seconds,
@@ -146,10 +146,10 @@ def _on_all_nodes(arguments: argparse.Namespace) -> int:
         return options.fail(error, 2)
     try:
         if arguments.output == "json":
-            json.dump(cluster_doctor.body(nodes), sys.stdout, indent=1)
+            json.dump(cluster_doctor.body_of_nodes(nodes), sys.stdout, indent=1)
             print(flush=True)
         else:
-            text = cluster_doctor.described(nodes, format.columns(200))
+            text = cluster_doctor.described_nodes(nodes, format.columns(200))
             print(format.encodable(text), end="", flush=True)
     except OSError as error:
         return format.unwritten("doctor", error)
