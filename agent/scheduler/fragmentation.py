@@ -11,28 +11,271 @@ what rebinds would gain, and how many more pods of one kind fit.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.placement.residual import residual
+from agent.allocate.placement.demand import NodeCapacity
+from agent.allocate.placement.residual import CELL, Residual, residual
 from agent.allocate.rebind.planner import NoPlan, placed_node, plan
 from agent.allocate.refusal import Refusal
 from agent.model.pod.apiobjects import ApiPod
-from agent.model.pod_request import PodKind, PodRequest, PodRequestError, request_of
-from agent.model.rebind_resource import StatusMeasures
-from agent.scheduler.node_table import DECIMALS, PodDemand, fragmentation_of
-from agent.scheduler.rebind.progress import (
-    fixed_pods,
-    requests_of,
-    status_measures,
+from agent.model.pod_request import (
+    GPU_MILLI,
+    Needs,
+    PodKind,
+    PodRequest,
+    PodRequestError,
+    kind_of_requests,
+    request_of,
 )
+from agent.model.rebind_resource import StatusMeasures
+from agent.scheduler.rebind.progress import fixed_pods, requests_of, status_measures
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.node_info import NodeInfo
 from agent.view.fragmentation import ClusterFragmentation, NodeFragmentation, RebindGain
+
+DECIMALS: Final = 3
+"""Decimals of CPUs and GPUs in sums."""
+SLICE_SECONDS: Final = 0.001
+"""The time for which the cluster's lock is held without a pause."""
+PAUSE_SECONDS: Final = 0.003
+"""The time between two slices, in which the lock is free."""
+STEP_SECONDS: Final = 0.5
+"""The longest time of one `step`."""
+DEMAND_SECONDS: Final = 300.0
+"""The time after which the pods of the cluster are counted again."""
+
+
+class PodDemand(msgspec.Struct, frozen=True):
+    """What the pods of the cluster request. `owned`: the number of pods by the number of CPUs that
+    they own. `placement`: the value of remainders of GPUs, and the stranded GPUs, for these
+    pods."""
+
+    owned: Mapping[int, int]
+    placement: Residual
+
+
+class NodeRow(msgspec.Struct, frozen=True, gc=False):
+    """`state`: why the node takes no pods that need CPUs, "" if it does. CPUs, cores and NUMA nodes
+    are free if they have no owner; a core only if all its threads are free. Lost CPUs are free CPUs
+    on broken cores, and on NUMA nodes with too few free CPUs; lost GPUs are free GPUs that are
+    expected to stay idle (see `view.fragmentation`)."""
+
+    name: str
+    state: str = ""
+    model: str = ""
+    pods: int = 0
+    cpus: int = 0
+    free_cpus: int = 0
+    cores: int = 0
+    free_cores: int = 0
+    numa_nodes: int = 0
+    free_numa_nodes: int = 0
+    gpus: int = 0
+    free_gpus: float = 0.0
+    cpus_on_broken_cores: int = 0
+    cpus_on_small_rests: float = 0.0
+    lost_cpus: float = 0.0
+    lost_gpus: float = 0.0
+
+
+class NodeTable:
+    """Safe for many threads. `revision` grows with each change of the rows. `pending`: the number
+    of nodes that are not read yet."""
+
+    def __init__(
+        self, cluster: SchedulerCache, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._stepping = threading.Lock()
+        self._demand: PodDemand | None = None
+        self._demand_at = 0.0
+        self._count = _DemandCount()
+        self._counting: deque[str] = deque()
+        self._reading: deque[str] = deque()
+        self._serial = 0
+        self._rows: dict[str, NodeRow] = {}
+        self.revision = 0
+
+    def rows(self) -> list[NodeRow]:
+        return list(self._rows.values())
+
+    @property
+    def pending(self) -> int:
+        return len(self._counting) + len(self._reading)
+
+    def step(self, seconds: float = STEP_SECONDS) -> None:
+        """Reads nodes for about `seconds`. Returns at once if another thread is in `step`."""
+        if not self._stepping.acquire(blocking=False):
+            return
+        try:
+            self._begin()
+            until = time.perf_counter() + seconds
+            while self.pending and time.perf_counter() < until:
+                self._read_some()
+                if self._demand is None and not self._counting:
+                    self._demand = self._count.demand()
+                    self._count = _DemandCount()
+                if self.pending:
+                    time.sleep(PAUSE_SECONDS)
+        finally:
+            self._stepping.release()
+
+    def _begin(self) -> None:
+        """Queues the nodes that changed since the last step. If the demand is older than
+        DEMAND_SECONDS, queues all nodes, to count the demand and then to read them again."""
+        now = self._clock()
+        stale = self._demand is not None and now - self._demand_at > DEMAND_SECONDS
+        changes = self._cluster.placement_changed_since(self._serial)
+        if not self._serial or stale or changes.names is None:
+            names = [each.name for each in self._cluster.nodes()]
+            for gone in self._rows.keys() - set(names):
+                del self._rows[gone]
+                self.revision += 1
+            self._reading = deque(names)
+            self._counting, self._count = deque(names), _DemandCount()
+            self._demand, self._demand_at = None, now
+        else:
+            waiting = set(self._reading)
+            self._reading.extend(sorted(changes.names - waiting))
+        self._serial = changes.serial
+
+    def _read_some(self) -> None:
+        """Counts or reads nodes for SLICE_SECONDS. No node is read before all are counted."""
+        with self._cluster.lock:
+            until = time.perf_counter() + SLICE_SECONDS
+            while time.perf_counter() < until:
+                if self._counting:
+                    name = self._counting.popleft()
+                    if (node := self._cluster.node(name)) is not None:
+                        self._count.add(node)
+                elif self._demand is None or not self._reading:
+                    return
+                else:
+                    self._read(self._reading.popleft(), self._demand)
+
+    def _read(self, name: str, demand: PodDemand) -> None:
+        node = self._cluster.node(name)
+        row = None if node is None else _row(node, demand, agents=self._cluster.agents)
+        if row == self._rows.get(name):
+            return
+        self.revision += 1
+        if row is None:
+            del self._rows[name]
+        else:
+            self._rows[name] = row
+
+
+class _DemandCount:
+    """Counts the pods of the nodes, one node after the other."""
+
+    def __init__(self) -> None:
+        self._owned: Counter[int] = Counter()
+        self._kinds: Counter[PodKind] = Counter()
+        self._capacities: list[NodeCapacity] = []
+
+    def add(self, node: NodeInfo) -> None:
+        self._capacities.append(node.capacity)
+        for each in node.allocator.holdings.values():
+            if each.reservation:
+                continue
+            self._kinds[kind_of_requests(each.requests)] += 1
+            if cpus := len(each.allocation.cpus):
+                self._owned[cpus] += 1
+
+    def demand(self) -> PodDemand:
+        return PodDemand(self._owned, residual(self._kinds, self._capacities))
+
+
+def _row(node: NodeInfo, demand: PodDemand, *, agents: bool) -> NodeRow:
+    """The caller holds the cluster's lock."""
+    ineligibility = node.ineligibility(Needs.CPUS, agents=agents)
+    allocator = node.allocator
+    lost = fragmentation_of(allocator, demand)
+    holdings = allocator.holdings.values()
+    found = NodeRow(
+        node.name,
+        ineligibility.text if ineligibility else "",
+        allocator.properties.model,
+        sum(not each.reservation for each in holdings),
+        gpus=node.capacity.gpus,
+        free_gpus=lost.free_gpus,
+        cpus_on_broken_cores=lost.cpus_on_broken_cores,
+        cpus_on_small_rests=lost.cpus_on_small_numa_rests,
+        lost_cpus=round(lost.lost[1], 1),
+        lost_gpus=round(lost.lost[0], 2),
+    )
+    cpus = allocator.properties.cpus
+    if cpus is None or (layout := cpus.layout) is None:
+        return found
+    owned = 0
+    for each in holdings:
+        owned |= each.allocation.cpus.mask
+    return msgspec.structs.replace(
+        found,
+        cpus=layout.cpus.bit_count(),
+        free_cpus=lost.free_cpus,
+        cores=layout.leads.bit_count(),
+        free_cores=layout.whole(allocator.free_cpus()).bit_count(),
+        numa_nodes=len(layout.nodes),
+        free_numa_nodes=sum(not each.cpus & owned for each in layout.nodes),
+    )
+
+
+def fragmentation_of(allocator: NodeAllocator, demand: PodDemand) -> NodeFragmentation:
+    """The fragmentation of a node, without the fields `rebind` and `fitting`. The caller holds the
+    cluster's lock."""
+    found = NodeFragmentation(allocator.properties.name)
+    cpus = allocator.properties.cpus
+    if cpus is not None and (layout := cpus.layout) is not None:
+        free = allocator.free_cpus()
+        whole = layout.expand(layout.whole(free)) & free
+        found = msgspec.structs.replace(
+            found,
+            free_cpus=free.bit_count(),
+            cpus_on_broken_cores=(free & ~whole).bit_count(),
+            cpus_on_small_numa_rests=sum(
+                _unusable(area.cpus.bit_count(), (area.cpus & free).bit_count(), demand.owned)
+                for area in layout.nodes
+            ),
+        )
+    if allocator.properties.inventory is None:
+        return found
+    amounts, value = allocator.free, demand.placement.value
+    idle = sum(amounts.gpu_milli.values()) / GPU_MILLI
+    shares = sum(
+        max(0.0, left / GPU_MILLI - value[left // CELL])
+        for left in amounts.gpu_milli.values()
+        if 0 < left < GPU_MILLI
+    )
+    stranded = demand.placement.stranded(
+        idle, max(0, amounts.cpu_milli), max(0, amounts.memory_bytes)
+    )
+    return msgspec.structs.replace(
+        found,
+        free_gpus=round(idle, DECIMALS),
+        gpus_lost_to_shares=round(shares, DECIMALS),
+        gpus_without_cpu_or_memory=round(stranded, DECIMALS),
+    )
+
+
+def _unusable(capacity: int, free: int, owned: Mapping[int, int]) -> float:
+    """The expected number of free CPUs of a NUMA node that a pod can't use there, over the pods
+    that own CPUs and fit into the empty NUMA node. `capacity`, `free`: of the NUMA node."""
+    fitting = {size: pods for size, pods in owned.items() if size <= capacity}
+    pods = sum(fitting.values())
+    if not pods:
+        return 0.0
+    larger = sum(each for size, each in fitting.items() if size > free)
+    return round(free * larger / pods, DECIMALS)
+
 
 MAX_FITTING: Final = 10_000
 """The most pods that are counted on one node."""

@@ -28,7 +28,7 @@ from agent.model import audit, bounds
 from agent.model.bounds import JsonError
 from agent.scheduler.explain import endpoint
 from agent.scheduler.explain.causes import offer_facts
-from agent.scheduler.node_table import NodeRow, NodeTable
+from agent.scheduler.fragmentation import NodeRow, NodeTable
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_info import BindDecision, PodInfo
 from agent.scheduler.unschedulable.queue import (

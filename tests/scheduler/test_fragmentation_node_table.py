@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.scheduler.node_table import DEMAND_SECONDS, NodeRow, NodeTable
+from agent.scheduler.fragmentation import DEMAND_SECONDS, NodeRow, NodeTable
 from tests.fixtures.fleet import CARDS, SMALL, gpu_pod, gpu_share_pod, ls_pod, owner
 from tests.scheduler import clusters
 from tests.scheduler.clock import Clock
