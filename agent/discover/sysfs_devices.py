@@ -2,14 +2,202 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Final
 
-from agent.discover import fpga, network, pci
-from agent.discover.sysfs import DiscoveryError
+import msgspec
+
+from agent.discover import network, pci
+from agent.discover.pci import DEVICES
+from agent.discover.sysfs import DiscoveryError, SysfsReader
+from agent.host.files import Tree
 from agent.model.cpu.topology import Topology
-from agent.model.devices.pci import Fpgas, Function, Rdma
+from agent.model.devices.pci import (
+    AcceleratorPort,
+    CharDevice,
+    Fpga,
+    FpgaDriver,
+    Fpgas,
+    Function,
+    Rdma,
+    address_key,
+    is_address,
+)
+
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+_NO_ID: Final = "0" * 32
+_RENDER: Final = re.compile(r"renderD[0-9]{1,9}")
+
+
+class _Layout(msgspec.Struct, frozen=True):
+    """The folders and files of a driver; the names of parts end with a number."""
+
+    driver: FpgaDriver
+    folder: str
+    device: re.Pattern[str]
+    port: re.Pattern[str]
+    management: re.Pattern[str]
+
+
+_LAYOUTS: Final = (
+    _Layout(
+        FpgaDriver.DFL,
+        "sys/class/fpga_region",
+        re.compile(r"region[0-9]+"),
+        re.compile(r"dfl-port\.[0-9]+"),
+        re.compile(r"dfl-fme\.[0-9]+"),
+    ),
+    _Layout(
+        FpgaDriver.OPAE,
+        "sys/class/fpga",
+        re.compile(r"intel-fpga-dev\.[0-9]+"),
+        re.compile(r"intel-fpga-port\.[0-9]+"),
+        re.compile(r"intel-fpga-fme\.[0-9]+"),
+    ),
+)
+
+
+def fpgas(root: str, functions: Mapping[str, Function]) -> Fpgas:
+    """The FPGAs among `functions`. One whose PCI function is missing is reported as a problem: it
+    has neither an address nor a NUMA node."""
+    reader = SysfsReader(Tree(root))
+    by_address: dict[str, Fpga] = {}
+    for layout in _LAYOUTS:
+        for name in filter(layout.device.fullmatch, reader.names(layout.folder)):
+            path = f"{layout.folder}/{name}"
+            parts = reader.names(path)
+            ports = [each for each in parts if layout.port.fullmatch(each)]
+            managements = [each for each in parts if layout.management.fullmatch(each)]
+            if not ports and not managements:
+                continue  # A region inside a card, listed in addition to the card's own.
+            address = _address(reader, path)
+            if address not in functions:
+                where = f"PCI function {address!r} is missing" if address else "no PCI function"
+                reader.problems.append(f"{reader.tree.path(path)}: {where}")
+                continue
+            before = by_address.get(address)
+            fpga = _fpga(reader, layout, functions[address], path, ports, managements)
+            by_address[address] = _merged(before, fpga) if before else fpga
+    by_slot = {_slot(each.address): each for each in functions.values() if each.driver == "xclmgmt"}
+    for function in functions.values():
+        if function.driver == "xocl":
+            fpga = _xrt(reader, function, by_slot.get(_slot(function.address)))
+            by_address[function.address] = fpga
+    return Fpgas(
+        tuple(by_address[address] for address in sorted(by_address, key=address_key)),
+        tuple(reader.problems),
+    )
+
+
+def _address(reader: SysfsReader, path: str) -> str:
+    """The innermost PCI function on the folder's path, else on that of the device to which it
+    links; "" for none."""
+    for target in (reader.link(path), reader.link(f"{path}/device")):
+        address = next(filter(is_address, reversed(target.split("/"))), "")
+        if address:
+            return address
+    return ""
+
+
+def _fpga(
+    reader: SysfsReader,
+    layout: _Layout,
+    function: Function,
+    path: str,
+    ports: list[str],
+    managements: list[str],
+) -> Fpga:
+    management = f"{path}/{managements[0]}" if managements else ""
+    return Fpga(
+        function,
+        layout.driver,
+        tuple(
+            AcceleratorPort(
+                name,
+                _id(reader, f"{path}/{name}/afu_id"),
+                reader.char_device(f"{path}/{name}", f"/dev/{name}"),
+            )
+            for name in ports
+        ),
+        _interface_id(reader, management) if management else "",
+        reader.char_device(management, f"/dev/{managements[0]}") if management else None,
+    )
+
+
+def _slot(address: str) -> str:
+    return address.rpartition(".")[0]
+
+
+def _xrt(reader: SysfsReader, function: Function, management: Function | None) -> Fpga:
+    """The FPGA of a user function and its management function, None without one. It has no port
+    while the driver does not report the card as ready, because XRT does not use it then."""
+    path = f"{DEVICES}/{function.address}"
+    ports = []
+    if reader.hexadecimal(f"{path}/ready"):
+        loaded = _only_id(reader, f"{path}/xclbinuuid")
+        ports = [
+            AcceleratorPort(
+                name, loaded, reader.char_device(f"{path}/drm/{name}", f"/dev/dri/{name}")
+            )
+            for name in filter(_RENDER.fullmatch, reader.names(f"{path}/drm"))
+        ]
+    interface = _only_id(reader, f"{path}/interface_uuids")
+    file = _xrt_management(reader, f"{DEVICES}/{management.address}") if management else None
+    return Fpga(function, FpgaDriver.XRT, tuple(ports), interface, file)
+
+
+def _xrt_management(reader: SysfsReader, path: str) -> CharDevice | None:
+    instance = reader.integer(f"{path}/instance")
+    if instance is None:
+        return None
+    name = f"xclmgmt{instance}"
+    return reader.char_device(f"{path}/xrt_mgmt/{name}", f"/dev/{name}")
+
+
+def _interface_id(reader: SysfsReader, management: str) -> str:
+    if reader.tree.exists(f"{management}/pr/interface_id"):
+        return _id(reader, f"{management}/pr/interface_id")
+    for part in reader.names(management):
+        if part.startswith("dfl-fme-region."):
+            for region in reader.names(f"{management}/{part}/fpga_region"):
+                compat_id = _id(reader, f"{management}/{part}/fpga_region/{region}/compat_id")
+                if compat_id:
+                    return compat_id
+    return ""
+
+
+def _id(reader: SysfsReader, path: str) -> str:
+    return _checked_id(reader, path, reader.text(path) or "")
+
+
+def _only_id(reader: SysfsReader, path: str) -> str:
+    """The id in a file that has one for each slot or partition: "" if it has several or only zeros,
+    or can't be read, as on a card without a device tree."""
+    try:
+        ids = (reader.tree.text(path) or "").split()
+    except OSError:
+        return ""
+    return _checked_id(reader, path, ids[0]).replace(_NO_ID, "") if len(ids) == 1 else ""
+
+
+def _checked_id(reader: SysfsReader, path: str, text: str) -> str:
+    digits = text.lower().removeprefix("0x").replace("-", "")
+    if text and not _ID.fullmatch(digits):
+        reader.problems.append(f"{reader.tree.path(path)}: {text[:80]!r}: not an id of 32 digits")
+        return ""
+    return digits
+
+
+def _merged(one: Fpga, other: Fpga) -> Fpga:
+    return msgspec.structs.replace(
+        one,
+        ports=tuple(sorted({*one.ports, *other.ports}, key=lambda port: port.name)),
+        interface_id=one.interface_id or other.interface_id,
+        management=one.management or other.management,
+    )
+
 
 RESCAN_SECONDS: Final = 60.0
 """No event reports that the port of a network card goes up or down."""
@@ -51,5 +239,5 @@ class SysfsDevices:
         self._scanned, self.known = (topology, now), True
         self.functions = functions.by_address
         self.rdma = network.rdma(self._root, self.functions)
-        self.fpgas = fpga.read(self._root, self.functions)
+        self.fpgas = fpgas(self._root, self.functions)
         self.problems = functions.problems + self.rdma.problems + self.fpgas.problems

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent.discover import cpus, fpga, network, pci
+from agent.discover import cpus, network, pci
+from agent.discover import sysfs_devices as fpga
 from agent.model.devices.device_object import encode
 from agent.node.device_listing import DiscoveredDevices, Published, device_list
 
@@ -15,7 +16,7 @@ from agent.node.device_listing import DiscoveredDevices, Published, device_list
 def device_object(root: str) -> dict[str, Any]:
     functions = pci.read(root, cpus.read(root))
     adapters = network.rdma(root, functions.by_address)
-    cards = fpga.read(root, functions.by_address)
+    cards = fpga.fpgas(root, functions.by_address)
     assert functions.problems + adapters.problems + cards.problems == ()
     found = DiscoveredDevices(functions.by_address, (), adapters.devices, cards.devices)
     return encode("node", device_list(found, Published(), "2026-01-01T00:00:00Z").devices)

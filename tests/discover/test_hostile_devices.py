@@ -9,7 +9,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.discover import fpga, network, pci
+from agent.discover import network, pci
+from agent.discover import sysfs_devices as fpga
 from agent.model.devices.device_object import Device
 from agent.node.device_listing import DeviceList, DiscoveredDevices, Published, device_list
 from tests.discover.buses import add_function, topology, write_files
@@ -38,7 +39,7 @@ LINKS = ("../0000:3b:00.0", "../0000:18:00.0", "../0000:3b:00.1", "missing", "/"
 def read(root: Path) -> DeviceList:
     functions = pci.read(str(root), MACHINE)
     adapters = network.rdma(str(root), functions.by_address)
-    cards = fpga.read(str(root), functions.by_address)
+    cards = fpga.fpgas(str(root), functions.by_address)
     found = DiscoveredDevices(functions.by_address, (), adapters.devices, cards.devices)
     listed = device_list(found, Published(), "2026-01-01T00:00:00Z")
     problems = functions.problems + adapters.problems + cards.problems

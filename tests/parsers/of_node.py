@@ -25,8 +25,9 @@ from agent.cgroup.journal import Journal
 from agent.cgroup.names import own_root
 from agent.cli import remote
 from agent.cri import client, events
-from agent.discover import cpus, fpga, hardware, network, pci
+from agent.discover import cpus, hardware, network, pci
 from agent.discover import cpus as numa
+from agent.discover import sysfs_devices as fpga
 from agent.discover.sysfs import DiscoveryError
 from agent.hooks import carriers
 from agent.hooks.requests import UNCHANGED, Changes
@@ -1116,7 +1117,7 @@ def _kernel(folder: Path) -> Iterator[Target]:
                 topology,
                 functions,
                 network.rdma(str(folder), functions.by_address),
-                fpga.read(str(folder), functions.by_address),
+                fpga.fpgas(str(folder), functions.by_address),
                 numa.huge_pages(str(folder), (0,)),
                 gpus.boot_seconds(str(folder)),
                 hardware.read(str(folder), topology),

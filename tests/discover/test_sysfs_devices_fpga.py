@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.discover import fpga, pci
+from agent.discover import pci
+from agent.discover import sysfs_devices as fpga
 from agent.model.devices.pci import AcceleratorPort, CharDevice, FpgaDriver, Fpgas
 from tests.discover.buses import add_function, topology, write_files
 
@@ -14,7 +15,7 @@ INTERFACE = "9926ab6d6c925a68aabca7d84c545738"
 
 
 def read(root: Path) -> Fpgas:
-    return fpga.read(str(root), pci.read(str(root), topology({0: "0-3"})).by_address)
+    return fpga.fpgas(str(root), pci.read(str(root), topology({0: "0-3"})).by_address)
 
 
 def dfl(root: Path, region: str, path: str, files: dict[str, str]) -> None:

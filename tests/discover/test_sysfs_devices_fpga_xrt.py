@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.allocate.device_holders.names import Target, keys
-from agent.discover import fpga, pci
+from agent.discover import pci
+from agent.discover import sysfs_devices as fpga
 from agent.model.devices.device_files import device_files
 from agent.model.devices.pci import AcceleratorPort, CharDevice, FpgaDriver, Fpgas, Rdma
 from agent.model.devices.visibility import DeviceNode
@@ -31,7 +32,7 @@ def root(tmp_path: Path) -> Path:
 def read(root: Path) -> Fpgas:
     functions = pci.read(str(root), topology({0: "0-3", 1: "4-7"}))
     assert functions.problems == ()
-    return fpga.read(str(root), functions.by_address)
+    return fpga.fpgas(str(root), functions.by_address)
 
 
 def test_a_card_is_its_user_function(root: Path) -> None:
