@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from agent.cli import options, remote
-from agent.discover import cpus, network
+from agent.discover import cpus, sysfs_devices
 from agent.discover.gpuwatcher import GpuSession, SessionError
 from agent.discover.sysfs import DiscoveryError
 from agent.discover.sysfs_devices import SysfsDevices
@@ -97,7 +97,7 @@ def read(
     functions = of_sysfs.functions
     found = DeviceSources(
         functions,
-        network.interfaces(root, functions),
+        sysfs_devices.interfaces(root, functions),
         of_sysfs.rdma,
         of_sysfs.fpgas,
         problems=of_sysfs.problems,

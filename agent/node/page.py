@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from agent.discover import hardware, network
+from agent.discover import hardware, sysfs_devices
 from agent.discover.sysfs_devices import SysfsDevices
 from agent.host.files import Tree
 from agent.model import audit
@@ -165,7 +165,7 @@ class NodePage:
             gpus = msgspec.structs.replace(gpus, readings=())
         made_of = last, sysfs, gpus
         if self._live is None or made_of != self._made_of:
-            shown = _shown(last, sysfs, gpus, network.interfaces(self._root, sysfs[0]))
+            shown = _shown(last, sysfs, gpus, sysfs_devices.interfaces(self._root, sysfs[0]))
             if last.topology is not self._hardware[0]:
                 parts = hardware.read(self._root, last.topology)
                 self._hardware = last.topology, tuple(machine.about(parts))

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from agent.discover import cpus, network, pci
+from agent.discover import cpus, pci
 from agent.discover import sysfs_devices as fpga
+from agent.discover import sysfs_devices as network
 from agent.model.devices.device_object import encode
 from agent.node.device_listing import DiscoveredDevices, Published, device_list
 

@@ -9,8 +9,9 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.discover import network, pci
+from agent.discover import pci
 from agent.discover import sysfs_devices as fpga
+from agent.discover import sysfs_devices as network
 from agent.model.devices.device_object import Device
 from agent.node.device_listing import DeviceList, DiscoveredDevices, Published, device_list
 from tests.discover.buses import add_function, topology, write_files

@@ -25,9 +25,10 @@ from agent.cgroup.journal import Journal
 from agent.cgroup.names import own_root
 from agent.cli import remote
 from agent.cri import client, events
-from agent.discover import cpus, hardware, network, pci
+from agent.discover import cpus, hardware, pci
 from agent.discover import cpus as numa
 from agent.discover import sysfs_devices as fpga
+from agent.discover import sysfs_devices as network
 from agent.discover.sysfs import DiscoveryError
 from agent.hooks import carriers
 from agent.hooks.requests import UNCHANGED, Changes
@@ -1133,8 +1134,8 @@ def _kernel(folder: Path) -> Iterator[Target]:
         (
             "discover.hardware:_of_gpus",
             "discover.hardware:_size_bytes",
-            "discover.network:_port",
-            "discover.network:_ports",
+            "discover.sysfs_devices:_port",
+            "discover.sysfs_devices:_ports",
             "discover.cpus:_distances",
             "discover.cpus:_memory_bytes",
             "discover.cpus:_pool_of_meminfo",

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.discover import cpus, network, pci
+from agent.discover import cpus, pci
+from agent.discover import sysfs_devices as network
 from agent.model.devices.pci import CharDevice, Rdma, RdmaDevice, RdmaPort
 from tests.discover.buses import add_function, topology, write_files
 
