@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from agent.allocate.numa.combinations import first_place, intersections
 from agent.allocate.numa.hint import (
     MergeCause,
     Merged,
@@ -33,7 +32,9 @@ from agent.allocate.numa.koordinator_merge import (
     aligned,
     causes,
     columns,
+    first_place,
     full_mask,
+    intersections,
     lacking,
     no_combination,
     single_node_only,

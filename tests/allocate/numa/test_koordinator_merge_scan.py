@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.numa.combinations import first_place
-from agent.allocate.numa.koordinator_merge import Best, outcome
+from agent.allocate.numa.koordinator_merge import Best, first_place, outcome
 
 Lists = list[list[int]]
 

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.numa.combinations import intersections
+from agent.allocate.numa.koordinator_merge import intersections
 
 
 def product(families: list[list[int]], full: int) -> set[int]:
