@@ -14,8 +14,7 @@ from agent.allocate.node_local.claim import (
     MoveReason,
     Sharing,
 )
-from agent.allocate.node_local.fit import CpuFit, device_areas
-from agent.allocate.node_local.policy import decide
+from agent.allocate.node_local.policy import CpuFit, decide, device_areas
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.layout import Layout, of
 from agent.model.cpu.topology import HugePages
