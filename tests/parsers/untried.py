@@ -16,7 +16,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "http.limits:_Entry.age_order",
         "kube.events:Recorder.__init__",
         "kube.listwatch:ListWatch._watch",
-        "node.pod_holdings:device_portions",
+        "node.kubelet_view:device_portions",
         "node.devices:DeviceView._numbered",
         "node.doctor:_agent_answer",
         "node.gpus:GpuView.observe",

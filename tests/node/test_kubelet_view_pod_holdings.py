@@ -17,8 +17,8 @@ from agent.model.pod.pod_resources import (
     PluginDevice,
     PodResources,
 )
+from agent.node.kubelet_view import by_uid, device_portions, pod_holdings, reserved, with_running
 from agent.node.node_resource_topology import Allocated, Reserved, zones
-from agent.node.pod_holdings import by_uid, device_portions, holdings, reserved, with_running
 from tests.builders import machine
 
 GI = 1 << 30
@@ -71,7 +71,7 @@ def test_cpus_memory_and_devices_of_a_pods_containers_together() -> None:
         ),
         pod("idle", container()),
     ]
-    found = holdings(pods, node(), STATIC)
+    found = pod_holdings(pods, node(), STATIC)
     amounts = {0: {"memory": 3 * GI, NIC: 1}, 1: {"hugepages-1Gi": GI}}
     assert found.pods == {("ns", "a"): Allocated(CpuSet([1, 2, 3]), amounts)}
     assert found.problems == ()
@@ -80,18 +80,22 @@ def test_cpus_memory_and_devices_of_a_pods_containers_together() -> None:
 def test_shared_cpus_that_a_kubelet_lists_are_not_exclusive() -> None:
     """kubernetes#100211 (1.20): the pool has the reserved CPU, which is never exclusive."""
     pods = [pod("exclusive", container("c", 2, 3)), pod("shared", container("c", 0, 1, 4, 5, 6, 7))]
-    assert holdings(pods, node(), STATIC).pods == {("ns", "exclusive"): Allocated(CpuSet([2, 3]))}
+    assert pod_holdings(pods, node(), STATIC).pods == {
+        ("ns", "exclusive"): Allocated(CpuSet([2, 3]))
+    }
 
 
 def test_one_invalid_cpuset_does_not_affect_the_others() -> None:
     pods = [pod("exclusive", container("c", 2, 3)), pod("wrong", container("c", 0, 2))]
-    assert holdings(pods, node(), STATIC).pods == {("ns", "exclusive"): Allocated(CpuSet([2, 3]))}
+    assert pod_holdings(pods, node(), STATIC).pods == {
+        ("ns", "exclusive"): Allocated(CpuSet([2, 3]))
+    }
 
 
 def test_under_policy_none_no_cpu_is_owned_regardless_of_the_list() -> None:
     """cpumanager/policy_none.go: no CPU is allocatable, because none can be exclusive."""
     pods = [pod("a", container("c", *range(8)))]
-    assert holdings(pods, node(), Allocatable()).pods == {}
+    assert pod_holdings(pods, node(), Allocatable()).pods == {}
 
 
 def test_without_get_allocatable_sets_that_overlap_are_the_pool() -> None:
@@ -101,7 +105,7 @@ def test_without_get_allocatable_sets_that_overlap_are_the_pool() -> None:
         pod("shared", container("c", 0, 1), container("d", 0, 1)),
         pod("too", container("c", 0, 1)),
     ]
-    assert holdings(pods, node()).pods == {("ns", "exclusive"): Allocated(CpuSet([2, 3]))}
+    assert pod_holdings(pods, node()).pods == {("ns", "exclusive"): Allocated(CpuSet([2, 3]))}
 
 
 def test_pod_level_cpus_and_memory_are_not_counted_again_for_its_containers() -> None:
@@ -120,14 +124,14 @@ def test_pod_level_cpus_and_memory_are_not_counted_again_for_its_containers() ->
         (block(4, 0),),
     )
     for known in (STATIC, None):
-        found = holdings([whole], node(), known).pods
+        found = pod_holdings([whole], node(), known).pods
         assert found[("ns", "p")].amounts == {0: {"memory": 4 * GI}}
         assert found[("ns", "p")].cpus == CpuSet([1, 2, 3])
 
 
 def test_pod_level_memory_of_one_kind_does_not_replace_that_of_another() -> None:
     parts = container(memory=(block(1, 0), block(1, 1, kind="hugepages-1Gi")))
-    found = holdings([PodResources("ns", "p", (parts,), memory=(block(2, 0),))], node()).pods
+    found = pod_holdings([PodResources("ns", "p", (parts,), memory=(block(2, 0),))], node()).pods
     assert found[("ns", "p")].amounts == {0: {"memory": 2 * GI}, 1: {"hugepages-1Gi": GI}}
 
 
@@ -138,7 +142,7 @@ def test_memory_of_several_numa_nodes_fills_them_in_ascending_order() -> None:
         pod("a", container(memory=(block(4, 0, 1),))),
         pod("b", container(memory=(block(5, 0, 1),))),
     ]
-    found = holdings(pods, node(), allocatable).pods
+    found = pod_holdings(pods, node(), allocatable).pods
     assert found[("ns", "a")].amounts == {0: {"memory": 4 * GI}}
     assert found[("ns", "b")].amounts == {0: {"memory": 3 * GI}, 1: {"memory": 2 * GI}}
 
@@ -148,12 +152,12 @@ def test_memory_of_one_numa_node_is_placed_before_that_of_several() -> None:
         pod("a", container(memory=(block(8, 0, 1),))),
         pod("b", container(memory=(block(6, 0),))),
     ]
-    found = holdings(pods, node()).pods
+    found = pod_holdings(pods, node()).pods
     assert found[("ns", "a")].amounts == {0: {"memory": 2 * GI}, 1: {"memory": 6 * GI}}
 
 
 def test_memory_beyond_the_capacity_is_still_held() -> None:
-    found = holdings([pod("a", container(memory=(block(20, 0, 1),)))], node()).pods
+    found = pod_holdings([pod("a", container(memory=(block(20, 0, 1),)))], node()).pods
     assert found[("ns", "a")].amounts == {0: {"memory": 8 * GI}, 1: {"memory": 12 * GI}}
 
 
@@ -176,7 +180,7 @@ def test_a_terminated_pod_holds_nothing_even_if_it_is_listed() -> None:
         pod("next", container("c", 1, devices="n0@0")),
     ]
     terminated = {("ns", "job")}
-    assert holdings(pods, node(), STATIC, terminated).pods == {
+    assert pod_holdings(pods, node(), STATIC, terminated).pods == {
         ("ns", "next"): Allocated(CpuSet([1]), {0: {NIC: 1}})
     }
     allocatable = Allocatable(devices=(PluginDevice(NIC, "n0", (0,)),))
@@ -189,7 +193,7 @@ def test_a_terminated_pod_holds_nothing_even_if_it_is_listed() -> None:
 def test_a_pod_with_terminated_containers_that_may_restart_holds_its_resources() -> None:
     """peers.md §7.1.4."""
     job = pod("job", container("c", 1))
-    assert holdings([job], node(), STATIC).pods == {("ns", "job"): Allocated(CpuSet([1]))}
+    assert pod_holdings([job], node(), STATIC).pods == {("ns", "job"): Allocated(CpuSet([1]))}
 
 
 def test_a_force_deleted_pod_counts_while_it_runs() -> None:
@@ -207,7 +211,7 @@ def test_two_pods_with_one_name_hold_their_sum_without_a_uid() -> None:
         pod("db-0", container("c", 2, memory=(block(1, 0),))),
         pod("web", container("c", 3)),
     ]
-    found = holdings(pods, node(), STATIC).pods
+    found = pod_holdings(pods, node(), STATIC).pods
     both = Allocated(CpuSet([1, 2]), {0: {"memory": 2 * GI}})
     assert found[("ns", "db-0")] == both
     names = {"u1": ("ns", "db-0"), "u2": ("ns", "db-0"), "u3": ("ns", "web"), "u4": ("ns", "idle")}
@@ -219,14 +223,14 @@ def test_sidecars_count_and_terminated_init_containers_are_not_listed() -> None:
     """server_v1.go omits init containers on purpose (kubernetes#126765). A sidecar, listed since
     kubernetes#120501, runs as long as the pod and counts like other containers."""
     sidecar, main = container("sidecar", 1), container("main", 2, 3)
-    found = holdings([pod("p", sidecar, main)], node(), STATIC).pods
+    found = pod_holdings([pod("p", sidecar, main)], node(), STATIC).pods
     assert found == {("ns", "p"): Allocated(CpuSet([1, 2, 3]))}
 
 
 def test_offline_cpu_is_still_held_and_a_missing_one_is_reported() -> None:
     """The kubelet uses the CPUs that were online at its start (peers.md §7.3.10)."""
     topology = machine(2, 4, offline="3")
-    found = holdings(
+    found = pod_holdings(
         [pod("p", container("c", 2, 3, 9))], topology, Allocatable(CpuSet(range(1, 10)))
     )
     assert found.pods == {("ns", "p"): Allocated(CpuSet([2, 3]))}
@@ -237,7 +241,7 @@ def test_missing_numa_nodes_are_reported() -> None:
     pods = [
         pod("p", container(memory=(block(1, 1, 7), block(1, 9), block(1, kind="hugepages-1Gi"))))
     ]
-    found = holdings(pods, node())
+    found = pod_holdings(pods, node())
     assert found.pods == {("ns", "p"): Allocated(amounts={1: {"memory": GI}})}
     assert set(found.problems) == {
         "pod ns/p: memory: this machine has no NUMA node 7",
@@ -249,7 +253,7 @@ def test_missing_numa_nodes_are_reported() -> None:
 def test_devices_with_two_numa_nodes_or_none() -> None:
     """1.36 lists one entry for each NUMA node (cm/container_manager.go), and permits none."""
     pods = [pod("p", container(devices="both@0+1,none"))]
-    assert holdings(pods, node()).pods == {
+    assert pod_holdings(pods, node()).pods == {
         ("ns", "p"): Allocated(amounts={0: {NIC: 1}, 1: {NIC: 1}})
     }
     allocatable = Allocatable(
@@ -268,7 +272,7 @@ def test_devices_with_two_numa_nodes_or_none() -> None:
 
 def test_device_shared_by_containers_of_a_pod_counts_once() -> None:
     shared = pod("p", container("a", devices="n0@0"), container("b", devices="n0@0,n1@5"))
-    found = holdings([shared], node())
+    found = pod_holdings([shared], node())
     assert found.pods == {("ns", "p"): Allocated(amounts={0: {NIC: 1}})}
     assert found.problems == (f"pod ns/p: {NIC}: this machine has no NUMA node 5",)
 
@@ -310,7 +314,7 @@ pods_of_any_kind = st.lists(
 
 @given(pods_of_any_kind, st.randoms())
 def test_amounts_add_up_in_any_order_of_pods(pods: list[PodResources], random: Random) -> None:
-    found = holdings(pods, node(), STATIC).pods
+    found = pod_holdings(pods, node(), STATIC).pods
 
     def total(kind: str) -> int:
         return sum(each.get(kind, 0) for one in found.values() for each in one.amounts.values())
@@ -319,7 +323,7 @@ def test_amounts_add_up_in_any_order_of_pods(pods: list[PodResources], random: R
         listed = [m for p in pods for c in p.containers for m in c.memory if m.kind == kind]
         assert total(kind) == sum(each.size_bytes for each in listed)
     shuffled = random.sample(pods, len(pods))
-    assert zones(node(), holdings(shuffled, node(), STATIC).pods.values()) == zones(
+    assert zones(node(), pod_holdings(shuffled, node(), STATIC).pods.values()) == zones(
         node(), found.values()
     )
     for one in found.values():
