@@ -25,7 +25,6 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
         "allocate.rebind.arrangement",
         "allocate.rebind.local_search",
     ),
-    "cgroup/test_writer.py": ("cgroup.outcome",),
     "cli/test_audit_commands.py": ("cli.history",),
     "cli/test_explain.py": ("scheduler.explain.saved",),
     "cli/test_main.py": ("__main__",),

@@ -47,8 +47,7 @@ import msgspec
 
 from agent.cgroup.hierarchy import MEMS, CgroupError, Controller, Controllers, GroupGone
 from agent.cgroup.journal import Journal, JournalError, OriginalValue
-from agent.cgroup.order import ancestors, parent
-from agent.cgroup.outcome import ValueChange, ValueOutcome, WriteState
+from agent.cgroup.order import ValueChange, ValueOutcome, WriteState, ancestors, parent
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import (
     LEAST_QUOTA_MICROSECONDS,

@@ -14,8 +14,17 @@ import msgspec
 
 from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy, Populated
 from agent.cgroup.journal import Journal, JournalError, Original
-from agent.cgroup.order import GroupTree, Write, ancestors, effective, parent, plan
-from agent.cgroup.outcome import GroupChange, WriteOutcome, WriteState
+from agent.cgroup.order import (
+    GroupChange,
+    GroupTree,
+    Write,
+    WriteOutcome,
+    WriteState,
+    ancestors,
+    effective,
+    parent,
+    plan,
+)
 from agent.model.cpu.cpuset import CpuSet
 
 

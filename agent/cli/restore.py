@@ -7,7 +7,7 @@ import os
 import sys
 
 from agent.cgroup.hierarchy import CgroupError
-from agent.cgroup.outcome import GroupChange, ValueChange, WriteState
+from agent.cgroup.order import GroupChange, ValueChange, WriteState
 from agent.cli import options
 from agent.host.locks import LockedError
 from agent.model.settings.agent import RestoreSettings

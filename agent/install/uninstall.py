@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.cgroup.outcome import WriteState
+from agent.cgroup.order import WriteState
 from agent.host.locks import AGENT_LOCK, FRONTEND_LOCK
 from agent.install.installer import CheckError
 from agent.install.proxy import ERRORS, ProxyInstallation, ReportLine

@@ -16,8 +16,14 @@ import msgspec
 
 from agent.allocate.node_local.claim import Move
 from agent.cgroup.limits import MAX, QUOTA
-from agent.cgroup.order import parent
-from agent.cgroup.outcome import GroupChange, ValueChange, ValueOutcome, WriteOutcome, WriteState
+from agent.cgroup.order import (
+    GroupChange,
+    ValueChange,
+    ValueOutcome,
+    WriteOutcome,
+    WriteState,
+    parent,
+)
 from agent.model.audit import SANDBOX, AuditEvent, Record, WriteReason, of_pod
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.visibility import Visibility

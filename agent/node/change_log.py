@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 
 from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
-from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
+from agent.cgroup.order import ValueOutcome, WriteOutcome, WriteState
 from agent.host.log_once import about, of_title
 from agent.kube.events import Regarding
 from agent.kubelet.configuration import KubeletConfiguration

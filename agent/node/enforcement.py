@@ -14,8 +14,7 @@ from agent.cgroup import limits, names, writer
 from agent.cgroup import limits as limit_files
 from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, Hierarchy
 from agent.cgroup.journal import Journal
-from agent.cgroup.order import parent
-from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
+from agent.cgroup.order import ValueOutcome, WriteOutcome, WriteState, parent
 from agent.cri.client import Cri
 from agent.host.log_once import about
 from agent.model.audit import AuditEvent, Record, WriteReason

@@ -20,8 +20,7 @@ from agent.cgroup import limits, writer
 from agent.cgroup import limits as limit_files
 from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
 from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
-from agent.cgroup.order import parent
-from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
+from agent.cgroup.order import ValueOutcome, WriteOutcome, WriteState, parent
 from agent.cri.client import Cri
 from agent.hooks.agent_client import read_snapshot
 from agent.host import locks

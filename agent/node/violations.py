@@ -19,8 +19,7 @@ from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.shares import sidecars
-from agent.cgroup.order import parent
-from agent.cgroup.outcome import ValueChange
+from agent.cgroup.order import ValueChange, parent
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.pod.annotations import (
     EXTENDED_RESOURCE_SPEC,

@@ -12,7 +12,7 @@ import pytest
 from agent.cgroup import limits as values
 from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone, Handles
 from agent.cgroup.journal import Journal, OriginalValue
-from agent.cgroup.outcome import WriteState
+from agent.cgroup.order import WriteState
 from agent.model.linux_resources import NO_QUOTA, UNLIMITED, CpuQuota, LinuxResources
 from tests.cgroup.current_limits import current_limits
 

@@ -14,7 +14,7 @@ from agent.cgroup import limits as limit_files
 from agent.cgroup import limits as values
 from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, mounted
 from agent.cgroup.journal import Journal
-from agent.cgroup.outcome import WriteState
+from agent.cgroup.order import WriteState
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import NO_QUOTA, UNLIMITED, CpuQuota, LinuxResources
 from tests.cgroup.current_limits import current_limits

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.cgroup import limits as values
 from agent.cgroup.hierarchy import Controllers, Handles
 from agent.cgroup.journal import Journal
-from agent.cgroup.outcome import WriteState
+from agent.cgroup.order import WriteState
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import LinuxResources
 from tests.cgroup.kernel import Kernel

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.cgroup.hierarchy import Populated
 from agent.cgroup.journal import Journal, Original
-from agent.cgroup.outcome import WriteOutcome, WriteState
+from agent.cgroup.order import WriteOutcome, WriteState
 from agent.cgroup.writer import apply, restore
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from tests.cgroup.kernel import Kernel, ModelFiles, ModelHierarchy, related

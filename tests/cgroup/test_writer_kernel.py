@@ -10,7 +10,7 @@ import pytest
 
 from agent.cgroup.hierarchy import CgroupError, GroupGone
 from agent.cgroup.journal import Journal
-from agent.cgroup.outcome import WriteState
+from agent.cgroup.order import WriteState
 from agent.cgroup.writer import apply, restore
 from agent.host import kernel_events
 from agent.host.kernel_events import Inotify, InotifyEvent

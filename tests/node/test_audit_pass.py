@@ -7,7 +7,7 @@ import pytest
 from agent.allocate.node_local.claim import Move, MoveReason
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
-from agent.cgroup.outcome import GroupChange, ValueChange, ValueOutcome, WriteOutcome, WriteState
+from agent.cgroup.order import GroupChange, ValueChange, ValueOutcome, WriteOutcome, WriteState
 from agent.model.audit import AuditEvent, Record, WriteReason
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.visibility import DeviceNode, Visibility, VisibleGpu
