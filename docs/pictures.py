@@ -26,7 +26,7 @@ from unittest import mock
 from agent.view import terminal
 from agent.view.terminal import Ability
 from agent.view.top.frame import frame
-from agent.view.top.screen_state import ScreenState
+from agent.view.top.values import ScreenState
 from tests.fixtures.browser import browsing
 from tests.fixtures.fleet import gpu_pod, owner
 from tests.fixtures.page import ServedNode, served

@@ -42,8 +42,7 @@ from agent.view.devices import DeviceSources, ShownDevice
 from agent.view.terminal import Ability
 from agent.view.top import lists
 from agent.view.top.frame import frame
-from agent.view.top.screen_state import ScreenState, pressed
-from agent.view.top.values import NodeObservation, Opened, Usage
+from agent.view.top.values import NodeObservation, Opened, ScreenState, Usage, pressed
 
 
 class TopSettings(RestoreSettings, frozen=True):

@@ -22,17 +22,18 @@ from agent.view.terminal import ALARM, BOLD, CHOSEN, FAINT, GOOD, PLAIN, Ability
 from agent.view.top import cells, lists
 from agent.view.top.cells import LoadCells, Marks
 from agent.view.top.lists import ListArea, change_key
-from agent.view.top.screen_state import ScreenState, selected
 from agent.view.top.values import (
     KINDS,
     POOL_KINDS,
     NodeObservation,
     Opened,
     Points,
+    ScreenState,
     Usage,
     mean_load,
     over_time,
     pool_sizes,
+    selected,
 )
 
 _NARROWEST = 20

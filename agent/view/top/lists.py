@@ -27,8 +27,7 @@ from agent.view.terminal import (
     Style,
 )
 from agent.view.top.cells import Marks
-from agent.view.top.screen_state import Keys, ScreenState, selected
-from agent.view.top.values import NodeObservation, Usage
+from agent.view.top.values import Keys, NodeObservation, ScreenState, Usage, selected
 
 _Entry = TypeVar("_Entry")
 _TRACK: Final = 236

@@ -19,8 +19,17 @@ from agent.view.terminal import Ability, Frame
 from agent.view.top import frame as frames
 from agent.view.top import lists
 from agent.view.top.cells import LoadCells, marks
-from agent.view.top.screen_state import END, PAGES, SORTS, WINDOWS_SECONDS, ScreenState
-from agent.view.top.values import Group, NodeObservation, Opened, Usage
+from agent.view.top.values import (
+    END,
+    PAGES,
+    SORTS,
+    WINDOWS_SECONDS,
+    Group,
+    NodeObservation,
+    Opened,
+    ScreenState,
+    Usage,
+)
 from tests.view.top import nodes
 
 FULL = Ability()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.view.top.screen_state import LISTS, PAGES, ScreenState, pressed, selected
+from agent.view.top.values import LISTS, PAGES, ScreenState, pressed, selected
 
 KEYS = {"pods": ["a", "b", "c"], "devices": [], "changes": ["x", "y"]}
 KNOWN = (
