@@ -47,7 +47,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "node.own_processes:series",
     ),
     "the API server's answer, to a command of the administrator": (
-        "cli.cluster_doctor:_selected",
+        "cli.doctor:_selected",
         "cli.remote:_http_port",
         "cli.remote:list_agents",
         "cli.remote:find_leader",
