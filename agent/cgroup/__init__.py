@@ -4,7 +4,7 @@ that other processes wrote.
 Values are applied in five steps: read the present ones, plan the writes, record the original value
 of each file in the journal, write, and read back. `writer` does this for cpusets, `limits` for
 limits and memory nodes; both report an outcome for each group instead of an error
-(`outcome`). The order of the writes keeps the CPUs of each group within those of its parent after
+(`order`). The order of the writes keeps the CPUs of each group within those of its parent after
 every single write: CPUs that groups gain are added from the top down, CPUs that they lose are
 removed from the bottom up (`order`). A restore writes the journalled values back by the same rules.
 

@@ -1,4 +1,4 @@
-"""Which `cpuset.cpus` to write, and in which order.
+"""Which `cpuset.cpus` to write, and in which order; and the outcomes of writes.
 
 The rule of cgroup v1: the kernel refuses a cpuset that is not within the parent's (EACCES) or does
 not contain every child's (EBUSY). cgroup v2 refuses nothing. There a group uses only those of its
@@ -24,8 +24,7 @@ its parent, and no group is without CPUs:
 
 So a CPU that moves leaves the old group before it enters the new one. Groups that step 1 could not
 change are written before those that wait for their CPUs. If groups wait for each other in a cycle,
-one of them is written first and shares a CPU for some writes.
-"""
+one of them is written first and shares a CPU for some writes."""
 
 from __future__ import annotations
 

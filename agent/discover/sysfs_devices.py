@@ -1,4 +1,21 @@
-"""The devices that sysfs shows: PCI functions, and the RDMA devices and FPGAs among them."""
+"""The devices that sysfs shows: PCI functions, their network interfaces, and the RDMA devices and
+FPGAs among them.
+
+RDMA devices are the functions that have a folder `infiniband` (Mellanox/rdmamap: rdma_map.go). The
+class of the function does not identify them: HCAs are Ethernet, InfiniBand, serial bus or other
+controllers. A device without a PCI function (`scif0`, soft RoCE) is not allocated.
+
+FPGAs have `fpga_region` of the kernel's DFL, `fpga` of Intel's OPAE driver
+(intel-device-plugins-for-kubernetes: pkg/fpga/dfl_linux.go and pkg/fpga/intel_fpga_linux.go), or a
+driver of AMD's XRT.
+
+- `region0` of DFL has `dfl-port.0/{afu_id,dev}`, `dfl-fme.0/dev` and, for each region inside,
+  `dfl-fme.0/dfl-fme-region.1/fpga_region/region1/compat_id`. `intel-fpga-dev.0` of OPAE has
+  `intel-fpga-port.0/{afu_id,dev}` and `intel-fpga-fme.0/{dev,pr/interface_id}`.
+- A card of XRT has a user function (driver `xocl`: `ready`, `xclbinuuid`, `interface_uuids`,
+  `drm/renderD128/dev`) and, unless it was passed to a virtual machine without it, a management
+  function in the same slot (`xclmgmt`: `instance`, `xrt_mgmt/xclmgmt15872/dev`). XRT:
+  src/runtime_src/core/pcie/driver/linux/xocl, userpf/xocl_sysfs.c and mgmtpf/mgmt-core.c."""
 
 from __future__ import annotations
 

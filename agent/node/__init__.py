@@ -7,7 +7,7 @@ the cluster, the kubelet and the devices (`runtime_view`, `cluster_view`, `kubel
 writes cgroups and updates the runtime, `publisher` replaces the snapshot that the frontends read,
 `report` and `change_log` report it to the cluster, the log, metrics and Events:
 `node_resource_topology` builds the report of the node, with what pods hold by the kubelet's
-PodResources API (`pod_holdings`), and `device_listing` that of its devices, with the health of GPUs
+PodResources API (`kubelet_view`), and `device_listing` that of its devices, with the health of GPUs
 (`gpu_health`). `originals` and the
 journal keep the values from before the agent's writes. If a source fails, only what depends on it
 stops (`sources`).

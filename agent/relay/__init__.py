@@ -1,6 +1,6 @@
 """The relay of the CRI socket. It handles HTTP/2 and gRPC, and calls the hooks through a `gate`.
 
-`server` accepts clients in one epoll loop and opens one upstream connection for each (`pair`). So
+`server` accepts clients in one epoll loop and opens one upstream connection for each. So
 stream numbers, header compression and flow-control windows are those of the endpoints, and frames
 pass unchanged. `relay` is the state machine between the two sockets, without I/O:
 

@@ -1,8 +1,8 @@
-"""The relay on sockets: one upstream connection for each client connection, in one epoll loop.
+"""The relay on sockets: one upstream connection for each client connection, in one epoll loop; with
+cut-through sends, backpressure, and orderly ends.
 
 A process creates a Loop and a RelayServer with its Gate, and runs the loop. `stats`, `budget`,
-`connections` and `unreachable` are for metrics. Everything happens in the loop's thread.
-"""
+`connections` and `unreachable` are for metrics. Everything happens in the loop's thread."""
 
 from __future__ import annotations
 

@@ -18,6 +18,20 @@ the most of its devices are near to, of these first on nodes with enough free hu
 nodes near any of its devices; on any nodes with enough free huge pages; on the others. A place is
 used only if all its CPUs fit there. The huge pages that owners requested of a node are not free,
 also while the owners do not use them yet.
+
+The CPUs of a container are close to each other: narrow areas come first, as in the kubelet's NUMA
+hints (pkg/kubelet/cm/cpumanager/policy_static.go, generateCPUTopologyHints): an L3 cache if the
+options count it, a NUMA node, a socket, the machine; inside the area the kubelet's options choose.
+Among equal areas, one that breaks no whole core comes first, then the fullest.
+
+A container moves only to CPUs that are free before any move of the decision is made. A move to
+better CPUs lowers the cost of one container and raises no other's. A container that makes room for
+another does not get worse CPUs, and moves only if the next decision then lowers a cost or gives
+CPUs to a container that has too few. So the number of moves is finite. After a move that makes room
+no further move is planned in the same decision.
+
+A container with devices prefers the NUMA nodes that the most of them are near to, whatever the cost
+of the CPUs there. A container that has huge pages does not leave its NUMA nodes: its pages stay.
 """
 
 from __future__ import annotations

@@ -5,5 +5,5 @@ Each provider (`hint`) names, by resource, the sets of NUMA nodes that the resou
 and prefers some of them. A merge takes one hint of each resource; the intersection of their masks
 is a candidate, and the policy decides which candidate wins and whether the pod is admitted. The
 number of combinations is the product of the numbers of hints, so the merge (`koordinator_merge`)
-computes the winner without trying all combinations (`combinations`). The kubelet's merge, which
+computes the winner without trying all combinations. The kubelet's merge, which
 only conformance vectors need, is `conformance/merge_hints.py`."""

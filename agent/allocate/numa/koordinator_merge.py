@@ -8,6 +8,12 @@ preferred one, those of preferred hints with masks of the fewest nodes; otherwis
 smallest intersection.
 
 A `Column` has the hints of one resource: the merge takes one hint from each column.
+
+The combinations whose intersection is a given mask are found without enumerating them: none has
+fewer nodes than the mask, so only hints that contain the mask can be part of one: the options of a
+column. An option that equals the mask counts its score, every other option counts 0. Combinations
+are ordered by their places. If a combination has a score above 0, one of its hints equals the mask,
+so its other hints may be any options. Combinations with the score 0 have to be searched for.
 """
 
 from __future__ import annotations
@@ -547,7 +553,7 @@ def outcome(
     the best is (m, X), and the next change is the first candidate after it with a score above X.
     Then the same holds for the lowest of the other masks: at most one round per mask. Each question
     (the last candidate of a mask before a point with a score above X, the first one after it, the
-    highest score after it) is answered by a walk down the lists, see `combinations`.
+    highest score after it) is answered by a walk down the lists, see the module.
 
     Scores must not be negative: then a score above another one is above 0 and names its mask.
 

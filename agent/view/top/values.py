@@ -1,5 +1,5 @@
-"""The state of a node at one moment, as the screen shows it, and the sizes of its pools over
-time."""
+"""The state of a node at one moment, as the screen shows it, and the sizes of its pools over time;
+and the state of the screen itself (page, selection, sorting, filter), which keys change."""
 
 from __future__ import annotations
 
