@@ -22,7 +22,7 @@ from agent.cli import options
 if TYPE_CHECKING:
     import argparse
 
-    from agent.cli.processes import Process
+    from agent.cli.processes import Daemon
 
 COMMANDS: Final = {
     "topology": "draw the machine: sockets, NUMA nodes, caches, cores, memory, distances",
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def subcommand(name: str) -> ModuleType | Process[Any]:
+def subcommand(name: str) -> ModuleType | Daemon[Any]:
     """The module of a subcommand, or the process that it runs."""
     if name in _PROCESSES:
         from agent.cli.processes import SUBCOMMANDS

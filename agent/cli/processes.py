@@ -36,7 +36,7 @@ Kind = TypeVar(
 )
 
 
-class Process(Generic[Kind]):
+class Daemon(Generic[Kind]):
     """A subcommand that runs a process.
 
     `serve`: runs the process and returns the exit code.
@@ -251,7 +251,7 @@ def _serve_cluster(run: Callable[[], None]) -> int:
     return 0
 
 
-AGENT: Final = Process(
+AGENT: Final = Daemon(
     "agent",
     "Run the node agent: it discovers the machine, keeps CPU pools and cgroups correct, and "
     "reports.",
@@ -260,14 +260,14 @@ AGENT: Final = Process(
     _check_agent,
     {"standalone": "no cluster: pods come from the runtime, objects go to files"},
 )
-PROXY: Final = Process(
+PROXY: Final = Daemon(
     "proxy",
     "Run the CRI proxy: it relays calls byte for byte, and sets the CPUs of containers.",
     ProxySettings,
     _run_proxy,
     _check_proxy,
 )
-NRI: Final = Process(
+NRI: Final = Daemon(
     "nri",
     "Run the NRI plugin: the runtime calls it for each container, and it sets the container's "
     "CPUs.",
@@ -275,18 +275,18 @@ NRI: Final = Process(
     _run_nri,
     _check_nri,
 )
-SUBCOMMANDS: Final[Mapping[str, Process[Any]]] = {
+SUBCOMMANDS: Final[Mapping[str, Daemon[Any]]] = {
     "agent": AGENT,
     "proxy": PROXY,
     "nri": NRI,
-    "scheduler": Process(
+    "scheduler": Daemon(
         "scheduler",
         "Run the extender of kube-scheduler: it finds the best node for each pod, and chooses "
         "the\npod's CPUs and devices there.",
         SchedulerSettings,
         _run_scheduler,
     ),
-    "webhook": Process(
+    "webhook": Daemon(
         "webhook",
         "Run the admission webhook: it allows only configured accounts to bind pods with GPUs.",
         WebhookSettings,
