@@ -425,12 +425,10 @@ class KoordinatorTrials(Trials):
         if layout is None:
             return
         for area in layout.nodes:
-            free = self._free & area.cpus
-            whole = policy is BindPolicy.FULL_PCPUS
-            fitting = layout.expand(layout.whole(free)) if whole else layout.touched(free)
+            most = 1000 * self.suitable(self._free & area.cpus, policy)
             for amounts in (self.available, self._recorded):
                 if "cpu" in (held := amounts.get(area.id, {})):
-                    held["cpu"] = min(held["cpu"], 1000 * fitting.bit_count())
+                    held["cpu"] = min(held["cpu"], most)
 
     def lacks(self, nodes: Collection[int]) -> Refusal | None:
         found = self.on_nodes(nodes)

@@ -40,22 +40,22 @@ from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, Strategy
 
 
 class CpuRequest(msgspec.Struct, frozen=True):
-    """`count` CPUs; a negative one raises ValueError.
-
-    `bind`: FULL_PCPUS prefers whole cores, every other policy one thread of each core; it is a
-    preference unless `required`. `exclusive` is always a preference; `downgrade`: NUMANodeLevel
-    becomes PCPULevel where no NUMA node satisfies it. `prefer_l3`: among equal CPUs, takes those
-    that share the fewest L3 caches. `nodes`: the only NUMA nodes to take from, a mask of their
-    ids."""
+    """A number of CPUs, and how to choose them. A negative number raises ValueError."""
 
     count: int
     bind: BindPolicy = BindPolicy.DEFAULT
+    """FULL_PCPUS prefers whole cores, every other policy one thread of each core."""
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
+    """It is always a preference."""
     strategy: Strategy = Strategy.LEAST_ALLOCATED
     required: bool = False
+    """The bind policy is a condition, not a preference."""
     prefer_l3: bool = False
+    """Among equal CPUs, those that share the fewest L3 caches are taken."""
     nodes: int | None = None
+    """The NUMA nodes that may give CPUs, as a mask of their ids; None if all may."""
     downgrade: bool = False
+    """NUMANodeLevel becomes PCPULevel where no NUMA node satisfies it."""
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -78,7 +78,7 @@ class AllocationStep(enum.Enum):
     SINGLE_CPUS = "single-cpus"
 
 
-Found: TypeAlias = tuple[int, tuple[AllocationStep, ...]]
+Chosen: TypeAlias = tuple[int, tuple[AllocationStep, ...]]
 """A mask of CPUs, and the steps that gave them."""
 
 
@@ -93,18 +93,21 @@ class CpuExclusivity(enum.IntEnum):
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """The fixed inputs of one search. The policies of `request` count, its number of CPUs does not.
-    `cores_off`, `nodes_off`: CPUs on cores, or in NUMA nodes, that pods with the same exclusive
-    policy hold. `levels`: see `_tiers`. `lower`: the terms after a downgrade; then the cores
-    of pods of both exclusive policies are off.
-    """
+    """What one search reads besides the free CPUs and their needed number."""
 
     layout: Layout
     request: CpuRequest
+    """Only its policies are read."""
     cores_off: int
+    """A mask of the CPUs on cores that pods with the same exclusive policy hold."""
     nodes_off: int
+    """A mask of the CPUs in NUMA nodes that pods with the same exclusive policy hold."""
     levels: tuple[int, ...]
+    """Masks of the CPUs that at least one pod holds, at least two, and so on, one fewer than pods
+    may share a CPU; empty if CPUs are not shared."""
     lower: Terms | None = None
+    """The terms after a downgrade, under which no core that a pod of either exclusive policy holds
+    is taken; None if the request may not be downgraded."""
 
     @classmethod
     def of(cls, layout: Layout, holdings: CpuRefCounts, request: CpuRequest, max_ref: int) -> Terms:
@@ -132,23 +135,25 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """`cpus`: a mask with exactly the requested number of CPUs. `steps`: the steps that gave
-    CPUs."""
+    """The CPUs for a request."""
 
     cpus: int
+    """A mask with exactly the requested number of CPUs."""
     steps: tuple[AllocationStep, ...]
+    """The steps that gave CPUs."""
 
 
 class Shortage(msgspec.Struct, frozen=True):
-    """`requested` CPUs are needed, but only `free` may be taken, and only `fitting` of these suit
-    the required bind policy. `node`: the NUMA node that lacks its share, None if the request is not
-    divided into shares."""
+    """There are fewer CPUs than a request needs."""
 
     reason: Reason
     requested: int
     free: int
+    """The number of CPUs that the pod may have."""
     fitting: int
+    """The number of free CPUs that suit the required bind policy."""
     node: int | None = None
+    """The NUMA node that lacks its share, None if the request is not divided into shares."""
 
 
 def take(
@@ -169,11 +174,8 @@ def take(
         return _shortage(request.count, free, fitting)
     search = _evenly if request.strategy is Strategy.DISTRIBUTE_EVENLY else pack
     terms = Terms.of(layout, holdings, request, max_ref)
-    found = _find(search, terms, fitting, preferred, request.count)
-    if found is None:
-        return _shortage(request.count, free, fitting)
-    cpus, steps = found
-    return Taken(cpus, steps)
+    chosen = _search(search, terms, fitting, preferred, request.count)
+    return _shortage(request.count, free, fitting) if chosen is None else Taken(*chosen)
 
 
 def take_on_nodes(
@@ -196,19 +198,19 @@ def take_on_nodes(
     for id_, share in sorted(shares.items()):
         node = layout.of_nodes((id_,))
         here = fitting & node
-        found = None
+        chosen = None
         if share <= here.bit_count():
-            found = _find(pack, terms, here, 0, share)
-        if found is None:
+            chosen = _search(pack, terms, here, 0, share)
+        if chosen is None:
             return _shortage(share, free & node, here, id_)
-        taken |= found[0]
-        steps += found[1]
+        taken |= chosen[0]
+        steps += chosen[1]
     return Taken(taken, _distinct(steps))
 
 
-def _find(
-    search: Callable[[Terms, int, int], Found], terms: Terms, free: int, preferred: int, need: int
-) -> Found | None:
+def _search(
+    search: Callable[[Terms, int, int], Chosen], terms: Terms, free: int, preferred: int, need: int
+) -> Chosen | None:
     """Searches first among the preferred CPUs. `free` has at least `need` CPUs. None if a required
     FullPCPUs can't be satisfied."""
     first = free & preferred
@@ -228,7 +230,7 @@ def _find(
     return (cpus, steps) if cpus.bit_count() == need else None
 
 
-def _evenly(terms: Terms, free: int, need: int) -> Found:
+def _evenly(terms: Terms, free: int, need: int) -> Chosen:
     layout, request = terms.layout, terms.request
     full = request.bind is BindPolicy.FULL_PCPUS
     lower = 0 if full or terms.lower is None else terms.lower.cores_off
@@ -303,13 +305,13 @@ def even(rooms: Sequence[int], need: int) -> list[int]:
     given = [0] * len(rooms)
     while need:
         open_ = [index for index, room in enumerate(rooms) if given[index] < room]
-        each = min(need // len(open_), min(rooms[index] - given[index] for index in open_))
-        if not each:
+        more = min(need // len(open_), min(rooms[index] - given[index] for index in open_))
+        if not more:
             open_ = sorted(open_, key=lambda index: -rooms[index])[:need]
-            each = 1
+            more = 1
         for index in open_:
-            given[index] += each
-        need -= each * len(open_)
+            given[index] += more
+        need -= more * len(open_)
     return given
 
 
@@ -366,7 +368,7 @@ def _distinct(steps: Iterable[AllocationStep]) -> tuple[AllocationStep, ...]:
     return tuple(dict.fromkeys(steps))
 
 
-def pack(terms: Terms, free: int, need: int) -> Found:
+def pack(terms: Terms, free: int, need: int) -> Chosen:
     """`need` of the free CPUs, and the steps that gave them. There are at least as many."""
     if not need:
         return 0, ()
@@ -375,8 +377,8 @@ def pack(terms: Terms, free: int, need: int) -> Found:
     return _threads(terms, free, need)
 
 
-def _cores(terms: Terms, free: int, need: int) -> Found:
-    layout, request, levels = terms.layout, terms.request, terms.levels
+def _cores(terms: Terms, free: int, need: int) -> Chosen:
+    layout, request = terms.layout, terms.request
     most = request.strategy is Strategy.MOST_ALLOCATED
     whole = layout.expand(layout.whole(free))
     open_ = whole & ~terms.nodes_off
@@ -388,11 +390,8 @@ def _cores(terms: Terms, free: int, need: int) -> Found:
         step = AllocationStep.CORES_IN_SOCKET
         area = _best_fit(layout.sockets, whole, whole, 0, need, most)
     if area:
-        cpus = _first_cores(layout, whole & area, need, levels)
-        if request.prefer_l3:
-            cpus = _in_fewest(layout, whole & area, cpus, levels, _first_cores)
-        return cpus, (step,)
-    cpus = _over_sockets(layout, whole, need, levels, request.prefer_l3)
+        return _picked(terms, whole & area, need, _first_cores), (step,)
+    cpus = _over_sockets(terms, whole, need)
     steps = (AllocationStep.CORES_OVER_SOCKETS,) if cpus else ()
     if cpus.bit_count() == need:
         return cpus, steps
@@ -402,9 +401,9 @@ def _cores(terms: Terms, free: int, need: int) -> Found:
     return _singles(terms, free, need, cpus, off), (*steps, AllocationStep.SINGLE_CPUS)
 
 
-def _threads(terms: Terms, free: int, need: int) -> Found:
-    layout, request, levels = terms.layout, terms.request, terms.levels
-    most = request.strategy is Strategy.MOST_ALLOCATED
+def _threads(terms: Terms, free: int, need: int) -> Chosen:
+    layout, levels = terms.layout, terms.levels
+    most = terms.request.strategy is Strategy.MOST_ALLOCATED
     off = terms.cores_off | terms.nodes_off
     open_ = free & ~off
     firsts = _firsts(layout, open_, levels)
@@ -425,22 +424,17 @@ def _threads(terms: Terms, free: int, need: int) -> Found:
             firsts = _firsts(layout, open_, levels)
         area = _best_fit(layout.sockets, firsts, firsts, 0, need, most)
     if area:
-        cpus = _first_threads(layout, open_ & area, need, levels)
-        if request.prefer_l3:
-            cpus = _in_fewest(layout, firsts & area, cpus, levels, _first_threads)
-        return cpus, (step,)
+        return _picked(terms, firsts & area, need, _first_threads), (step,)
     area = _best_fit(layout.sockets, free, free, 0, need, most)
     if area:
         return _by_rounds(layout, free & area, need, levels), (AllocationStep.CPUS_IN_SOCKET,)
     return _singles(terms, free, need, 0, off), (AllocationStep.SINGLE_CPUS,)
 
 
-def _over_sockets(
-    layout: Layout, whole: int, need: int, levels: tuple[int, ...], prefer_l3: bool
-) -> int:
+def _over_sockets(terms: Terms, whole: int, need: int) -> int:
     """Whole cores of several sockets; fewer CPUs than needed if there are too few whole cores, or
     if the last core is needed only in part."""
-    sockets = [whole & area.cpus for area in layout.sockets]
+    sockets = [whole & area.cpus for area in terms.layout.sockets]
     taken = 0
     left = []
     for cpus in sorted(sockets, key=int.bit_count, reverse=True):
@@ -450,9 +444,7 @@ def _over_sockets(
         else:
             left.append(cpus)
     for cpus in sorted(left, key=int.bit_count):
-        part = whole_cores(layout, cpus, need, levels)
-        if prefer_l3 and part:
-            part = _in_fewest(layout, cpus, part, levels, whole_cores)
+        part = _picked(terms, cpus, need, whole_cores)
         taken |= part
         need -= part.bit_count()
     return taken
@@ -539,21 +531,21 @@ def _take_singles(
         return free
     if count <= layout.threads:
         return _core_by_core(layout, free, need, taken, levels, most)
-    found = 0
+    singles = 0
     for number, order in enumerate(_rounds(layout, _tiers(free, levels))):
         these = sum(order)
         if these.bit_count() <= need:
-            found |= these
+            singles |= these
             need -= these.bit_count()
             continue
         for leads in _runs(layout, free, taken, levels, most, number):
             chosen = lowest(leads, need)
-            found |= layout.expand(chosen) & these
+            singles |= layout.expand(chosen) & these
             need -= chosen.bit_count()
             if not need:
                 break
         break
-    return found
+    return singles
 
 
 def _runs(
@@ -583,13 +575,13 @@ def _core_by_core(
     layout: Layout, free: int, need: int, taken: int, levels: tuple[int, ...], most: bool
 ) -> int:
     """Does not spread CPUs over cores if one core could give them all."""
-    found = 0
+    singles = 0
     for leads in _runs(layout, free, taken, levels, most, 0):
         for lead in members(leads):
             part = _first_of(_tiers(layout.expand(1 << lead) & free, levels), need)
-            found |= part
+            singles |= part
             need -= part.bit_count()
-    return found
+    return singles
 
 
 def _best_fit(
@@ -622,7 +614,14 @@ def _best_fit(
 
 
 _Pick: TypeAlias = Callable[[Layout, int, int, tuple[int, ...]], int]
-"""Takes a number of CPUs of a mask in its own order; `levels`: see `_tiers`."""
+"""Takes a number of CPUs of a mask in its own order; the last argument is Terms.levels."""
+
+
+def _picked(terms: Terms, cpus: int, need: int, pick: _Pick) -> int:
+    taken = pick(terms.layout, cpus, need, terms.levels)
+    if terms.request.prefer_l3 and taken:
+        return _in_fewest(terms.layout, cpus, taken, terms.levels, pick)
+    return taken
 
 
 def _in_fewest(
@@ -657,16 +656,15 @@ def _caches(layout: Layout, cpus: int) -> int:
 
 
 def _tiers(cpus: int, levels: tuple[int, ...]) -> list[int]:
-    """Groups the CPUs by the number of pods that hold them, fewest first; no group is empty.
-    `levels`: the first `max_ref - 1` masks of `CpuRefCounts.held`; none if CPUs are not shared."""
-    found = []
+    """Groups the CPUs by the number of pods that hold them, fewest first; no group is empty."""
+    tiers = []
     for level in levels:
         if cpus & ~level:
-            found.append(cpus & ~level)
+            tiers.append(cpus & ~level)
         cpus &= level
     if cpus:
-        found.append(cpus)
-    return found
+        tiers.append(cpus)
+    return tiers
 
 
 def _rounds(layout: Layout, order: Sequence[int]) -> Iterator[list[int]]:
@@ -696,10 +694,10 @@ def _core_tiers(layout: Layout, leads: int, cpus: int, levels: tuple[int, ...]) 
         for stride in layout.strides:
             for offset in stride.offsets:
                 _add(digits, held >> offset & stride.leads & leads)
-    found = [leads] if leads else []
+    tiers = [leads] if leads else []
     for digit in reversed(digits):
-        found = [part for each in found for part in (each & ~digit, each & digit) if part]
-    return found
+        tiers = [part for tier in tiers for part in (tier & ~digit, tier & digit) if part]
+    return tiers
 
 
 def _add(digits: list[int], ones: int) -> None:

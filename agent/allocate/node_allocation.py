@@ -42,34 +42,35 @@ Amounts = dict[int, dict[str, int]]
 
 
 class TopologyOptions(msgspec.Struct, frozen=True):
-    """The CPUs and NUMA nodes of a node. `layout` None: the CPU topology is unknown.
-    `numa_allocatable`: the allocatable amounts in the NodeResourceTopology. `reserved`: CPUs that
-    no pod may own (those of the node reservation and of system QoS, and those that the kubelet
-    assigned).
-    `kubelet_reserved`: CPUs that the kubelet reserves, see `owners_on_reserved`; `node_reserved`:
-    CPUs of the node reservation.
-
-    `cpu_ratio`: the amplification ratio of CPU; bound CPUs count amplified. `cpu_milli`: the node's
-    allocatable CPU after amplification, None if unknown. `max_ref`: how many pods may share a CPU.
-    `kubelet_static`: the kubelet assigns CPUs itself, which may differ from those that a scheduler
-    chose. `owners_on_reserved`: the node's agent lets LSE and LSR pods own CPUs that the kubelet
-    reserves. `counts_memory`: the memory of pods that own CPUs or are bound to NUMA nodes counts on
-    these NUMA nodes (NUMA topology scheduling proposal, NUMA memory policy). Raises ValueError for
-    a ratio that is not a number up to 1000, and for a `max_ref` below 1."""
+    """The CPUs and NUMA nodes of a node. Raises ValueError for a ratio that is not a number up to
+    1000, and for a `max_ref` below 1."""
 
     layout: Layout | None
+    """None if the CPU topology is unknown."""
     numa_allocatable: Amounts = {}
+    """The allocatable amounts of the NUMA nodes in the NodeResourceTopology."""
     reserved: CpuSet = EMPTY
+    """The CPUs that no pod may own: those of the node reservation and of system QoS, and those that
+    the kubelet assigned."""
     kubelet_reserved: CpuSet = EMPTY
+    """The CPUs that the kubelet reserves; pods may own them with `owners_on_reserved`."""
     node_reserved: CpuSet = EMPTY
+    """The CPUs of the node reservation."""
     policies: NodePolicies = NodePolicies()
     profile: Profile = PROFILES["koordinator"]
     cpu_ratio: float = 1.0
+    """The amplification ratio of CPU; bound CPUs count amplified."""
     cpu_milli: int | None = None
+    """The node's allocatable CPU after amplification, None if unknown."""
     max_ref: int = 1
+    """How many pods may share a CPU."""
     kubelet_static: bool = False
+    """The kubelet assigns CPUs itself, which may differ from those that a scheduler chose."""
     owners_on_reserved: bool = False
+    """The node's agent lets LSE and LSR pods own CPUs that the kubelet reserves."""
     counts_memory: bool = False
+    """The memory of pods that own CPUs or are bound to NUMA nodes counts on these NUMA nodes (NUMA
+    topology scheduling proposal, NUMA memory policy)."""
 
     def __post_init__(self) -> None:
         if not -math.inf < self.cpu_ratio <= MAX_AMPLIFICATION:

@@ -213,8 +213,7 @@ def _override(wanted: Wanted, requested: LinuxResources) -> Keep | Override:
     agent's decision."""
     if wanted.kubelet and requested.cpuset:
         wanted = wanted.without("cpuset")
-    keeps = wanted.unmanaged and not wanted.exclusive
-    return Keep() if keeps else Override(wanted)
+    return Keep() if wanted.unmanaged else Override(wanted)
 
 
 def _without_owned(requested: str, snapshot: Snapshot) -> Answer:

@@ -223,22 +223,23 @@ _SMALL_PART: Final = 4
 
 
 class MemoryBudget:
-    """The memory for the requests of all connections. `reserved_bytes`: for requests with a
-    reservation. `waiting`: the requests without one; `waiting_bytes`: the bytes that they have
-    received."""
+    """The memory for the requests of all connections."""
 
     __slots__ = ("limits", "reserved_bytes", "waiting", "waiting_bytes")
 
     def __init__(self, limits: RelayLimits, waiting: HeldCalls[HeldStream]) -> None:
         self.limits = limits
         self.reserved_bytes = 0
-        self.waiting_bytes = 0
+        """The memory of the requests that have a reservation."""
         self.waiting = waiting
+        """The requests that wait for a reservation."""
+        self.waiting_bytes = 0
+        """The bytes that the relay has received of the waiting requests."""
 
 
 class ConnectionBudget:
     """The budget of one connection. Each connection also has a share of its own for small requests,
-    so that large ones do not delay other calls. `share_bytes`: the reserved part of that share."""
+    so that large ones do not delay other calls."""
 
     __slots__ = ("_budget", "_limits", "share_bytes")
 
@@ -246,6 +247,7 @@ class ConnectionBudget:
         self._budget = budget
         self._limits = budget.limits
         self.share_bytes = 0
+        """The part of the share that small requests have reserved."""
 
     def reserve(self, stream: HeldStream, size: int) -> bool:
         """Raises the stream's reservation to `size`. Returns False if too little memory is left. A

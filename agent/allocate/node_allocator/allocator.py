@@ -234,7 +234,9 @@ class NodeAllocator:
         """Raises StaleOfferError, without a change, if a part of the offer was allocated since."""
         pod_request = node_offer.pod_request
         if missing := self._missing(node_offer):
-            raise StaleOfferError(f"pod {pod_request.title}: {missing}")
+            raise StaleOfferError(
+                f"pod {pod_request.title} on node {self.properties.name}: {missing}"
+            )
         holding = node_offer.holding()
         self.record(holding)
         allocation = node_offer.offer.allocation if node_offer.offer else None

@@ -293,8 +293,10 @@ def offer(
     steps: Steps = UNCOUNTED,
     score: Callable[[PodAllocation], int] | None = None,
 ) -> Offer | Refusal:
-    """An offer for a pod that holds nothing on the node. `provider` takes part under a NUMA policy.
-    `score`: that of an allocation, if not by the strategy in force. Raises TooComplexError."""
+    """An offer for a pod that holds nothing on the node. Raises TooComplexError.
+
+    `provider`: takes part in the merge under a NUMA policy.
+    `score`: returns the score of an allocation; None for the score by the strategy in force."""
     if not request.requests and not request.burst_milli and provider is None:
         return Offer(PodAllocation(request.uid, request.title), Price(0, 0, 0), Why())
     policies = in_force(options.policies, options.profile, request)
@@ -306,22 +308,22 @@ def offer(
     trials = Trials(options, node_allocation, held, policies, steps)
     trials.with_devices = provider is not None
     if policies.numa is NumaPolicy.NONE:
-        found = _unaligned(held, policies, trials)
+        allotment = _unaligned(held, policies, trials)
     else:
-        found = _align(node_allocation, held, policies, trials, provider)
-    if isinstance(found, Refusal):
-        return found
+        allotment = _align(node_allocation, held, policies, trials, provider)
+    if isinstance(allotment, Refusal):
+        return allotment
     allocation = PodAllocation(
         request.uid,
         request.title,
-        CpuSet.from_int(found.cpus),
-        policies.exclusive if found.cpus else ExclusivePolicy.NONE,
-        found.amounts,
+        CpuSet.from_int(allotment.cpus),
+        policies.exclusive if allotment.cpus else ExclusivePolicy.NONE,
+        allotment.amounts,
         request.requests.get("cpu", 0),
-        memory_of(request.requests) if found.cpus else {},
+        memory_of(request.requests) if allotment.cpus else {},
     )
-    why = Why(policies.chosen, found.candidates, found.merged, found.steps)
-    price = trials.price(found, None if score is None else score(allocation))
+    why = Why(policies.chosen, allotment.candidates, allotment.merged, allotment.steps)
+    price = trials.price(allotment, None if score is None else score(allocation))
     return Offer(allocation, price, why, _pools(options, allocation))
 
 
@@ -454,12 +456,15 @@ def burst_nodes(
     memory: Mapping[str, int],
     free_memory: Mapping[str, Mapping[int, int]],
 ) -> tuple[int, ...] | Refusal:
-    """The NUMA nodes to which a pod that bursts is bound. `pools`: the milli-CPU of the shared
-    pools. `available`: the milli-CPU that no pod has; nodes without any are left out. `memory`: the
-    amounts that count on the nodes, by resource; `free_memory`: the free amounts, by
-    resource and node. Among single nodes MostAllocated takes the smallest pool that fits, every
-    other strategy the node with the most available CPU; of equal nodes the one with the lower id.
-    """
+    """The NUMA nodes to which a pod that bursts is bound.
+
+    Among single nodes MostAllocated takes the smallest pool that fits, every other strategy the
+    node with the most available CPU; of equal nodes the one with the lower id.
+
+    `pools`: the milli-CPU of the shared pool of each node.
+    `available`: the milli-CPU that no pod has; nodes without any are left out.
+    `memory`: the requested amounts that count on the nodes, by resource.
+    `free_memory`: the free amounts of these resources, by node."""
     pools = {node: pool for node, pool in pools.items() if available.get(node, 0) > 0}
 
     def fit(*nodes: int) -> bool:
@@ -639,12 +644,13 @@ class Allotment(msgspec.Struct, frozen=True):
 
 
 class Trials:
-    """Trials of one pod on one node in its current state. `downgrade`: see CpuRequest.
-    `with_devices`: the pod gets devices too, which may be on each of its NUMA nodes. Trials raise
-    TooComplexError when the `steps` are used up."""
+    """Trials of one pod on one node in its current state. They change nothing, and raise
+    TooComplexError when the steps are used up."""
 
     downgrade = True
+    """See CpuRequest."""
     with_devices = False
+    """The pod gets devices too, which may be on each of its NUMA nodes."""
 
     def __init__(
         self,
@@ -683,8 +689,10 @@ class Trials:
         )
         if isinstance(taken, Shortage):
             return _rejection(taken)
-        found = self._on_cpus(layout, taken)
-        return self._where_memory_is(layout, found) if isinstance(found, Refusal) else found
+        allotment = self._on_cpus(layout, taken)
+        if isinstance(allotment, Refusal):
+            return self._where_memory_is(layout, allotment)
+        return allotment
 
     def lacks(self, nodes: Collection[int]) -> Refusal | None:
         """Why the pod does not fit these NUMA nodes, None if `on_nodes` finds an allotment."""
@@ -701,8 +709,8 @@ class Trials:
         if layout is None or len(layout.sizes) <= 1:
             # `trim` left only CPUs that suit the bind policy, and equal cores add up to the need.
             return None
-        found = self._bound(amounts, shares)
-        return found if isinstance(found, Refusal) else None
+        allotment = self._bound(amounts, shares)
+        return allotment if isinstance(allotment, Refusal) else None
 
     def on_nodes(self, nodes: Collection[int]) -> Allotment | Refusal:
         """Takes all requested amounts from these NUMA nodes. Resources that no NUMA node has are
@@ -734,21 +742,22 @@ class Trials:
         terms = self._terms
         if terms is None or not (terms.nodes_off or terms.cores_off):
             return CpuExclusivity.SATISFIED
-        found = self.on_nodes(ids(mask))
-        if isinstance(found, Refusal):
+        allotment = self.on_nodes(ids(mask))
+        if isinstance(allotment, Refusal):
             return CpuExclusivity.SAME_CORES
-        return terms.exclusivity(found.cpus)
+        return terms.exclusivity(allotment.cpus)
 
-    def price(self, found: Allotment, score: int | None = None) -> Price:
-        """The price of an allotment before it is committed; `score`: if another one counts than
-        that of the strategy."""
+    def price(self, allotment: Allotment, score: int | None = None) -> Price:
+        """The price of an allotment before it is committed.
+
+        `score`: None for the score by the strategy."""
         layout = self._options.layout
-        used = set(found.amounts)
+        used = set(allotment.amounts)
         split_cores = 0
         if layout:
-            used.update(layout.node_ids(found.cpus))
-            touched = layout.touched(found.cpus) & layout.whole(self._free)
-            split_cores = (touched & ~layout.whole(found.cpus)).bit_count()
+            used.update(layout.node_ids(allotment.cpus))
+            touched = layout.touched(allotment.cpus) & layout.whole(self._free)
+            split_cores = (touched & ~layout.whole(allotment.cpus)).bit_count()
         mask = sum(1 << node for node in used or self.totals)
         bind = self.policies.bind
         avoided = bind is not None and bind.avoided
@@ -849,11 +858,12 @@ class Trials:
         return Allotment(taken.cpus, amounts, taken.steps)
 
     def _where_memory_is(self, layout: Layout, lacking: Refusal) -> Allotment | Refusal:
-        """CPUs of the fewest NUMA nodes that have the CPUs and the memory. Among sets of equally
-        many NUMA nodes the exclusive policy decides, then the whole cores that a preferred
-        FullPCPUs gets, then the strategy by their free CPUs, then their ids. `lacking`: the result
-        if there are none: why the memory of the CPUs that were chosen without regard to memory is
-        not enough."""
+        """Takes CPUs of the fewest NUMA nodes that have the CPUs and the memory. Among sets of
+        equally many NUMA nodes the exclusive policy decides, then the whole cores that a preferred
+        FullPCPUs gets, then the strategy by their free CPUs, then their ids.
+
+        `lacking`: why the CPUs that were chosen without regard to memory have too little; it is
+            returned if no NUMA nodes have both."""
         request, terms = self._cpu_request, self._terms
         free = {area.id: (area.cpus & self._free).bit_count() for area in layout.nodes}
         holders = [node for node, count in free.items() if count]
@@ -880,13 +890,13 @@ class Trials:
                 )
                 if isinstance(taken, Shortage):
                     continue
-                found = self._on_cpus(layout, taken)
-                if isinstance(found, Allotment):
+                allotment = self._on_cpus(layout, taken)
+                if isinstance(allotment, Allotment):
                     whole_cores = self.whole_cores(mask)
-                    rank = terms.exclusivity(found.cpus), whole_cores, sign * count, -mask
-                    fitting.append((rank, found))
+                    rank = terms.exclusivity(allotment.cpus), whole_cores, sign * count, -mask
+                    fitting.append((rank, allotment))
             if fitting:
-                return max(fitting, key=lambda each: each[0])[1]
+                return max(fitting, key=lambda ranked: ranked[0])[1]
         return lacking
 
     def _have_enough(self, nodes: Collection[int]) -> bool:
@@ -1047,11 +1057,12 @@ class Trials:
         if layout is None or layout.threads == 1:
             return {}
         whole, core_milli = layout.expand(layout.whole(self._free)), self._core_milli
-        found = {}
+        whole_milli = {}
         for node, cpus in self._areas.items():
             left = self.available.get(node, _NOTHING).get("cpu", 0)
-            found[node] = min(left, 1000 * (whole & cpus).bit_count()) // core_milli * core_milli
-        return found
+            most = min(left, 1000 * (whole & cpus).bit_count())
+            whole_milli[node] = most // core_milli * core_milli
+        return whole_milli
 
     @cached_property
     def _core_milli(self) -> int:
@@ -1066,6 +1077,17 @@ class Trials:
         whole_cores = bind.required and bind.policy is BindPolicy.FULL_PCPUS
         return self._core_milli if whole_cores else 1000
 
+    def suitable(self, free: int, policy: BindPolicy) -> int:
+        """How many of these free CPUs a pod can own that requires this bind policy."""
+        layout = self._options.layout
+        if layout is None:
+            return free.bit_count()
+        if policy is BindPolicy.FULL_PCPUS:
+            free = layout.expand(layout.whole(free))
+        else:
+            free = layout.touched(free)
+        return free.bit_count()
+
     def trim(self) -> None:
         """Limits the available CPU of each NUMA node for an owner to its free CPUs that suit a
         required policy, and to the bound CPU that its amplified amount covers."""
@@ -1076,11 +1098,7 @@ class Trials:
             self.steps.take(2 * layout.forms * len(layout.nodes))
         for area in layout.nodes:
             free = self._free & area.cpus
-            if bind.required and bind.policy is BindPolicy.FULL_PCPUS:
-                free = layout.expand(layout.whole(free))
-            elif bind.required:
-                free = layout.touched(free)
-            most = 1000 * free.bit_count()
+            most = 1000 * (self.suitable(free, bind.policy) if bind.required else free.bit_count())
             room = self.available.get(area.id, {})
             if "cpu" in room:
                 paid = min(room["cpu"], self._options.amplified(most))
@@ -1148,7 +1166,7 @@ class MaskScores:
         ]
 
     def of(self, mask: int) -> int:
-        found = total = 0
+        score = total = 0
         for weight, used, by_node in self._parts:
             capacity = 0
             left = mask
@@ -1160,5 +1178,5 @@ class MaskScores:
                     used += part[1]
             if capacity > 0:
                 total += weight
-                found += weight * points(self._most, capacity, used)
-        return found // total if total else 0
+                score += weight * points(self._most, capacity, used)
+        return score // total if total else 0

@@ -471,7 +471,7 @@ def test_only_one_of_two_offers_of_the_same_cpus_can_be_committed() -> None:
     allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH))
     one, two = (offered(allocator, pod(uid, {"cpu": 2}, "LSR")) for uid in "ab")
     allocator.commit(one)
-    with pytest.raises(StaleOfferError, match="pod ns/b: CPUs 0-1 are no longer free"):
+    with pytest.raises(StaleOfferError, match="pod ns/b on node n: CPUs 0-1 are no longer free"):
         allocator.commit(two)
     assert allocator.holdings.keys() == {"a"}
 
@@ -482,7 +482,7 @@ def test_a_stale_offer_names_missing_devices_and_leaves_its_cpus_free() -> None:
     allocator.commit(one)
     allocator.release("a")
     allocator.record(holding_of(annotated(pod("c"), {ALLOCATED: two.annotations()[ALLOCATED]})))
-    with pytest.raises(StaleOfferError, match=r"pod ns/b: gpu 0 has 0 of 100 "):
+    with pytest.raises(StaleOfferError, match=r"pod ns/b on node n: gpu 0 has 0 of 100 "):
         allocator.commit(two)
     assert offered(allocator, pod("d", {"cpu": 16}, "LSR"))
 

@@ -144,7 +144,7 @@ def test_an_offer_is_stale_after_another_pods_commit_and_changes_nothing() -> No
     assert isinstance(second, NodeOffer)
     allocator.commit(second)
     before = dict(allocator.holdings)
-    with pytest.raises(StaleOfferError, match="pod ns/a: CPUs 0-1 are no longer free"):
+    with pytest.raises(StaleOfferError, match="pod ns/a on node n: CPUs 0-1 are no longer free"):
         allocator.commit(first)
     assert allocator.holdings == before
     assert allocator.offer(pod_request(owner(2, uid="c"))) != first
