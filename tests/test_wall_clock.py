@@ -15,6 +15,7 @@ REASONS = {
     "node.reconcile": "the age of an announced pod, compared with the runtime's times of "
     "other pods, which are of the wall clock too: an older pod does not get the CPUs of an owner",
     "node.devices": "the time of a condition, as the API has it",
+    "node.gpus": "the time of a condition, as the API has it",
     "node.sampler": "the end of the last day, whose changes are shown",
     "node.rebinds": "the time of a status, as the API has it",
     "install.installer": "the age of a container, compared with the runtime's times",

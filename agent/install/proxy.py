@@ -18,7 +18,6 @@ from agent.install.folder import FolderError
 from agent.install.installer import (
     CheckError,
     Checks,
-    HostCommand,
     Installer,
     InstallError,
     InstallJournal,
@@ -63,12 +62,10 @@ class ProxyInstallation:
     """The installation on the host below `settings.root`. Methods raise ERRORS; LockedError while
     another installation or removal runs."""
 
-    def __init__(
-        self, settings: InstallSettings, report: ReportLine, command: HostCommand | None = None
-    ) -> None:
+    def __init__(self, settings: InstallSettings, report: ReportLine) -> None:
         self._settings = settings
         self._tree = HostTree(settings.root)
-        self._command = command or host_command(self._tree.root)
+        self._command = host_command(self._tree.root)
         self._report = report
         checks = Checks(self._tree, self._command, DEADLINE_SECONDS, settings.settle_seconds)
         self._installer = Installer(self._tree, self._command, checks, self._stage, report)

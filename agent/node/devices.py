@@ -103,15 +103,13 @@ class DeviceView:
         *,
         withhold: bool = False,
         files: DeviceFiles = NO_FILES,
-        clock: Callable[[], float] = time.time,
         sources: Sources | None = None,
     ) -> None:
         self._checkpoint = checkpoint
         self._root = root
         self._withhold = withhold
-        self._clock = clock
         self._plugged = SysfsDevices(root)
-        self._gpus = GpuView(root, watch, actions, clock)
+        self._gpus = GpuView(root, watch, actions)
         self.files = files
         """How containers reach the devices, also those that are not visible now."""
         self._cards_before = files.cards or ()
@@ -244,7 +242,7 @@ class DeviceView:
                 plugged.fpgas.devices,
             ),
             self.state,
-            gpus.rfc3339(int(self._clock())),
+            gpus.rfc3339(int(time.time())),
             self._plugin_devices.union(
                 (kind, name)
                 for of_pod in allocations.values()

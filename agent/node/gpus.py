@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -268,20 +269,12 @@ class GpuView:
     """Starts the child process when PCI lists an NVIDIA card.
 
     `root`: where the host's /proc is.
-    `watch`: makes the watcher.
-    `clock`: seconds since 1970."""
+    `watch`: makes the watcher."""
 
-    def __init__(
-        self,
-        root: str,
-        watch: Callable[[], GpuWatcher],
-        actions: GpuActions,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, root: str, watch: Callable[[], GpuWatcher], actions: GpuActions) -> None:
         self._root = root
         self._watch = watch
         self._actions = actions
-        self._clock = clock
         self._watcher: GpuWatcher | None = None
         self._health = GpuHealth()
         self._release_requested = False
@@ -343,7 +336,7 @@ class GpuView:
         elif release is not self._release_requested:
             (self._watcher.release if release else self._watcher.resume)()
         self._release_requested = release
-        now = int(self._clock())
+        now = int(time.time())
         for news in self._watcher.take():
             for event in news.events:
                 self._health = gpu_health.on_event(self._health, event, now, self._actions)

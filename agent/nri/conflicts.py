@@ -111,7 +111,7 @@ _ATTRIBUTE: Final = struct.Struct("=HH")
 _READ_BYTES: Final = 1 << 16
 
 
-def connected_processes(path: str, proc: str = "/proc") -> tuple[str, ...]:
+def connected_processes(path: str) -> tuple[str, ...]:
     """The other processes that are connected to the listening socket at `path`, as `name (PID)`,
     sorted; none if the kernel does not report them."""
     try:
@@ -123,7 +123,7 @@ def connected_processes(path: str, proc: str = "/proc") -> tuple[str, ...]:
     if not peers:
         return ()
     links = {f"socket:[{inode}]" for inode in peers}
-    return tuple(sorted(_holders(proc, links)))
+    return tuple(sorted(_holders(links)))
 
 
 def _sockets() -> Iterator[tuple[str, int | None]]:
@@ -162,13 +162,13 @@ def socket_attributes(attributes: bytes) -> tuple[str, int | None]:
     return name, peer
 
 
-def _holders(proc: str, links: set[str]) -> Iterator[str]:
+def _holders(links: set[str]) -> Iterator[str]:
     """The other processes with an open descriptor that is one of the links."""
     own = os.getpid()
-    for entry in os.listdir(proc):
+    for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == own:
             continue
-        folder = f"{proc}/{entry}"
+        folder = f"/proc/{entry}"
         try:
             held = any(
                 _target(f"{folder}/fd/{each}") in links for each in os.listdir(f"{folder}/fd")

@@ -130,7 +130,6 @@ class ClusterPage:
         explainer: WaitingPodExplainer,
         unavailable: Callable[[], str | None],
         lease_holder: str,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """`unavailable` and `lease_holder`: see `endpoint.refusal`."""
         self._cluster = cluster
@@ -139,7 +138,6 @@ class ClusterPage:
         self._explainer = explainer
         self._unavailable = unavailable
         self._lease_holder = lease_holder
-        self._wall_clock = wall_clock
         self._table = NodeTable(cluster)
         self._explaining = threading.Lock()
         self._offset = 0.0
@@ -222,7 +220,7 @@ class ClusterPage:
     def _stamp(self, at: float) -> str:
         """Formats a time of the monotonic clock by the wall clock. The offset of the clocks is kept
         while it changes little, so that one time has the same text in all replies."""
-        offset = self._wall_clock() - time.monotonic()
+        offset = time.time() - time.monotonic()
         if abs(offset - self._offset) > _CLOCK_SECONDS:
             self._offset = offset
         return audit.stamp(self._offset + at)

@@ -187,7 +187,6 @@ def node_properties(
     rules: AllocatorRules | None = None,
     faults: tuple[str, ...] = (),
     allocatable: Mapping[str, int] | None = None,
-    zones: ZoneReport | None = None,
 ) -> NodeProperties:
     """`labels` and `allocatable`: the Node's; `faults`: the faults that were found so far. A
     partition table, links of GPUs and imported holdings in the Device object that can't be read are
@@ -205,7 +204,7 @@ def node_properties(
         labels.get(GPU_ISOLATION_PROVIDER, ""),
         shares,
         rules,
-        zones,
+        None,
         tuple(found),
         dict(allocatable or {}),
         labels.get(GPU_MODEL, ""),

@@ -49,8 +49,6 @@ class Binder:
         bindings: BindingApi,
         pod_infos: PodInfoCache,
         unavailable_reason: Callable[[], str | None] = lambda: None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`unavailable_reason` returns why no Binding may be sent now, or None."""
         self._cluster = cluster
@@ -63,7 +61,6 @@ class Binder:
         self._unknown_outcomes: dict[str, Mapping[str, str]] = {}
         self.lost_races = 0
         self.decisions: deque[BindDecision] = deque(maxlen=MAX_DECISIONS)
-        self._clock = clock
         self._numbers = itertools.count(1)
 
     def bind(self, pod: PodName, node: str) -> None:
@@ -80,7 +77,7 @@ class Binder:
         self, pod: PodName, node: str, node_offer: NodeOffer | None = None, error: str = ""
     ) -> None:
         self.decisions.append(
-            BindDecision(next(self._numbers), self._clock(), pod, node, node_offer, error)
+            BindDecision(next(self._numbers), time.monotonic(), pod, node, node_offer, error)
         )
 
     def _bind(self, pod: PodName, node: str) -> tuple[bool, NodeOffer | None]:

@@ -163,17 +163,16 @@ class SchedulerCache:
         *,
         agents: bool = True,
         rules: AllocatorRules | None = None,
-        expiry_seconds: float = EXPIRY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`agents`: a node must have a Ready agent to give CPUs or devices. `rules` apply to the
         allocation on every node. A reservation whose Binding was accepted is overdue after
-        `expiry_seconds`."""
+        EXPIRY_SECONDS."""
         self.lock = threading.RLock()
         self.agents = agents
         self.node_states = NodeStates()
         self._rules = rules
-        self._expiry_seconds, self._clock = expiry_seconds, clock
+        self._clock = clock
         self._states: dict[str, NodeInfo] = {}
         self._pods: dict[str, PodRecord] = {}
         self._members = GroupMembers()
@@ -351,7 +350,7 @@ class SchedulerCache:
         with self.lock:
             kept = self._reservations.get(uid)
             if kept is not None:
-                until = self._clock() + self._expiry_seconds
+                until = self._clock() + EXPIRY_SECONDS
                 self._reservations[uid] = Reservation(kept.node, kept.assigned, until)
 
     def release(self, uid: str) -> bool:

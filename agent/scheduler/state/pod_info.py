@@ -93,14 +93,12 @@ class PodInfoCache:
 
     def __init__(
         self,
-        max_pods: int = MAX_PODS,
         *,
         device_resources: Callable[[], frozenset[str]] = frozenset,
         default_bind: BindPolicy = BindPolicy.FULL_PCPUS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`device_resources` returns those of the cluster; `default_bind`: see `request_of`."""
-        self._max_pods = max_pods
         self._device_resources = device_resources
         self._default_bind = default_bind
         self._clock = clock
@@ -121,7 +119,7 @@ class PodInfoCache:
         with self._lock:
             self._by_uid[pod.uid] = _KeptPod(pod.resource_version, device_resources, info)
             self._by_uid.move_to_end(pod.uid)
-            if len(self._by_uid) > self._max_pods:
+            if len(self._by_uid) > MAX_PODS:
                 oldest, _ = self._by_uid.popitem(last=False)
                 self._filtered_at.pop(oldest, None)
         return info

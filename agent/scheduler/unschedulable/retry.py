@@ -45,8 +45,6 @@ class Retry:
         source: FeasibilitySource,
         leading: Callable[[], bool],
         initial: Callable[[], Iterable[QueuedPod]] = tuple,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
         self._queue = queue
@@ -54,7 +52,6 @@ class Retry:
         self._leading = leading
         self._initial = initial
         self._led = False
-        self._clock = clock
         self.retried = 0
 
     def step(self) -> None:
@@ -78,7 +75,7 @@ class Retry:
         return True
 
     def _patch_retryable(self) -> None:
-        for candidate in self._queue.retryable(self._source, self._clock()):
+        for candidate in self._queue.retryable(self._source, time.monotonic()):
             queued = candidate.queued
             try:
                 patch_status(
