@@ -54,8 +54,6 @@ _TITLES: Final = {
     "queued_pods_mean": "pods in the queue",
     "longest_wait_lifetimes": "longest wait, lifetimes",
 }
-_LOAD: Final = "requested by the pods that have arrived, % of all GPUs"
-_ALLOCATED: Final = "allocated, % of all GPUs"
 _MAX_LOAD: Final = 10.0
 _MAX_SEEDS: Final = 1000
 
@@ -94,9 +92,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of runs, with the seeds 42, 43, ... (1)",
     )
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    parser.add_argument(
-        "--plot", metavar="FILE", help="draw allocation against load into this file (SVG)"
-    )
     parser.add_argument(
         "--departures",
         action="store_true",
@@ -206,25 +201,14 @@ def _objects_of_cluster(settings: ExplainSettings) -> Iterator[Object]:
 def _run_traces(arguments: argparse.Namespace) -> int:
     from agent.scheduler import simulation
 
-    if arguments.plot and arguments.departures:
-        return options.fail(ValueError("--plot: a run with --departures has no load to plot"), 2)
-    if arguments.plot and not arguments.plot.endswith(".svg"):
-        return options.fail(ValueError(f"--plot {arguments.plot}: the name must end in .svg"), 2)
     try:
         nodes = simulation.read_nodes(_lines(arguments.nodes), arguments.nodes)
         pods = simulation.read_pods(_lines(arguments.pods), arguments.pods)
     except (simulation.TraceError, OSError) as error:
         return options.fail(error, 2)
-    found, curves = _simulate(nodes, pods, arguments)
+    results = _simulate(nodes, pods, arguments)
     try:
-        if arguments.plot:
-            Path(arguments.plot).write_text(
-                format.line_chart(curves, _LOAD, _ALLOCATED), encoding="utf-8"
-            )
-    except OSError as error:
-        return options.fail(error, 2)
-    try:
-        _write(found, arguments.output)
+        _write(results, arguments.output)
     except OSError as error:
         return format.unwritten("simulate", error)
     return 0
@@ -232,9 +216,8 @@ def _run_traces(arguments: argparse.Namespace) -> int:
 
 def _simulate(
     nodes: Sequence[TraceNode], pods: Sequence[PodKind], arguments: argparse.Namespace
-) -> tuple[dict[str, PolicyResult | OccupancyResult], dict[str, Sequence[tuple[float, float]]]]:
-    """The result of each policy over all seeds, and, without departures, its mean curve of load and
-    allocation."""
+) -> dict[str, PolicyResult | OccupancyResult]:
+    """The result of each policy over all seeds."""
     from agent.scheduler import simulation
 
     policies = [
@@ -244,7 +227,6 @@ def _simulate(
     seeds = range(simulation.FIRST_SEED, simulation.FIRST_SEED + arguments.seeds)
     progress = format.Progress(sys.stderr, len(policies) * len(seeds))
     results: dict[str, PolicyResult | OccupancyResult] = {}
-    curves: dict[str, Sequence[tuple[float, float]]] = {}
     for policy in policies:
         runs, occupancies = [], []
         for seed in seeds:
@@ -263,22 +245,23 @@ def _simulate(
             results[policy] = simulation.occupancy_result(occupancies)
         else:
             results[policy] = simulation.policy_result(runs)
-            curves[policy] = simulation.mean_curve([run.curve for run in runs])
-    return results, curves
+    return results
 
 
-def _write(found: Mapping[str, PolicyResult | OccupancyResult], output: str) -> None:
+def _write(results: Mapping[str, PolicyResult | OccupancyResult], output: str) -> None:
     from agent.scheduler.simulation import SimulationReport
 
     if output == "json":
-        text = msgspec.json.encode(SimulationReport(found)).decode()
+        text = msgspec.json.encode(SimulationReport(results)).decode()
         print(format.printable_json(text), flush=True)
         return
-    fields = list(dict.fromkeys(name for each in found.values() for name in each.__struct_fields__))
+    fields = list(
+        dict.fromkeys(name for each in results.values() for name in each.__struct_fields__)
+    )
     rows = [["policy", *(_TITLES[field] for field in fields)]]
     rows += [
         [policy, *(_cell(getattr(each, field)) for field in fields)]
-        for policy, each in found.items()
+        for policy, each in results.items()
     ]
     lines = format.table(rows, format.columns(100))
     print(format.encodable("\n".join(lines) + "\n"), end="", flush=True)

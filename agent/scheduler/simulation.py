@@ -384,29 +384,6 @@ def policy_result(runs: Sequence[TraceRun]) -> PolicyResult:
     )
 
 
-def mean_curve(curves: Sequence[Sequence[LoadPoint]]) -> list[tuple[float, float]]:
-    """The mean of the seeds' curves: load and allocated, at each whole percent of load that all
-    reach."""
-    last = min(curve[-1].load for curve in curves)
-    loads = [float(load) for load in range(int(last) + 1)]
-    return [(load, sum(_at(curve, load) for curve in curves) / len(curves)) for load in loads]
-
-
-def _at(curve: Sequence[LoadPoint], load: float) -> float:
-    """The allocated percent at this load, interpolated."""
-    before = curve[0]
-    for point in curve:
-        if point.load >= load:
-            part = (
-                (load - before.load) / (point.load - before.load)
-                if point.load > before.load
-                else 1.0
-            )
-            return before.allocated + part * (point.allocated - before.allocated)
-        before = point
-    return before.allocated
-
-
 def run_with_departures(
     nodes: Sequence[TraceNode],
     pods: Sequence[PodKind],

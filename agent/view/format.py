@@ -1,4 +1,4 @@
-"""Output for people: numbers, tables, boxes, line charts and the progress of a command; and what to
+"""Output for people: numbers, tables, boxes and the progress of a command; and what to
 do if standard output has another encoding than UTF-8, is closed by its reader, or is on a full
 disk."""
 
@@ -7,8 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from html import escape
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 import msgspec
@@ -168,61 +167,7 @@ def encodable(text: str, *, coloured: bool = False) -> str:
     return text
 
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_WIDTH, _HEIGHT = 720, 480
-_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 20, 20, 50
 _BAR_WIDTH = 30
-
-
-def line_chart(
-    curves: Mapping[str, Sequence[tuple[float, float]]], across_title: str, up_title: str
-) -> str:
-    """A chart in SVG.
-
-    `curves`: by name, points (x, y) in percent; y is at most 100."""
-    last = max((curve[-1][0] for curve in curves.values()), default=100.0) or 100.0
-    across, down = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-
-    def x(load: float) -> float:
-        return round(_LEFT + load / last * across, 1)
-
-    def y(allocated: float) -> float:
-        return round(_TOP + (1 - allocated / 100) * down, 1)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        f'width="{_WIDTH}" height="{_HEIGHT}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-    ]
-    for percent in range(0, 101, 20):
-        parts.append(
-            f'<path d="M{_LEFT} {y(percent)}H{_WIDTH - _RIGHT}" stroke="#ddd"/>'
-            f'<text x="{_LEFT - 8}" y="{y(percent) + 4}" text-anchor="end">{percent}</text>'
-        )
-    for percent in range(0, int(last) + 1, 20):
-        parts.append(
-            f'<text x="{x(percent)}" y="{_HEIGHT - _BOTTOM + 18}" '
-            f'text-anchor="middle">{percent}</text>'
-        )
-    middle = _TOP + down / 2
-    parts += [
-        f'<text x="{_LEFT + across / 2}" y="{_HEIGHT - 12}" text-anchor="middle">'
-        f"{escape(across_title)}</text>",
-        f'<text transform="translate(16 {middle}) rotate(-90)" text-anchor="middle">'
-        f"{escape(up_title)}</text>",
-    ]
-    for number, (name, curve) in enumerate(curves.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
-        points = " ".join(f"{x(load)},{y(allocated)}" for load, allocated in curve)
-        parts.append(
-            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
-        )
-        height = _TOP + down - 20 * (len(curves) - number)
-        parts.append(
-            f'<text x="{_WIDTH - _RIGHT - 10}" y="{height}" text-anchor="end" fill="{colour}">'
-            f"{escape(name)}</text>"
-        )
-    return "\n".join([*parts, "</svg>", ""])
 
 
 class Progress:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -63,22 +62,10 @@ def test_departures(trace: list[str], capsys: pytest.CaptureFixture[str]) -> Non
     assert list(found) == ["alloc_pct_mean", "queued_pods_mean", "longest_wait_lifetimes"]
 
 
-def test_a_plot(trace: list[str], tmp_path: Path) -> None:
-    picture = tmp_path / "plot.svg"
-    assert main([*trace, "--policy", "Residual", "--policy", "FGD", "--plot", str(picture)]) == 0
-    root = ElementTree.fromstring(picture.read_text())
-    namespace = "{http://www.w3.org/2000/svg}"
-    assert len(root.findall(f"{namespace}polyline")) == 2
-    assert {"Residual", "FGD"} <= {each.text for each in root.iter(f"{namespace}text")}
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--nodes", "/nowhere"], "/nowhere"),
-        (["--plot", "a.png"], "--plot a.png: the name must end in .svg"),
-        (["--plot", "/nowhere/a.svg"], "/nowhere/a.svg"),
-        (["--plot", "a.svg", "--departures"], "--plot: a run with --departures"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_named(

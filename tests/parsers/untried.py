@@ -29,7 +29,6 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "model.rebind_resource:RebindHours.contain",
         "rpc.grpc:timeout_value",
         "scheduler.simulation:TraceCluster.leave",
-        "scheduler.simulation:mean_curve",
         "telemetry.audit:Trail._open",
         "telemetry.logs:Logfmt.fields",
         "telemetry.metrics:AgentMetrics.follow_passes.read",

@@ -11,7 +11,7 @@ from agent.allocate.node_allocator.answer import NodeOffer
 from agent.model.cpu.policies import PlacementPolicy
 from agent.model.pod_request import PodKind
 from agent.scheduler import simulation
-from agent.scheduler.simulation import LoadPoint, TraceCluster, TraceRun, arrivals, shuffled
+from agent.scheduler.simulation import TraceCluster, TraceRun, arrivals, shuffled
 from tests.scheduler.openb import nodes, pods, sample
 
 
@@ -68,12 +68,6 @@ def test_a_load_that_is_not_reached_has_no_result() -> None:
     found = simulation.policy_result([simulation.run(*sample(), PlacementPolicy.RESIDUAL, 1.0, 42)])
     assert found.alloc_pct_at_130 is None
     assert found.alloc_pct_at_100 is not None
-
-
-def test_the_mean_curve_ends_where_the_shortest_curve_ends() -> None:
-    one = [LoadPoint(0, 0), LoadPoint(10, 10), LoadPoint(20, 10)]
-    two = [LoadPoint(0, 0), LoadPoint(10, 0)]
-    assert simulation.mean_curve([one, two]) == [(float(at), at / 2) for at in range(11)]
 
 
 def test_queued_pods_start_after_other_pods_depart() -> None:

@@ -31,14 +31,3 @@ def test_another_stream_gets_a_line_for_each_step() -> None:
     progress.part("one", 0.5)
     progress.done("one")
     assert stream.getvalue() == "one (1 of 2)\n"
-
-
-def test_names_in_a_chart_are_escaped() -> None:
-    chart = format.line_chart({"<a>": [(0.0, 0.0), (130.0, 96.0)]}, "across", "up")
-    assert "&lt;a&gt;" in chart
-    assert chart.count("<polyline") == 1
-    assert "60.0,430.0 700.0," in chart
-
-
-def test_an_empty_chart_has_axes() -> None:
-    assert "<svg" in format.line_chart({"none": [(0.0, 0.0)]}, "across", "up")
