@@ -183,18 +183,18 @@ def _cpu(cpu: Cpu) -> dict[str, Any]:
 
 def _node(node: NumaNode, memory: MemoryTraits | None) -> dict[str, Any]:
     return {
-        "id": machine.id,
-        "cpus": str(machine.cpus),
-        "memory_bytes": machine.memory_bytes,
+        "id": node.id,
+        "cpus": str(node.cpus),
+        "memory_bytes": node.memory_bytes,
         "memory_kind": memory.kind.value if memory and memory.kind else None,
         "memory_tier": memory.tier if memory else None,
         "read_mib_per_second": memory.read_mib_per_second if memory else None,
         "read_latency_ns": memory.read_latency_ns if memory else None,
         "side_cache_bytes": memory.side_cache_bytes if memory else None,
-        "distances": list(machine.distances),
+        "distances": list(node.distances),
         "hugepages": [
             {"size_bytes": pool.size_bytes, "total": pool.total, "free": pool.free}
-            for pool in machine.hugepages
+            for pool in node.hugepages
         ],
     }
 

@@ -66,9 +66,9 @@ class NodeNotes(NamedTuple):
     name: str
     uid: str
     """The Node's uid in the API, empty while it is not known."""
-    node_faults: Mapping[str, str]
+    faults: Mapping[str, str]
     """Notes by the reason of a warning."""
-    node_state: Mapping[str, str] = {}
+    state: Mapping[str, str] = {}
     """By the reason of the normal Event that reports its change."""
 
 
@@ -115,15 +115,15 @@ def node_faults(
 
 
 def _of_devices(faults: DeviceFaults) -> Iterator[str]:
-    for each in node_faults.devices:
+    for each in faults.devices:
         if not each.healthy:
             reasons = [condition.message or condition.reason for condition in each.conditions]
             why = f": {', '.join(reasons)}" if reasons else ""
             yield f"{each.type} {each.minor} ({each.uuid}) is not healthy{why}"
-    for address in node_faults.missing:
+    for address in faults.missing:
         yield f"the driver does not list the GPU at {address}"
-    if node_faults.fault:
-        yield f"the GPU driver can't be read: {node_faults.fault}"
+    if faults.fault:
+        yield f"the GPU driver can't be read: {faults.fault}"
 
 
 def _first(texts: Iterable[str]) -> str:

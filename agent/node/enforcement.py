@@ -10,8 +10,8 @@ from functools import lru_cache
 import msgspec
 
 from agent.allocate.pools import Decision
-from agent.cgroup import limits, names, writer
 from agent.cgroup import limits as limit_files
+from agent.cgroup import names, writer
 from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.order import ValueOutcome, WriteOutcome, WriteState, parent
@@ -58,7 +58,7 @@ class Applied(msgspec.Struct, frozen=True):
 
     cpusets: tuple[WriteOutcome, ...]
     """What was written to cpusets."""
-    limits: ValueOutcome
+    values: ValueOutcome
     """What was written to other files."""
     titles: Mapping[str, str]
     """Pod and container by group."""
@@ -176,7 +176,7 @@ class Enforcement:
         limits = wanted_limits(runtime.pods, decision)
         if self.memory_stays:
             limits = {group: each.without("mems") for group, each in limits.items()}
-        others = limits.apply(
+        others = limit_files.apply(
             self._controllers, self._journal, limits, migrate=self._migrate_memory
         )
         titles = {
@@ -233,7 +233,7 @@ class Enforcement:
         }
         if not ended:
             return ValueOutcome()
-        outcome = limits.restore(self._controllers, self._journal, ended)
+        outcome = limit_files.restore(self._controllers, self._journal, ended)
         for change in outcome.having(WriteState.WRITTEN):
             log.info("%s: %s restored to %s", change.group, change.file, change.new)
             self._restored.setdefault(change.group, {})[change.file] = change.new or ""

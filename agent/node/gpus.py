@@ -210,7 +210,7 @@ def restored(devices: Iterable[Device], actions: GpuActions, driver: str = "") -
     `driver`: its version in that run, "" if unknown."""
     cards = {
         device.uuid: _card(device, actions)
-        for device in device_entries
+        for device in devices
         if device.type == DeviceType.GPU and device.uuid
     }
     return GpuHealth(tuple(cards[uuid] for uuid in sorted(cards)), driver)

@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from agent.cgroup import limits, writer
 from agent.cgroup import limits as limit_files
+from agent.cgroup import writer
 from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
 from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
 from agent.cgroup.order import ValueOutcome, WriteOutcome, WriteState, parent
@@ -77,7 +77,7 @@ class OriginalValues:
         }
         files = {(group, file) for group, file in self._journal.values if group in groups}
         if files:
-            others = limits.restore(self._controllers, self._journal, only=files)
+            others = limit_files.restore(self._controllers, self._journal, only=files)
             for value in others.having(WriteState.WRITTEN):
                 log.info("%s is excluded: %s restored to %s", value.group, value.file, value.new)
             failures += (
@@ -260,7 +260,7 @@ def _values(
 class Restored(msgspec.Struct, frozen=True):
     outcome: WriteOutcome
     """What was written to cpusets."""
-    limits: ValueOutcome
+    values: ValueOutcome
     """What was written to other files."""
     unchecked: str
     """Why the runtime, or a container that began with CPUs of the agent's choice, could not be
@@ -291,7 +291,7 @@ def restore(settings: RestoreSettings, append: Append) -> Restored:
     chosen, unchecked = _restore_runtime(cri, last, hierarchy, controllers, journal)
     cri.close()
     outcome = writer.restore(hierarchy, journal, chosen)
-    others = limits.restore(controllers, journal)
+    others = limit_files.restore(controllers, journal)
     written = Written(WriteReason.RESTORE, outcome, others)
     append(write_records(written, last.pods if last else {}))
     hierarchy.close()

@@ -73,7 +73,7 @@ class ZoneReport(msgspec.Struct, frozen=True):
     """The node with the pods that the report counts."""
     empty: ZonedNode
     """The node without any pod."""
-    resource_topology: str | None = None
+    fingerprint: str | None = None
     """The fingerprint of the counted pods, None if there is none."""
     method: FingerprintMethod = FingerprintMethod.ALL
     """What selects these pods."""
