@@ -167,7 +167,7 @@ def _proxy_policy(policies: FailurePolicies) -> str:
 
 class _Config(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
     remote_endpoint: str = ""
-    frontends: str = ""
+    failure_policy: str = ""
     runtime_hooks: tuple[str, ...] = ()
 
 
