@@ -45,12 +45,8 @@ def numa_nodes(tree: Tree, online: CpuSet) -> tuple[tuple[NumaNode, ...], dict[i
         node_of[cpu] = nodes[0].id if node is None else node
     if strays:
         nodes = tuple(
-            NumaNode(
-                node.id,
-                CpuSet(cpu for cpu in online if node_of[cpu] == node.id),
-                node.memory_bytes,
-                node.distances,
-                node.hugepages,
+            msgspec.structs.replace(
+                node, cpus=CpuSet(cpu for cpu in online if node_of[cpu] == node.id)
             )
             for node in nodes
         )
