@@ -14,6 +14,8 @@ import os
 import re
 from collections.abc import Iterable
 
+import msgspec
+
 from agent.discover.sysfs import (
     CPU,
     NODE,
