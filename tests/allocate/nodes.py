@@ -1,4 +1,4 @@
-"""Builders of nodes, pod allocations and requests."""
+"""Builders of nodes, pod allocations, requests and offers of CPUs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from agent.allocate.node_allocation import Amounts, NodeAllocation, PodAllocation, TopologyOptions
+from agent.allocate.node_allocator.cpus import Offer, offer
 from agent.model.cpu import layout
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import ExclusivePolicy
@@ -56,6 +57,13 @@ def allocated(node: TopologyOptions, held: Iterable[PodAllocation] = ()) -> Node
     for each in held:
         node_allocation.add(each)
     return node_allocation
+
+
+def offered(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Offer:
+    """The offer of a node with these pods on it."""
+    answer = offer(node, allocated(node, held), request)
+    assert isinstance(answer, Offer), answer
+    return answer
 
 
 def _requests(cpu_milli: int, memory_gib: int) -> dict[str, int]:

@@ -45,41 +45,12 @@ FOUR_NODES = machine(2, 2, 4, 2)
 @pytest.mark.parametrize(
     ("free", "request_", "expected", "steps"),
     [
-        pytest.param("0-31", CpuRequest(0), "", (), id="nothing"),
         pytest.param(
             "0-31",
             CpuRequest(4, FULL),
             "0-3",
             (AllocationStep.CORES_IN_NODE,),
             id="cores in a node",
-        ),
-        pytest.param(
-            "0-9,12-31",
-            CpuRequest(4, FULL, strategy=MOST),
-            "8-9,12-13",
-            (AllocationStep.CORES_IN_NODE,),
-            id="the fullest node",
-        ),
-        pytest.param(
-            "0-3,8-9,16-21,24-29",
-            CpuRequest(4, FULL),
-            "16-19",
-            (AllocationStep.CORES_IN_NODE,),
-            id="the emptiest node",
-        ),
-        pytest.param(
-            "0-7,10-15,16-23,28-31",
-            CpuRequest(8, FULL, strategy=MOST),
-            "16-23",
-            (AllocationStep.CORES_IN_NODE,),
-            id="of equal nodes the one in the fuller socket",
-        ),
-        pytest.param(
-            "0,2-31",
-            CpuRequest(3, FULL, strategy=MOST),
-            "2-4",
-            (AllocationStep.CORES_IN_NODE,),
-            id="odd",
         ),
         pytest.param(
             "0-31",
@@ -149,28 +120,6 @@ def test_steps(
     )
 
 
-HELD = NOTHING_HELD.adding(mask("0"), CORE).adding(mask("8-9"), NODE)
-
-
-@pytest.mark.parametrize(
-    ("request_", "expected"),
-    [
-        pytest.param(CpuRequest(3, exclusive=CORE), "2,4,6", id="other cores"),
-        pytest.param(CpuRequest(4, exclusive=CORE), "1-2,4,6", id="too few other cores"),
-        pytest.param(CpuRequest(2, FULL, NODE, MOST), "2-3", id="another node"),
-        pytest.param(CpuRequest(2, FULL, CORE, MOST), "2-3", id="whole cores are exclusive anyway"),
-        pytest.param(CpuRequest(8, FULL, NODE), "2-7,10-11", id="more than another node"),
-        pytest.param(CpuRequest(2, FULL, strategy=LEAST), "2-3", id="no policy"),
-    ],
-)
-def test_exclusive(request_: CpuRequest, expected: str) -> None:
-    small = machine(1, 2, 4, 2)
-    available = small.cpus & ~mask("0,8-9")
-    answer = take(small, available, HELD, request_)
-    assert isinstance(answer, Taken)
-    assert cpus(answer) == expected
-
-
 ONE_SOCKET, TWO_SOCKETS = (1, 2, 4, 2), (2, 1, 4, 2)
 
 
@@ -210,24 +159,10 @@ def test_a_numa_node_without_exclusive_pods_satisfies_the_policy_with_fewer_core
 @pytest.mark.parametrize(
     ("request_", "preferred", "expected"),
     [
-        pytest.param(CpuRequest(2, FULL), "4-7", "4-5", id="enough"),
-        pytest.param(CpuRequest(4, FULL, strategy=MOST), "6-7", "0-1,6-7", id="and others"),
         pytest.param(CpuRequest(2, FULL, strategy=MOST), "5", "0,5", id="half a core"),
         pytest.param(CpuRequest(2, FULL, required=True), "5", "0-1", id="not against the policy"),
         pytest.param(
-            CpuRequest(2, SPREAD, required=True),
-            "5,6-7",
-            "5-6",
-            id="the preferred thread of a core",
-        ),
-        pytest.param(
             CpuRequest(3, SPREAD, strategy=MOST), "7,99", "0,2,7", id="not on the machine"
-        ),
-        pytest.param(
-            CpuRequest(4, FULL, strategy=MOST, required=True), "5-7", "0-1,6-7", id="whole cores"
-        ),
-        pytest.param(
-            CpuRequest(8, SPREAD, required=True), "5", "0,2,5-6,8,10,12,14", id="no second thread"
         ),
         pytest.param(CpuRequest(6, FULL, strategy=EVENLY), "2-3,10-11", "0-3,10-11", id="evenly"),
     ],
@@ -288,18 +223,6 @@ def test_a_request_that_fits_in_one_core_is_not_spread(
 def test_a_negative_count() -> None:
     with pytest.raises(ValueError, match="count: -1"):
         CpuRequest(-1)
-
-
-def test_the_least_shared_cpus_are_taken_first() -> None:
-    small = machine(1, 1, 4, 2)
-    holdings = NOTHING_HELD.adding(mask("0-3,5")).adding(mask("0-1"))
-    assert cpus(take(small, small.cpus, holdings, CpuRequest(2, FULL), 3)) == "6-7"
-    assert cpus(take(small, small.cpus, holdings, CpuRequest(4, FULL), 3)) == "4-7"
-    assert cpus(take(small, small.cpus, holdings, CpuRequest(2), 3)) == "4,6"
-    assert cpus(take(small, small.cpus, holdings, CpuRequest(6), 2)) == "2-7"
-    assert take(small, small.cpus, holdings, CpuRequest(7), 2) == Shortage(
-        Reason.NOT_ENOUGH_CPUS, 7, 6, 6
-    )
 
 
 @pytest.mark.parametrize(

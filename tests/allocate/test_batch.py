@@ -82,12 +82,6 @@ def test_bad_amounts_are_named(amounts: object, reason: str) -> None:
     assert str(error.value).startswith(f"annotation {EXTENDED_RESOURCE_SPEC}: ")
 
 
-def test_invalid_json_is_an_error() -> None:
-    for text in ("{", "[" * 10_000, '{"containers": {"c": 1e999}}', '"x"'):
-        with pytest.raises(AnnotationError):
-            batch_resources({EXTENDED_RESOURCE_SPEC: text})
-
-
 SPEC = {"main": ({CPU: 500, "koordinator.sh/batch-memory": 10}, {CPU: 1000}), "empty": ({}, {})}
 
 

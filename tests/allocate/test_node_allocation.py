@@ -19,11 +19,6 @@ def free(made: NodeAllocation) -> str:
     return str(CpuSet.from_int(made.free_cpus()))
 
 
-def test_owned_and_reserved_cpus_are_not_free() -> None:
-    node = node_options(reserved=CpuSet.parse("0"), kubelet_reserved=CpuSet.parse("15"))
-    assert free(node_allocation(node, claim("a", "1-3"), claim("b", "8"))) == "4-7,9-14"
-
-
 def test_owners_may_get_the_kubelets_reserved_cpus_where_the_agent_allows_it() -> None:
     node = node_options(
         reserved=CpuSet.parse("0"), kubelet_reserved=CpuSet.parse("0-1"), owners_on_reserved=True
@@ -39,18 +34,6 @@ def test_a_cpu_is_free_while_fewer_pods_hold_it_than_may_share_it() -> None:
 def test_reserved_cpus_are_subtracted_from_their_numa_node() -> None:
     made = node_allocation(node_options(reserved=CpuSet.parse("0,8-9")))
     assert [made.totals()[node]["cpu"] for node in (0, 1)] == [7000, 6000]
-
-
-def test_amounts_and_owned_cpus_reduce_what_is_available() -> None:
-    made = node_allocation(
-        node_options(),
-        claim("shares", amounts={0: {"cpu": 1500, "memory": GIB}}),
-        claim("owns", "8-9", {1: {"cpu": 2000, "memory": 2 * GIB}}),
-    )
-    assert made.available() == {
-        0: {"cpu": 6500, "memory": 15 * GIB},
-        1: {"cpu": 6000, "memory": 14 * GIB},
-    }
 
 
 def test_owned_cpus_without_amounts_are_subtracted_too() -> None:

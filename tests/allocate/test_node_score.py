@@ -161,27 +161,6 @@ def test_the_count_ignores_pods_without_a_known_numa_node() -> None:
     assert scored(ls_pod(8000, 8), claim("a"), claim("b", "0-15"), **full) == (100 + 25) // 2
 
 
-def test_koordinator_scores_the_whole_node_under_best_effort() -> None:
-    got = claim("a", amounts={0: {"cpu": 8000, "memory": 8 * GIB}})
-    koordinator = {"rules": Rules.KOORDINATOR}
-    assert (
-        scored(ls_pod(8000, 8), got, on=node_options(policies=BEST_EFFORT), **koordinator)
-        == (50 + 75) // 2
-    )
-    assert (
-        scored(ls_pod(8000, 8), got, on=node_options(policies=SINGLE), **koordinator)
-        == (0 + 50) // 2
-    )
-
-
-def test_koordinators_rules_count_the_machines_owners_on_each_numa_node() -> None:
-    got = claim("a", "0-1", {0: {"cpu": 2000, "memory": 8 * GIB}})
-    elsewhere = claim("b", "8-11", {1: {"cpu": 4000}})
-    node = node_options(policies=SINGLE)
-    state = {"on": node, "rules": Rules.KOORDINATOR}
-    assert scored(owner(2, 8), got, elsewhere, **state) == (25 + 50) // 2
-
-
 def test_profiles() -> None:
     koordinator = profile(defaults(Rules.KOORDINATOR))
     assert koordinator.label_first

@@ -13,10 +13,7 @@ from agent.model.cpu.policies import (
     NumaPolicy,
     Strategy,
 )
-from agent.model.pod.annotations import (
-    NumaSpec,
-    ResourceSpec,
-)
+from agent.model.pod.annotations import NumaSpec, ResourceSpec
 from agent.model.pod.qos import QoS
 
 KOORDINATOR = PROFILES["koordinator"]

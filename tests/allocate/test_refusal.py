@@ -44,8 +44,3 @@ def test_no_eviction_helps_if_one_of_the_reasons_lasts(
     refusal: Refusal, unresolvable: bool
 ) -> None:
     assert refusal.unresolvable is unresolvable
-
-
-def test_equal_refusals_of_two_nodes_are_one_value() -> None:
-    other = Refusal(Reason.NUMA_UNSATISFIED, "cpu", 4000, 1000, (0, 1))
-    assert {FEW_CPUS, other} == {FEW_CPUS}

@@ -2,12 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.device_differences import (
-    CORE_OF_SEVERAL,
-    FRACTIONS_ADD_UP,
-    HEALTHY_ALONE,
-    UNEVEN_SHARES,
-)
+from conformance.device_differences import FRACTIONS_ADD_UP
 from conformance.koordinator_devices import judge_request
 
 CORE = "koordinator.sh/gpu-core"
@@ -26,30 +21,11 @@ def card(minor: int, health: bool = True) -> dict[str, Any]:
     }
 
 
-def nic(minor: int, health: bool = True) -> dict[str, Any]:
-    return {"type": "rdma", "minor": minor, "health": health, "resources": {RDMA: "100"}}
-
-
 def case(
     requests: dict[str, Any], devices: list[dict[str, Any]], expect: dict[str, Any], **pod: Any
 ) -> dict[str, Any]:
     pod_ = {"containers": [{"requests": requests}], **pod}
     return {"pod": pod_, "devices": devices, "expect": expect}
-
-
-def test_declared_differences() -> None:
-    rounded_down = {"total": {CORE: 100, RATIO: 300}, "count": 3, "per": {CORE: 33, RATIO: 100}}
-    uneven = judge_request(case({CORE: "100", RATIO: "300"}, [card(0)], {"gpu": rounded_down}))
-    assert uneven.declared == UNEVEN_SHARES.name
-    one = {"total": {CORE: 200, MEMORY: 8}, "count": 1, "per": {CORE: 200, MEMORY: 8}}
-    several = judge_request(case({CORE: "200", MEMORY: "8"}, [card(0)], {"gpu": one}))
-    assert several.declared == CORE_OF_SEVERAL.name
-    every = {"rdma": {"total": {RDMA: 1}, "count": 2, "per": {RDMA: 1}}}
-    hint = {"rdma": {"allocateStrategy": "ApplyForAll"}}
-    with_unhealthy = judge_request(case({RDMA: "1"}, [nic(0), nic(1, False)], every, hint=hint))
-    assert with_unhealthy.declared == HEALTHY_ALONE.name
-    all_healthy = judge_request(case({RDMA: "1"}, [nic(0)], every, hint=hint))
-    assert (all_healthy.agrees, all_healthy.declared) == (False, None)
 
 
 def test_fractions_that_are_added_before_they_are_rounded_are_declared() -> None:

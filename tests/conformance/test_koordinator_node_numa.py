@@ -109,26 +109,6 @@ DECLARED = [
     ),
     pytest.param(
         case(
-            lsr(2),
-            [allocated_pod(2, "0,2", node=0), allocated_pod(2, node=1)],
-            placement(37, "1,3", part(0, 2, 4), **PREFERS_FULL),
-        )
-        | RESTRICTED,
-        "halved-cores",
-        id="the NUMA node with the lower id, which has only halves of cores",
-    ),
-    pytest.param(
-        case(
-            lsr(6),
-            [],
-            placement(56, "0-2,4-6", part(0, 3, 2) + part(1, 3, 2), **PREFERS_FULL),
-        )
-        | RESTRICTED,
-        "halved-cores",
-        id="equal parts of two NUMA nodes, each with half a core",
-    ),
-    pytest.param(
-        case(
             shared_pod(7, 21),
             [
                 allocated_pod(4, node=0),

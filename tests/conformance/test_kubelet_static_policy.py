@@ -53,41 +53,12 @@ def hint(*mask: int, preferred: bool = False) -> dict[str, Any]:
     return {"mask": list(mask), "preferred": preferred}
 
 
-HALF_CORES = case(
-    (allocate("c0", 0), {"cpuset": "4-5", "default": "0-3,6-7"}),
-    containers=(container("c0", "2"),),
-    shape=[2, 1, 2, 2],
-    options=["full-pcpus-only"],
-    reserved="0-2",
-    expect={
-        "start": {"reserved": "0-2", "default": "0-7"},
-        "steps": [{"cpuset": "4-5", "default": "0-3,6-7"}],
-    },
-)
 COUNTED_TWICE = case(
     (allocate("i0", 0), {"cpuset": "1-2,9-10", "default": "0,3-8,11-15"}),
     (remove("i0"), {"default": "0-15"}),
     (hints("c0"), {"hints": [hint(0), hint(0, 1, preferred=True)], "default": "0-15"}),
     init=(container("i0", "4"),),
     containers=(container("c0", "10"),),
-)
-REUSED = case(
-    (allocate("i0"), {"cpuset": "1-2,9-10", "default": "0,3-8,11-15"}),
-    (allocate("c0"), {"cpuset": "1,9", "default": "0,3-8,11-15"}),
-    (allocate("i0"), {"cpuset": "1-2,9-10", "default": "0,3-8,11-15"}),
-    (allocate("c1"), {"cpuset": "1,9", "default": "0,3-8,11-15"}),
-    init=(container("i0", "4"),),
-    containers=(container("c0", "2"), container("c1", "2")),
-)
-EMPTIED = case(
-    (allocate("c0"), {"cpuset": "8-15", "default": ""}),
-    containers=(container("c0", "8"),),
-    options=["strict-cpu-reservation"],
-    reserved="0-7",
-    expect={
-        "start": {"reserved": "0-7", "default": "8-15"},
-        "steps": [{"cpuset": "8-15", "default": ""}],
-    },
 )
 
 
@@ -112,10 +83,6 @@ def with_last_step(wrong: dict[str, Any], **last: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "wrong",
     [
-        pytest.param(with_last_step(HALF_CORES, cpuset="0,4", default="1-3,5-7"), id="whole cores"),
-        pytest.param(
-            {**with_last_step(HALF_CORES, cpuset="6-7"), "options": []}, id="half cores are allowed"
-        ),
         pytest.param(
             with_last_step(COUNTED_TWICE, hints=[hint(0)]), id="one of Topolet's hints is missing"
         ),
@@ -128,9 +95,6 @@ def with_last_step(wrong: dict[str, Any], **last: Any) -> dict[str, Any]:
             ),
             id="nothing was reusable",
         ),
-        pytest.param(with_last_step(REUSED, cpuset="4,12"), id="no CPU is assigned twice"),
-        pytest.param(with_last_step(EMPTIED, default="8"), id="the default set is not empty"),
-        pytest.param(with_last_step(EMPTIED, error="too few"), id="another error"),
     ],
 )
 def test_undeclared_differences(wrong: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ import pytest
 from conformance import __main__ as conformance
 from conformance.files import Disagreement, FileResult
 from tests.conformance.parity import CORRECT, NEGATIVE, PARITY, WRONG, ZERO
-from tests.conftest import DATA
 
 
 def write(folder: Path, name: str, *cases: dict[str, Any]) -> str:
@@ -193,10 +192,6 @@ def test_without_files_and_without_checkout(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("conformance: no FILE given, and no vector files in ")
-
-
-def test_the_vectors_are_those_of_this_checkout() -> None:
-    assert conformance.VECTORS == DATA / "vectors"
 
 
 def test_json_of_nothing_is_an_empty_list(tmp_path: Path) -> None:

@@ -31,29 +31,6 @@ def test_a_panic_agrees_with_an_answer_on_ids_with_gaps() -> None:
     assert verdict.actual["mask"] == [0, 5]
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"policy": "loose"},
-        {"options": ["max-allowable-numa-nodes"]},
-        {"distances": [[10, 32, 32]]},
-        {"hints": [{"cpu": [{"mask": [9], "preferred": True}]}]},
-    ],
-)
-def test_an_invalid_case_of_the_kubelet_raises(broken: dict[str, Any]) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        judge_kubelet(KUBELET | broken)
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [{"policy": "Loose"}, {"status": ["idle"]}, {"hints": [{"cpu": [{"mask": [0]}]}]}],
-)
-def test_an_invalid_case_of_koordinator_raises(broken: dict[str, Any]) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        judge_koordinator(KOORDINATOR | broken)
-
-
 def test_a_huge_numa_node_id_is_refused_at_once() -> None:
     hints = [{"cpu": [{"mask": [10**9], "preferred": True}]}]
     with pytest.raises(ValueError, match="NUMA node 1000000000 is beyond"):

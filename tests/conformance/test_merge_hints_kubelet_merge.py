@@ -1,54 +1,10 @@
 from __future__ import annotations
 
-import random
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agent.allocate.numa.hint import MergeCause, Pick, TopologyHint
 from agent.model.cpu.policies import NumaPolicy
 from conformance.merge_hints import kubelet_merge
-from tests.allocate.numa import plain
-from tests.allocate.numa.strategies import DENSE, NODES, providers
-
-POLICIES = [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NODE]
-
-
-@settings(max_examples=500, deadline=None)
-@given(st.data())
-def test_the_merge_equals_the_cartesian_product(data: st.DataObject) -> None:
-    nodes = data.draw(st.one_of(NODES, DENSE), label="nodes")
-    hints = data.draw(providers(nodes), label="hints")
-    policy = data.draw(st.sampled_from(POLICIES), label="policy")
-    distances = None
-    if data.draw(st.booleans(), label="closest"):
-        row = st.lists(st.sampled_from([10, 12, 20]), min_size=len(nodes), max_size=len(nodes))
-        distances = {
-            node: dict(zip(nodes, data.draw(row, label=f"distances {node}"), strict=True))
-            for node in nodes
-        }
-    merged = kubelet_merge(hints, nodes, policy, distances)
-    expected = plain.kubelet(hints, nodes, policy, distances)
-    assert (merged.mask, merged.preferred, merged.admit) == expected
-
-
-@pytest.mark.parametrize("seed", range(80))
-def test_long_lists_of_hints_with_similar_sizes(seed: int) -> None:
-    draw = random.Random(seed)
-    nodes = list(range(draw.choice([4, 5, 6])))
-    smallest = draw.choice([1, 2, 3])
-    masks = [mask for mask in range(1, 1 << len(nodes)) if mask.bit_count() >= smallest]
-    lists = {
-        resource: [
-            TopologyHint(mask, draw.random() < 0.1)
-            for mask in draw.sample(masks, min(len(masks), draw.choice([1, 3, 20])))
-        ]
-        for resource in ("cpu", "memory", "gpu")
-    }
-    merged = kubelet_merge([lists], nodes, NumaPolicy.BEST_EFFORT)
-    expected = plain.kubelet([lists], nodes, NumaPolicy.BEST_EFFORT, None)
-    assert (merged.mask, merged.preferred, merged.admit) == expected
 
 
 def test_the_closest_nodes_on_numa_ids_with_gaps() -> None:
@@ -86,11 +42,6 @@ def test_the_hints_behind_the_mask_are_reported() -> None:
     assert merged.picks == (Pick(0, "cpu", 0), Pick(0, "memory", None), Pick(1, None, None))
     assert merged.lacking == (Pick(0, "memory", None),)
     assert merged.causes == (MergeCause.RESOURCE_LACKING, MergeCause.HINT_NOT_PREFERRED)
-
-
-def test_no_policy_restricts_nothing() -> None:
-    merged = kubelet_merge([{"cpu": []}], [0, 1], NumaPolicy.NONE)
-    assert (merged.mask, merged.admit) == (None, True)
 
 
 def test_hints_with_unknown_nodes_are_named() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from agent.model.cpu.policies import BindPolicy
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
-from agent.model.pod.qos import QoS
 from agent.model.pod_request import Needs, PodRequestError, request_of
 from tests.allocate.devices.builders import CARDS, CORE, HINT, RATIO, RDMA
 from tests.allocate.node_allocator.builders import ALLOCATED, NUMA_SPEC, SPEC, STATUS, pod
@@ -196,18 +195,6 @@ def test_stale_allocation_annotations_are_listed() -> None:
     )
     assert request_of(pod_with_stale_annotations).stale == (RESOURCE_STATUS, DEVICE_ALLOCATED)
     assert request_of(pod()).stale == ()
-
-
-def test_fields_of_a_pod() -> None:
-    body = pod("a", {"cpu": 1}, priority=7, preemptionPolicy="Never")
-    pod_request = request_of(body)
-    assert (pod_request.uid, pod_request.title, pod_request.priority, pod_request.preempts) == (
-        "a",
-        "ns/a",
-        7,
-        False,
-    )
-    assert pod_request.resources.qos is QoS.LS
 
 
 XPU = "example.com/xpu"

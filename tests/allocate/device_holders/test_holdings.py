@@ -42,17 +42,6 @@ def summary(found: ResolvedHoldings) -> list[tuple[str, str, Form, str]]:
     return [(each.uid, each.device, each.form, each.part) for each in found.holdings]
 
 
-def test_devices_from_the_kubelet() -> None:
-    found = resolve(
-        from_kubelet("b", "GPU-b1"),
-        from_kubelet("a", "0000:18:00.1", resource="intel.com/sriov"),
-    )
-    assert summary(found) == [
-        ("a", "0000:18:00.0", Form.FUNCTION, "0000:18:00.1"),
-        ("b", "GPU-b1", Form.WHOLE, ""),
-    ]
-
-
 def test_terminated_pods_hold_nothing() -> None:
     entries = (from_kubelet("a", "GPU-a1"), from_kubelet("b", "GPU-b1"))
     assert [each.uid for each in resolve(*entries, present={"b"}).holdings] == ["b"]
@@ -229,14 +218,6 @@ def test_claims_and_cpus() -> None:
         ("a", "GPU-b2", Form.INSTANCE, "gpu-2-mig-9-0-1"),
     ]
     assert found.unproven == ()
-
-
-def test_minor_and_uuid_of_one_card_conflict() -> None:
-    """The scheduler allocated the card to one pod, and the kubelet assigned it to another pod."""
-    whole = of_allocation("a", {("gpu", 0): dict(GPU)}, {}, DEVICES)
-    found = resolve(from_kubelet("b", "GPU-a1"), allocated={"a": {"gpu": {"GPU-a1"}}})
-    (conflict,) = conflicts((*whole, *found.holdings), {})
-    assert (conflict.kept.uid, conflict.refused.uid) == ("a", "b")
 
 
 def test_holdings_from_an_annotation() -> None:

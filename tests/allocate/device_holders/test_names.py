@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import re
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.device_holders.names import ROWS, keys, meaning
+from agent.allocate.device_holders.names import keys, meaning
 from agent.model.devices.holding import DeviceHolding, Form, HoldingSource, ReportedDevices
 from tests.allocate.device_holders.node import DEVICES, GPUS, KEYS
 
@@ -116,19 +114,6 @@ def test_the_index_of_an_instance_is_that_of_nvml() -> None:
     assert meaning(reported("", "1:1"), KEYS).unknown == ("1:1",)
     (holding,) = meaning(reported("", "1:2"), KEYS).holdings
     assert (holding.device, holding.part) == ("GPU-b2", "MIG-y")
-
-
-def test_every_row_of_the_table_is_used() -> None:
-    """Each is used by a name of TABLE or of the following list."""
-    names = [(resource, name) for resource, name, *_ in TABLE]
-    names += [("", "all"), ("dra.cpu", "dynamic"), ("rdma/x", "7"), ("x", "y"), ("x", "minor:0")]
-    used = set()
-    for resource, name in names:
-        for row in ROWS:
-            if re.fullmatch(row.resource, resource) and re.fullmatch(row.pattern, name):
-                used.add(row)
-                break
-    assert used == set(ROWS)
 
 
 def test_names_with_the_keys_of_a_device_object_only() -> None:

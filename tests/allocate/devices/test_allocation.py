@@ -48,58 +48,6 @@ def test_a_request_is_converted_by_the_memory_of_each_card() -> None:
     assert isinstance(allocation(both, {RATIO: 60}), Refusal)
 
 
-def test_an_allocation_has_the_requested_and_the_derived_amounts() -> None:
-    found = allocation(node(EIGHT), {GPU: 50})
-    assert isinstance(found, Allocation)
-    (card,) = found.devices["gpu"]
-    assert (card.minor, card.uuid, card.functions) == (0, "GPU-0", ())
-    assert card.resources == {CORE: 50, RATIO: 50, MEMORY: BYTES // 2}
-
-
-def test_a_pod_without_devices_has_no_device_request() -> None:
-    assert device_request({"cpu": 1000}, {}) is None
-
-
-@pytest.mark.parametrize(
-    ("used", "cards", "expected"),
-    [
-        pytest.param({}, 2, [0, 1], id="one switch"),
-        pytest.param({0: 100}, 2, [2, 3], id="an unused switch of the NUMA node in use"),
-        pytest.param({0: 100}, 1, [1], id="the switch that is in use already"),
-        pytest.param({4: 10, 0: 100}, 1, [1], id="the first of two switches in use"),
-        pytest.param({0: 100, 2: 100, 4: 1}, 2, [6, 7], id="one switch before one NUMA node"),
-        pytest.param({0: 100, 2: 100, 4: 1, 6: 1}, 2, [1, 3], id="one NUMA node"),
-        pytest.param({0: 100, 5: 100}, 4, [1, 2, 3, 4], id="two NUMA nodes, lowest minors"),
-    ],
-)
-def test_whole_cards_without_known_links(
-    used: dict[int, int], cards: int, expected: list[int]
-) -> None:
-    assert minors(allocation(node(EIGHT, used), {CARDS: cards})) == expected
-
-
-@pytest.mark.parametrize(
-    ("scope", "used", "cards", "expected"),
-    [
-        ("PCIe", {}, 2, [0, 1]),
-        ("PCIe", {}, 3, None),
-        ("NUMANode", {0: 100}, 4, [4, 5, 6, 7]),
-        ("NUMANode", {0: 100, 4: 1}, 4, None),
-        ("Node", {0: 100, 4: 1}, 4, [1, 2, 3, 5]),
-        ("Device", {}, 1, None),
-    ],
-)
-def test_a_required_scope(
-    scope: str, used: dict[int, int], cards: int, expected: list[int] | None
-) -> None:
-    hint = {"gpu": {"requiredTopologyScope": scope}}
-    found = allocation(node(EIGHT, used), {CARDS: cards}, {HINT: hint})
-    if expected is None:
-        assert found == Refusal(Reason.DEVICE_SCOPE, "gpu")
-    else:
-        assert minors(found) == expected
-
-
 def test_the_strategy_chooses_the_card_of_a_share() -> None:
     """Koordinator confuses free amounts with capacity, and takes the other card."""
     both = [gpu(0), gpu(1)]
@@ -169,17 +117,6 @@ def test_unhealthy_devices_are_not_chosen_and_apply_for_all_skips_them() -> None
     assert allocation(node(unhealthy), {RDMA: 10}) == Refusal(Reason.DEVICE_INSUFFICIENT, "rdma")
 
 
-def test_selectors_and_numa_nodes_exclude_devices() -> None:
-    labelled = [gpu(each, each, labels={"tier": "ab"[each % 2]}) for each in range(4)]
-    hint = {"gpu": {"selector": {"matchLabels": {"tier": "b"}}}}
-    node_ = node(labelled)
-    assert minors(allocation(node_, {CARDS: 2}, {HINT: hint})) == [1, 3]
-    assert minors(allocation(node_, {CARDS: 1}, {HINT: hint}, numa=0b1100)) == [3]
-    assert allocation(node_, {CARDS: 2}, {HINT: hint}, numa=0b1100) == Refusal(
-        Reason.DEVICE_INSUFFICIENT, "gpu"
-    )
-
-
 def test_a_device_with_numa_node_minus_one_is_on_every_node_and_one_without_topology_on_none() -> (
     None
 ):
@@ -216,10 +153,6 @@ def test_virtual_functions_are_allocated_in_numeric_order() -> None:
     )
 
 
-def test_a_type_that_the_node_does_not_have() -> None:
-    assert allocation(node([nic(0)]), {CARDS: 1}) == Refusal(Reason.DEVICE_NO_DEVICES, "gpu")
-
-
 def test_a_scope_is_refused_when_a_card_has_no_topology() -> None:
     node_ = node([gpu(0), gpu(1, None)])
     hint = {"gpu": {"requiredTopologyScope": "PCIe"}}
@@ -233,40 +166,6 @@ def test_the_requested_number_of_nics_near_the_gpus_is_allocated() -> None:
     found = allocation(node_, {CARDS: 2, RDMA: 100}, {JOINT: PREFERRED})
     assert minors(found) == [0, 1]
     assert minors(found, "rdma") == [1]
-
-
-def test_one_nic_for_each_switch_in_turn() -> None:
-    nics = [nic(each, 0, f"p{each // 2}") for each in range(6)]
-    node_ = node([*EIGHT[:4], *nics])
-    found = allocation(node_, {CARDS: 4, RDMA: 300}, {JOINT: PREFERRED})
-    assert minors(found, "rdma") == [0, 2, 1]
-
-
-def test_a_switch_with_gpu_and_nic_is_found() -> None:
-    """Koordinator chooses the GPU first and fails."""
-    node_ = node([gpu(0, 0, "p0"), gpu(1, 0, "p1"), nic(0, 0, "p1")])
-    found = allocation(node_, {CARDS: 1, RDMA: 50}, {JOINT: SAME_PCIE})
-    assert minors(found) == [1]
-    assert minors(found, "rdma") == [0]
-
-
-def test_several_switches_with_gpus_and_nics_are_found() -> None:
-    cards = [gpu(each, 0, f"p{each}") for each in range(3)]
-    node_ = node([*cards, nic(0, 0, "p1"), nic(1, 0, "p2")])
-    found = allocation(node_, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE})
-    assert minors(found) == [1, 2]
-    assert minors(found, "rdma") == [0, 1]
-
-
-def test_the_same_switches_require_a_nic_under_each() -> None:
-    nics = [nic(each, 0, f"p{each}") for each in range(2)]
-    node_ = node([*EIGHT[:4], *nics])
-    found = allocation(node_, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE})
-    assert minors(found, "rdma") == [0, 1]
-    without = node([*EIGHT[:4], nics[0]])
-    assert allocation(without, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE}) == Refusal(
-        Reason.DEVICE_INSUFFICIENT, "rdma"
-    )
 
 
 def test_cards_are_divided_among_switches_with_one_nic_each() -> None:

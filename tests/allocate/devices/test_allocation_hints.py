@@ -2,9 +2,7 @@ from __future__ import annotations
 
 from agent.allocate.devices.allocation import SAME_CARDS, device_hints
 from agent.allocate.numa.hint import TopologyHint
-from agent.allocate.numa.koordinator_merge import merge
 from agent.allocate.refusal import Reason, Refusal
-from agent.model.cpu.policies import NumaPolicy
 from agent.model.devices.device_request import device_request
 from tests.allocate.devices.builders import CARDS, RDMA, gpu, nic, node
 
@@ -53,21 +51,6 @@ def test_masks_may_include_numa_nodes_without_devices() -> None:
 
 def test_hints_of_a_node_with_too_few_cards_are_refused() -> None:
     assert hints({0: 1}, {CARDS: 4}) == Refusal(Reason.DEVICE_INSUFFICIENT, "gpu")
-
-
-def test_device_hints_merge_with_cpu_hints() -> None:
-    """CPUs are on both NUMA nodes, the free cards on the second."""
-    devices = hints({0: 1, 1: 1}, {CARDS: 2, RDMA: 50})
-    assert isinstance(devices, dict)
-    cpus = {
-        "cpu": (
-            TopologyHint(0b01, True, 90),
-            TopologyHint(0b10, True, 10),
-            TopologyHint(0b11, False, 50),
-        )
-    }
-    merged = merge([cpus, devices], [0, 1], NumaPolicy.SINGLE_NUMA_NODE, None, {})
-    assert (merged.mask, merged.admit) == (0b10, True)
 
 
 def test_the_narrowest_hints_are_the_preferred_ones() -> None:

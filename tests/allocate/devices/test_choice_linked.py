@@ -121,10 +121,6 @@ def test_the_topology_decides_when_cards_are_missing_from_the_matrix() -> None:
     assert minors(allocation(node(EIGHT, links=links), {CARDS: 4})) == [0, 1, 2, 3]
 
 
-def test_too_many_cards_have_no_table() -> None:
-    assert linked(range(17), symmetric(17, lambda _i, _j: 1)) is None
-
-
 def test_shares_ignore_links() -> None:
     node_ = node(EIGHT, {5: 10}, links=linked(range(8), CROSSED))
     assert minors(allocation(node_, {GPU: 10})) == [4]

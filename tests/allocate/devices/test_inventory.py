@@ -3,15 +3,10 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.devices.inventory import inventory, node_devices
-from agent.model.devices.device_allocation import (
-    allocated,
-    sum_amounts,
-    sum_functions,
-    virtual_functions,
-)
+from agent.model.devices.device_allocation import sum_functions, virtual_functions
 from agent.model.devices.device_object import Device
 from agent.model.pod.annotations import DEVICE_ALLOCATED
-from tests.allocate.devices.builders import BYTES, CORE, MEMORY, RATIO, gpu, nic, node, part
+from tests.allocate.devices.builders import BYTES, MEMORY, RATIO, gpu, nic, node, part
 
 
 def test_free_amounts_are_those_that_no_pod_holds() -> None:
@@ -45,13 +40,6 @@ def test_the_later_of_two_devices_with_one_minor_counts() -> None:
     fleet = inventory([gpu(0, 0, "p0"), gpu(0, 1, "p1"), nic(-1), nic(5000)]).fleets
     assert fleet["gpu"].pcies == {"p1": 1}
     assert "rdma" not in fleet
-
-
-def test_amounts_from_the_annotations_of_pods() -> None:
-    share = '{"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "25"}}]}'
-    pods = [{DEVICE_ALLOCATED: share}] * 2
-    node_ = node_devices(inventory([gpu(0)]), sum_amounts(map(allocated, pods)))
-    assert node_.stocks["gpu"].free[0][CORE] == 50
 
 
 def test_virtual_functions_that_pods_hold() -> None:

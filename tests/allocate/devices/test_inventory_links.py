@@ -5,10 +5,8 @@ import pytest
 from agent.allocate.devices.gpu_sets import table
 from agent.allocate.devices.inventory import links_of, pair_value
 from agent.model.cpu.policies import GpuObjective
-from agent.model.devices import interconnect
 from agent.model.devices.gpus import Ancestor, GpuPair
 from agent.model.devices.interconnect import GpuLink, Interconnect
-from tests.allocate.devices.builders import CARDS, allocation, gpu, minors, nic, node
 from tests.allocate.devices.links import VOLTA, VOLTA_PAIRS, matrix, symmetric
 
 
@@ -37,17 +35,6 @@ def test_any_link_scores_higher_than_no_link() -> None:
     nearest = pair_value(GpuPair("a", "b", Ancestor.BOARD), GpuObjective.BANDWIDTH)
     slowest = GpuPair("a", "b", Ancestor.SYSTEM, links=1, mb_per_second=20_000)
     assert nearest < pair_value(slowest, GpuObjective.BANDWIDTH)
-
-
-def test_a_node_with_links_reported_by_its_driver() -> None:
-    cards = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
-    decoded = interconnect.decode_links(interconnect.encode_links(cards, VOLTA_PAIRS))
-    devices = [nic(0), *reversed(cards)]
-    used = {1: 1, 3: 1, 6: 1, 7: 1}
-    by_points = links_of(decoded, GpuObjective.BESTEFFORT)
-    assert minors(allocation(node(devices, used, links=by_points), {CARDS: 2})) == [4, 5]
-    by_speed = links_of(decoded)
-    assert minors(allocation(node(devices, used, links=by_speed), {CARDS: 2})) == [0, 4]
 
 
 def test_an_unreported_pair_scores_lowest() -> None:

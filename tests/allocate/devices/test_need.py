@@ -11,18 +11,13 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from agent.allocate.devices.allocation import Allocation, allocate, device_allocated, node_score
+from agent.allocate.devices.allocation import allocate, device_allocated, node_score
 from agent.allocate.devices.inventory import inventory, node_devices
 from agent.allocate.devices.need import listed_resources, typed
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import DeviceAmounts
-from agent.model.devices.device_object import (
-    Device,
-    DeviceTopology,
-    VfGroup,
-    VirtualFunction,
-)
+from agent.model.devices.device_object import Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.devices.device_request import (
     DeviceRequest,
     RequestError,
@@ -176,56 +171,11 @@ def test_a_further_resource_of_a_known_type_is_requested_with_it() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("devices", "amounts", "hint", "count", "per"),
-    [
-        (COUNTED, {XPU: 1}, {"allocateStrategy": "ApplyForAll"}, 3, {XPU: 1}),
-        (PERCENT, {XPU: 2}, {"allocateStrategy": "RequestsAsCount"}, 2, {XPU: 1}),
-        (
-            PARTED,
-            {CORE: 3},
-            {"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "DeviceLevel"},
-            3,
-            {CORE: 100},
-        ),
-        (
-            PARTED,
-            {MEMORY: 2},
-            {"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "DeviceLevel"},
-            2,
-            {MEMORY: 16 * GIB},
-        ),
-    ],
-    ids=str,
-)
-def test_hints_apply_to_every_type(
-    devices: list[Device],
-    amounts: dict[str, int],
-    hint: dict[str, str],
-    count: int,
-    per: dict[str, int],
-) -> None:
-    request = requested(devices, amounts, {HINT: {"xpu": hint}})
-    assert isinstance(request, DeviceRequest)
-    found = allocate(node_devices(inventory(devices), {}), request)
-    assert isinstance(found, Allocation)
-    assert [each.resources for each in found.devices["xpu"]] == [per] * count
-
-
 def test_a_number_of_devices_is_the_same_in_all_resources() -> None:
     hint = {HINT: {"xpu": {"allocateStrategy": "RequestsAsCount"}}}
     assert requested(PARTED, {CORE: 2, MEMORY: 3}, hint) == Refusal(
         Reason.DEVICE_UNEVEN, f"{CORE}, {MEMORY}"
     )
-
-
-@pytest.mark.parametrize(("numa", "refused"), [(None, False), (1, True)])
-def test_devices_without_a_topology_are_on_no_numa_node(numa: int | None, refused: bool) -> None:
-    request = requested(PERCENT, {XPU: 50})
-    assert isinstance(request, DeviceRequest)
-    found = allocate(node_devices(inventory(PERCENT), {}), request, numa=numa)
-    expected = Refusal(Reason.DEVICE_NO_TOPOLOGY, "xpu")
-    assert (found == expected) if refused else isinstance(found, Allocation)
 
 
 class Case(msgspec.Struct, frozen=True):

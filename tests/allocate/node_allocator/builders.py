@@ -1,19 +1,23 @@
-"""Builders of API pods and of node properties."""
+"""Builders of API pods, of node properties and of offers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from agent.allocate.devices.inventory import inventory
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
+from agent.allocate.refusal import Refusal
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.devices.device_object import Device
 from agent.model.pod import apiobjects
 from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod_request import request_of
 from tests.allocate.nodes import node_options
 
 QOS = "koordinator.sh/qosClass"
@@ -70,3 +74,28 @@ def make_properties(
     `more`: further properties of its CPUs."""
     cpus = node_options(shape, **{"policies": NodePolicies(numa_label=policy), **more})
     return NodeProperties("n", cpus, None if devices is None else inventory(devices))
+
+
+def offered(allocator: NodeAllocator, api_pod: ApiPod, listed: Container[str] = ()) -> NodeOffer:
+    """`listed`: the resources that Device objects of the cluster list."""
+    answer = allocator.offer(request_of(api_pod, listed))
+    assert isinstance(answer, NodeOffer), answer.text
+    return answer
+
+
+def refusal(allocator: NodeAllocator, api_pod: ApiPod, listed: Container[str] = ()) -> Refusal:
+    answer = allocator.offer(request_of(api_pod, listed))
+    assert isinstance(answer, Refusal)
+    return answer
+
+
+def bind(allocator: NodeAllocator, api_pod: ApiPod, listed: Container[str] = ()) -> ApiPod:
+    """The pod as it is in the API server after the commit."""
+    offer = offered(allocator, api_pod, listed)
+    allocator.commit(offer)
+    return annotated(api_pod, offer.annotations())
+
+
+def minors(offer: NodeOffer, kind: str = "gpu") -> list[int]:
+    assert offer.device_allocation is not None
+    return [each.minor for each in offer.device_allocation.devices[kind]]

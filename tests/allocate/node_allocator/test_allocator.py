@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
-from agent.allocate.node_allocator.answer import NodeOffer
-from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
+from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.devices import DeviceOverlap
 from agent.allocate.node_allocator.properties import AllocatorRules, Imported, NodeProperties
 from agent.allocate.policies_in_force import PROFILES, NodePolicies
@@ -15,7 +14,6 @@ from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.devices.device_object import Device
-from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod_request import request_of
 from tests.allocate.devices.builders import CARDS, CORE, GPU, HINT, RATIO, RDMA, gpu, nic
 from tests.allocate.node_allocator.builders import (
@@ -24,36 +22,16 @@ from tests.allocate.node_allocator.builders import (
     SPEC,
     STATUS,
     annotated,
+    bind,
     make_properties,
+    minors,
+    offered,
     pod,
+    refusal,
 )
 
 ONE = NumaPolicy.SINGLE_NUMA_NODE
 CARDS_ON_BOTH = [gpu(each, each // 2, f"p{each}") for each in range(4)]
-
-
-def offered(allocator: NodeAllocator, api_pod: ApiPod) -> NodeOffer:
-    found = allocator.offer(request_of(api_pod))
-    assert isinstance(found, NodeOffer), found.text
-    return found
-
-
-def refusal(allocator: NodeAllocator, api_pod: ApiPod) -> Refusal:
-    found = allocator.offer(request_of(api_pod))
-    assert isinstance(found, Refusal)
-    return found
-
-
-def bind(allocator: NodeAllocator, api_pod: ApiPod) -> ApiPod:
-    """The pod as it is in the API server after the commit."""
-    found = offered(allocator, api_pod)
-    allocator.commit(found)
-    return annotated(api_pod, found.annotations())
-
-
-def cards(found: NodeOffer) -> list[int]:
-    assert found.device_allocation is not None
-    return [each.minor for each in found.device_allocation.devices["gpu"]]
 
 
 def test_shares_of_cards_are_packed_so_that_whole_cards_stay_free() -> None:
@@ -61,7 +39,7 @@ def test_shares_of_cards_are_packed_so_that_whole_cards_stay_free() -> None:
     allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH))
     for name, percent in (("a", 30), ("b", 60), ("c", 20), ("d", 10), ("e", 70)):
         bind(allocator, pod(name, {"cpu": 100, "memory": 1, GPU: percent}))
-    assert len(cards(offered(allocator, pod("whole", {"cpu": 100, "memory": 1, CARDS: 2})))) == 2
+    assert len(minors(offered(allocator, pod("whole", {"cpu": 100, "memory": 1, CARDS: 2})))) == 2
     rules = AllocatorRules(shares=Strategy.LEAST_ALLOCATED)
     spread = NodeAllocator(
         msgspec.structs.replace(make_properties(devices=CARDS_ON_BOTH), rules=rules)
@@ -69,25 +47,6 @@ def test_shares_of_cards_are_packed_so_that_whole_cards_stay_free() -> None:
     for name in "abcd":
         bind(spread, pod(name, {"cpu": 100, "memory": 1, GPU: 10}))
     assert refusal(spread, pod("whole", {"cpu": 100, "memory": 1, CARDS: 1}))
-
-
-def test_pods_that_an_older_koordinator_bound_to_pools_are_not_overcommitted() -> None:
-    """After a migration, the NUMA nodes of the old pods have the rest of their 8 CPUs."""
-    before = [
-        pod("old", {"cpu": 6}, "LS", {STATUS: {"cpuSharedPools": [{"socket": 0, "node": 0}]}}),
-        pod("wide", {"cpu": 2}, "LS", {STATUS: {"cpuSharedPools": [{"node": 1}, {"node": 0}]}}),
-    ]
-    allocator = NodeAllocator(make_properties(policy=ONE), map(holding_of, before))
-    new = bind(allocator, pod("new", {"cpu": 6}, "LS"))
-    assert [each["node"] for each in json.loads(new.annotations[STATUS])["numaNodeResources"]] == [
-        1
-    ]
-    (reason,) = refusal(allocator, pod("more", {"cpu": 2}, "LS")).reasons
-    assert isinstance(reason, Refusal)
-    assert (reason.resource, reason.requested, reason.available) == ("cpu", 2000, 1000)
-    assert offered(allocator, pod("last", {"cpu": 1}, "LS"))
-    allocator.release("old")
-    assert offered(allocator, pod("more", {"cpu": 6}, "LS"))
 
 
 @pytest.mark.parametrize(("sockets", "nodes", "socket"), [(2, 1, 1), (1, 2, 0)])
@@ -103,13 +62,6 @@ def test_a_pod_on_the_pool_of_a_numa_node_names_the_pool_by_socket_and_node(
         "numaNodeResources": [{"node": 1, "resources": {"cpu": "2"}}],
         "cpuSharedPools": [{"node": 1, "socket": socket}],
     }
-
-
-def test_a_pod_without_needs_gets_no_allocation() -> None:
-    unlabelled = pod("a", {"cpu": 100, "memory": 1})
-    for properties in (NodeProperties("n"), make_properties(), make_properties(devices=[])):
-        found = offered(NodeAllocator(properties), unlabelled)
-        assert (found.offer, found.device_allocation, found.annotations()) == (None, None, {})
 
 
 def test_the_kubelets_policy_does_not_apply_to_pods_without_koordinator_keys() -> None:
@@ -134,34 +86,16 @@ def test_full_pcpus_only_nodes_allocate_cores_to_guaranteed_lse_and_lsr_pods(
     policies: NodePolicies,
 ) -> None:
     equal = {"cpu": 2, "memory": 1}
-    others = [
-        pod("a", {"cpu": 2}, "LS"),
-        pod("a", {"cpu": 2}, "LS", limits={"cpu": 2}),
-        pod("a", {"cpu": 2}, "LSR", limits={"cpu": 4}, priority=5500),
-        pod("a", {"cpu": "500m"}, "LS"),
-    ]
-    eligible = [
-        pod("a", equal, "LS", limits=equal),
-        pod("a", {"cpu": 2}, "LSR", limits={"cpu": 2}, priority=5500),
-        pod("a", {"cpu": 2}, "LSE"),
-    ]
+    burstable, guaranteed = pod("a", equal, "LS"), pod("a", equal, "LS", limits=equal)
     strict = NodeAllocator(make_properties(policies=policies, profile=STRICT))
+    refused = refusal(strict, burstable)
+    assert refused.text.startswith(
+        "the node allocates cores to Guaranteed, LSE and LSR pods only (pod: "
+    )
+    assert refused.unresolvable
     lenient = NodeAllocator(make_properties(policies=policies))
-    for api_pod in others:
-        found = refusal(strict, api_pod)
-        assert found.text.startswith(
-            "the node allocates cores to Guaranteed, LSE and LSR pods only (pod: "
-        )
-        assert found.unresolvable
-    for allocator in (strict, lenient):
-        for api_pod in eligible:
-            offer = offered(allocator, api_pod).offer
-            assert offer is not None
-            assert len(offer.allocation.cpus) == 2
-    for api_pod in others[:3]:
-        offer = offered(lenient, api_pod).offer
-        assert offer is not None
-        assert len(offer.allocation.cpus) == 2
+    for offer in (offered(strict, guaranteed), offered(lenient, burstable)):
+        assert len(offer.holding().allocation.cpus) == 2
 
 
 @pytest.mark.parametrize("policies", WHOLE_CORES)
@@ -189,20 +123,10 @@ def test_a_pod_that_prefers_spread_avoids_full_pcpus_only_nodes(
     chosen = offered(NodeAllocator(other), api_pod)
     assert (avoided.score, chosen.score > 0) == (0, True)
     assert avoided.order > chosen.order
-    assert avoided.offer is not None
-    assert avoided.offer.allocation.cpus == CpuSet.parse("12-13")
+    assert avoided.holding().allocation.cpus == CpuSet.parse("12-13")
     lenient = msgspec.structs.replace(STRICT, strict_full_pcpus_only=False)
     whole = make_properties(policies=policies, profile=lenient, devices=devices)
     assert offered(NodeAllocator(whole, used), api_pod).score > chosen.score
-
-
-def test_amplified_cpu_is_counted_for_every_pod() -> None:
-    allocator = NodeAllocator(make_properties(cpu_ratio=2.0, cpu_milli=32_000))
-    bind(allocator, pod("a", {"cpu": 15}, "LSR"))
-    assert isinstance(allocator.offer(request_of(pod("b", {"cpu": 2}))), NodeOffer)
-    assert refusal(allocator, pod("b", {"cpu": 3})).text == (
-        "cpu: not enough amplified CPU (requested 3, available 2)"
-    )
 
 
 def test_cpus_need_a_node_resource_topology() -> None:
@@ -229,9 +153,9 @@ def test_devices_without_cpus_need_no_node_resource_topology() -> None:
         msgspec.structs.replace(make_properties(devices=CARDS_ON_BOTH), cpus=None)
     )
     found = offered(allocator, pod("a", {CARDS: 1}))
-    assert (cards(found), found.offer) == ([0], None)
+    assert (minors(found), found.offer) == ([0], None)
     allocator.commit(found)
-    assert cards(offered(allocator, pod("b", {CARDS: 1}))) == [1]
+    assert minors(offered(allocator, pod("b", {CARDS: 1}))) == [1]
 
 
 def test_exclusive_cpus_are_written_with_the_policy_in_force() -> None:
@@ -244,12 +168,6 @@ def test_exclusive_cpus_are_written_with_the_policy_in_force() -> None:
     assert holding_of(bound) == allocator.holdings["a"]
 
 
-def test_a_spec_with_the_policy_in_force_is_not_written_again() -> None:
-    spec = '{ "requiredCPUBindPolicy": "SpreadByPCPUs" }'
-    found = offered(NodeAllocator(make_properties()), pod("a", {"cpu": 2}, "LSR", {SPEC: spec}))
-    assert found.annotations() == {STATUS: '{"cpuset":"0,2"}'}
-
-
 def test_stale_allocation_annotations_are_emptied() -> None:
     notes = {STATUS: {"cpuset": "0-3"}, ALLOCATED: {"gpu": [{"minor": 0, "resources": {CORE: 9}}]}}
     pod_with_stale_annotations = pod("a", {"cpu": 1}, notes=notes)
@@ -259,25 +177,6 @@ def test_stale_allocation_annotations_are_emptied() -> None:
     )
     held = holding_of(bound)
     assert (held.allocation.cpus, held.devices, held.faults) == (CpuSet(), {}, ())
-
-
-def test_cards_are_on_the_numa_node_of_the_cpus() -> None:
-    """Cards 0 and 1 are free, but their NUMA node does not have free CPUs."""
-    allocator = NodeAllocator(make_properties(policy=ONE, devices=CARDS_ON_BOTH))
-    bind(allocator, pod("cpus", {"cpu": 8}, "LSR"))
-    found = offered(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
-    assert cards(found) == [2, 3]
-    assert found.offer is not None
-    assert found.offer.allocation.cpus == CpuSet.parse("8-11")
-
-
-def test_cpus_are_on_the_numa_node_of_the_cards() -> None:
-    allocator = NodeAllocator(make_properties(policy=ONE, devices=CARDS_ON_BOTH))
-    bind(allocator, pod("gpus", {CARDS: 2}))
-    found = offered(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
-    assert cards(found) == [2, 3]
-    assert found.offer is not None
-    assert found.offer.allocation.cpus == CpuSet.parse("8-11")
 
 
 @pytest.mark.parametrize("policy", [ONE, NumaPolicy.RESTRICTED])
@@ -300,18 +199,7 @@ def test_cpus_a_card_and_a_nic_are_on_one_numa_node(policy: NumaPolicy) -> None:
         "gpu": [3],
         "rdma": [3],
     }
-    assert found.offer is not None
-    assert found.offer.allocation.cpus == CpuSet.parse("24-27")
-
-
-def test_a_pod_is_refused_when_no_numa_node_has_cpus_and_cards() -> None:
-    allocator = NodeAllocator(make_properties(policy=ONE, devices=CARDS_ON_BOTH))
-    bind(allocator, pod("cpus", {"cpu": 8}, "LSR"))
-    bind(allocator, pod("gpus", {CARDS: 2}, notes={HINT: {"gpu": {"selector": {}}}}))
-    assert cards(offered(allocator, pod("b", {CARDS: 2}))) == [2, 3]
-    bind(allocator, pod("b", {CARDS: 1}))
-    found = refusal(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
-    assert not found.unresolvable
+    assert found.holding().allocation.cpus == CpuSet.parse("24-27")
 
 
 def test_devices_without_cpus_are_aligned_too() -> None:
@@ -319,15 +207,9 @@ def test_devices_without_cpus_are_aligned_too() -> None:
         make_properties(policy=ONE, devices=[gpu(0, 0), *CARDS_ON_BOTH[2:], nic(0, 1)])
     )
     found = offered(allocator, pod("a", {CARDS: 1, RDMA: 1}))
-    assert cards(found) == [2]
+    assert minors(found) == [2]
     assert STATUS not in found.annotations()
     assert refusal(allocator, pod("b", {CARDS: 3})).reasons
-
-
-def test_without_a_policy_devices_are_not_aligned() -> None:
-    allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH))
-    found = offered(allocator, pod("a", {"cpu": 16, CARDS: 3}, "LSR"))
-    assert cards(found) == [0, 1, 2]
 
 
 def test_devices_that_zones_count_too_are_not_counted_twice() -> None:
@@ -341,7 +223,7 @@ def test_devices_that_zones_count_too_are_not_counted_twice() -> None:
         '{"numaNodeResources":[{"node":0,"resources":{"cpu":"1","memory":"10"}}],'
         '"cpuSharedPools":[{"node":0,"socket":0}]}'
     )
-    assert cards(offered(allocator, pod("b", {"cpu": 1, CORE: 200, RATIO: 200}, "LS"))) == [2, 3]
+    assert minors(offered(allocator, pod("b", {"cpu": 1, CORE: 200, RATIO: 200}, "LS"))) == [2, 3]
 
 
 def test_a_refusal_for_devices_has_the_reason_of_the_device_allocation() -> None:
@@ -360,7 +242,7 @@ def test_devices_of_pods_in_the_device_object_are_in_use() -> None:
         "more": Imported({}, {("rdma", 0): frozenset({"v1"})}),
     }
     allocator = NodeAllocator(msgspec.structs.replace(node, imported=imported))
-    assert cards(offered(allocator, pod("a", {CARDS: 1}))) == [1]
+    assert minors(offered(allocator, pod("a", {CARDS: 1}))) == [1]
     vf = {HINT: {"rdma": {"vfSelector": {}}}}
     found = offered(allocator, pod("b", {RDMA: 1}, notes=vf))
     assert found.device_allocation is not None
@@ -373,20 +255,8 @@ def test_an_allocation_that_an_agent_reports_too_counts_once() -> None:
     allocator = NodeAllocator(msgspec.structs.replace(node, imported=imported))
     notes = {ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 50, RATIO: 50}}]}}
     allocator.record(holding_of(pod("a", {GPU: 50}, notes=notes)))
-    assert cards(offered(allocator, pod("b", {GPU: 50}))) == [3]
+    assert minors(offered(allocator, pod("b", {GPU: 50}))) == [3]
     assert refusal(allocator, pod("b", {RDMA: 1})).reasons
-
-
-def test_devices_that_a_pod_uses_in_addition_to_its_allocation_are_in_use() -> None:
-    """Agents report it when a container uses another card than the annotation."""
-    imported = {"a": Imported({("gpu", 0): {CORE: 100, RATIO: 100}}, {})}
-    allocator = NodeAllocator(
-        msgspec.structs.replace(make_properties(devices=CARDS_ON_BOTH), imported=imported)
-    )
-    notes = {ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 100, RATIO: 100}}]}}
-    allocator.record(holding_of(pod("a", {CARDS: 1}, notes=notes)))
-    assert cards(offered(allocator, pod("b", {CARDS: 2}))) == [1, 2]
-    assert refusal(allocator, pod("b", {CARDS: 3})).reasons
 
 
 @pytest.mark.parametrize("amounts", [None, {}, {CORE: 0, RATIO: 0}])
@@ -399,7 +269,7 @@ def test_a_pod_without_an_amount_of_its_device_holds_the_whole_device(
     )
     notes = {ALLOCATED: {"gpu": [{"minor": 3, "resources": amounts}]}}
     allocator.record(holding_of(pod("a", {CARDS: 1}, notes=notes)))
-    assert cards(offered(allocator, pod("b", {CARDS: 3}))) == [0, 1, 2]
+    assert minors(offered(allocator, pod("b", {CARDS: 3}))) == [0, 1, 2]
     assert refusal(allocator, pod("b", {CARDS: 4})).reasons
     function = {"minor": 0, "extension": {"vfs": [{"busID": "v1"}]}}
     allocator.record(holding_of(pod("c", {RDMA: 1}, notes={ALLOCATED: {"rdma": [function]}})))
@@ -420,9 +290,9 @@ def test_a_pod_holds_its_card_by_uuid_when_its_minor_has_changed() -> None:
     allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH))
     for uid, pod_notes in notes.items():
         allocator.record(holding_of(pod(uid, {CARDS: 1}, notes=pod_notes)))
-    assert cards(offered(allocator, pod("c", {CARDS: 2}))) == [0, 3]
+    assert minors(offered(allocator, pod("c", {CARDS: 2}))) == [0, 3]
     allocator = allocator.with_properties(make_properties(devices=after))
-    assert cards(offered(allocator, pod("c", {CARDS: 1}))) == [2]
+    assert minors(offered(allocator, pod("c", {CARDS: 1}))) == [2]
     assert refusal(allocator, pod("c", {CARDS: 2})).reasons
     assert allocator.overlaps() == ()
     allocator.record(holding_of(pod("d", {CARDS: 1}, notes=notes["a"])))
@@ -437,9 +307,9 @@ def test_shares_of_gpus_need_the_isolation_provider_of_the_pod() -> None:
     assert found.text == "GPU isolation provider: requested HAMi-core, available none"
     assert found.unresolvable
     allocator = NodeAllocator(msgspec.structs.replace(node, isolation="HAMi-core"))
-    assert cards(offered(allocator, part)) == [0]
-    assert cards(offered(allocator, pod("a", {GPU: 50}))) == [0]
-    assert cards(offered(NodeAllocator(node), pod("a", {GPU: 100}, labels=label))) == [0]
+    assert minors(offered(allocator, part)) == [0]
+    assert minors(offered(allocator, pod("a", {GPU: 50}))) == [0]
+    assert minors(offered(NodeAllocator(node), pod("a", {GPU: 100}, labels=label))) == [0]
 
 
 def test_shares_of_an_unshared_model_are_refused() -> None:
@@ -447,33 +317,7 @@ def test_shares_of_an_unshared_model_are_refused() -> None:
         msgspec.structs.replace(make_properties(devices=CARDS_ON_BOTH), shares_gpus=False)
     )
     assert refusal(allocator, pod("a", {GPU: 50})).unresolvable
-    assert cards(offered(allocator, pod("a", {GPU: 100}))) == [0]
-
-
-def test_an_offer_changes_nothing() -> None:
-    allocator = NodeAllocator(make_properties(policy=ONE, devices=CARDS_ON_BOTH))
-    bind(allocator, pod("held", {"cpu": 2, CARDS: 1}, "LSR"))
-    pod_request = request_of(pod("a", {"cpu": 2, CARDS: 1}, "LSR"))
-    assert allocator.offer(pod_request) == allocator.offer(pod_request)
-    assert allocator.holdings.keys() == {"held"}
-
-
-def test_an_offer_for_a_pod_ignores_its_own_holdings() -> None:
-    allocator = NodeAllocator(make_properties((1, 1, 4, 2), policy=ONE, devices=[gpu(0)]))
-    api_pod = pod("a", {"cpu": 8, CARDS: 1}, "LSR")
-    first = offered(allocator, api_pod)
-    held = allocator.commit(first)
-    assert offered(allocator, api_pod) == first
-    assert allocator.commit(offered(allocator, api_pod)) == held
-
-
-def test_only_one_of_two_offers_of_the_same_cpus_can_be_committed() -> None:
-    allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH))
-    one, two = (offered(allocator, pod(uid, {"cpu": 2}, "LSR")) for uid in "ab")
-    allocator.commit(one)
-    with pytest.raises(StaleOfferError, match="pod ns/b on node n: CPUs 0-1 are no longer free"):
-        allocator.commit(two)
-    assert allocator.holdings.keys() == {"a"}
+    assert minors(offered(allocator, pod("a", {GPU: 100}))) == [0]
 
 
 def test_a_stale_offer_names_missing_devices_and_leaves_its_cpus_free() -> None:
@@ -504,33 +348,17 @@ def test_an_offer_applies_to_every_pod_of_its_equivalence_class() -> None:
     assert found.to(request_of(second)) == offered(allocator, second)
 
 
-def test_an_offer_without_evicted_pods() -> None:
-    allocator = NodeAllocator(make_properties((1, 1, 4, 2), policy=ONE, devices=[gpu(0), gpu(1)]))
-    for uid in "abc":
-        bind(allocator, pod(uid, {"cpu": 2, **({CARDS: 1} if uid != "c" else {})}, "LSR"))
-    big = pod("big", {"cpu": 4, CARDS: 1}, "LSR")
-    assert refusal(allocator, big)
-    assert refusal(allocator.without(["c"]), big)
-    other = allocator.without(["a"])
-    assert cards(offered(other, big)) == [0]
-    assert (other.holdings.keys(), allocator.holdings.keys()) == ({"b", "c"}, {"a", "b", "c"})
-    bind(other, big)
-    assert refusal(allocator, big)
-    assert allocator.overlaps() == other.overlaps() == ()
-
-
 def test_a_node_that_has_changed_keeps_its_holdings() -> None:
     allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH))
     bind(allocator, pod("a", {"cpu": 2, CARDS: 2}, "LSR"))
     other = allocator.with_properties(make_properties(policy=ONE, devices=CARDS_ON_BOTH[:3]))
-    assert cards(offered(other, pod("b", {CARDS: 1}))) == [2]
+    assert minors(offered(other, pod("b", {CARDS: 1}))) == [2]
     without_cpus = other.with_properties(NodeProperties("n"))
     assert without_cpus.holdings == allocator.holdings
     restored = without_cpus.with_properties(make_properties(devices=CARDS_ON_BOTH))
-    assert cards(offered(restored, pod("b", {CARDS: 2}))) == [2, 3]
+    assert minors(offered(restored, pod("b", {CARDS: 2}))) == [2, 3]
     found = offered(restored, pod("c", {"cpu": 14}, "LSR"))
-    assert found.offer is not None
-    assert found.offer.allocation.cpus == CpuSet.parse("2-15")
+    assert found.holding().allocation.cpus == CpuSet.parse("2-15")
 
 
 def test_overlaps_are_reported_with_their_holders() -> None:
@@ -555,18 +383,6 @@ def test_the_best_offer_is_first_regardless_of_the_score() -> None:
     whole = offered(NodeAllocator(make_properties((1, 1, 4, 2))), pod("a", {"cpu": 2}, "LSR"))
     half_core = offered(NodeAllocator(make_properties((1, 1, 4, 2))), pod("a", {"cpu": 1}, "LSR"))
     assert whole.order < half_core.order
-
-
-def test_a_committed_allocation_equals_that_of_its_annotations() -> None:
-    allocator = NodeAllocator(
-        make_properties(policy=ONE, devices=[*CARDS_ON_BOTH, nic(0, functions=["v"])])
-    )
-    vf = {HINT: {"rdma": {"vfSelector": {}}}}
-    api_pod = pod("a", {"cpu": 3, "memory": 7, GPU: 50, RDMA: 1}, "LSR", vf, priority=9500)
-    bound = bind(allocator, api_pod)
-    held: AssignedPod = holding_of(bound)
-    assert held == allocator.holdings["a"]
-    assert held.functions == {("rdma", 0): frozenset("v")}
 
 
 def test_the_strategy_for_devices_is_configured() -> None:
@@ -596,8 +412,7 @@ def test_a_limit_that_no_longer_fits_the_pools_is_reported_at_commit() -> None:
     allocator = NodeAllocator(make_properties())
     burst = {SPEC: {"preferredCPUBindPolicy": "ConstrainedBurst"}}
     found = offered(allocator, pod("a", {"cpu": 1}, notes=burst, limits={"cpu": 8}))
-    assert found.offer is not None
-    assert list(found.offer.allocation.amounts) == [0]
+    assert list(found.holding().allocation.amounts) == [0]
     allocator.record(holding_of(pod("c", {"cpu": 1}, notes={STATUS: {"cpuset": "0"}})))
     with pytest.raises(StaleOfferError, match="NUMA nodes 0 have 7000 of 8000 milli-CPU left"):
         allocator.commit(found)
@@ -609,15 +424,13 @@ def test_a_kubelet_that_binds_cpus_chooses_them_for_pods_with_devices() -> None:
     kubelet = NodePolicies(numa_kubelet=ONE, full_pcpus_only=True)
     allocator = NodeAllocator(make_properties(policies=kubelet, devices=CARDS_ON_BOTH))
     found = offered(allocator, pod("a", {"cpu": "500m", CARDS: 2}))
-    assert cards(found) == [0, 1]
-    assert found.offer is not None
-    assert (found.offer.allocation.cpus, found.offer.allocation.amounts) == (
+    assert minors(found) == [0, 1]
+    assert (found.holding().allocation.cpus, found.holding().allocation.amounts) == (
         CpuSet(),
         {0: {"cpu": 500}},
     )
     bound = offered(allocator, pod("a", {"cpu": 2, CARDS: 2}, "LS"))
-    assert bound.offer is not None
-    assert len(bound.offer.allocation.cpus) == 2
+    assert len(bound.holding().allocation.cpus) == 2
 
 
 def test_an_allocator_with_new_properties_is_independent() -> None:
@@ -629,7 +442,7 @@ def test_an_allocator_with_new_properties_is_independent() -> None:
         make_properties(policy=ONE, devices=CARDS_ON_BOTH[2:]),
     ):
         other = allocator.with_properties(new)
-        assert cards(offered(other, pod("b", {CARDS: 2}))) == [2, 3]
+        assert minors(offered(other, pod("b", {CARDS: 2}))) == [2, 3]
         bind(other, pod("b", {"cpu": 8}, "LSR"))
         assert other.holdings.keys() == {"a", "b"}
         assert allocator.holdings.keys() == {"a"}
@@ -646,9 +459,8 @@ def test_best_effort_prefers_cards_on_the_numa_node_that_has_the_cpus(
     allocator = NodeAllocator(make_properties(policy=policy, devices=CARDS_ON_BOTH))
     bind(allocator, pod("cpus", {"cpu": 8}, "LSR"))
     found = offered(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
-    assert cards(found) == chosen
-    assert found.offer is not None
-    assert found.offer.allocation.cpus == CpuSet.parse("8-11")
+    assert minors(found) == chosen
+    assert found.holding().allocation.cpus == CpuSet.parse("8-11")
 
 
 def test_best_effort_allows_cpus_and_cards_on_different_numa_nodes() -> None:
@@ -658,9 +470,8 @@ def test_best_effort_allows_cpus_and_cards_on_different_numa_nodes() -> None:
     held = {ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 100}}]}}
     allocator.record(holding_of(pod("gpu", notes=held)))
     found = offered(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
-    assert cards(found) == [0, 1]
-    assert found.offer is not None
-    assert found.offer.allocation.cpus == CpuSet.parse("8-11")
+    assert minors(found) == [0, 1]
+    assert found.holding().allocation.cpus == CpuSet.parse("8-11")
 
 
 @pytest.mark.parametrize("policy", [ONE, NumaPolicy.RESTRICTED])
@@ -677,39 +488,10 @@ def test_other_policies_refuse_cpus_and_cards_on_different_numa_nodes(policy: Nu
     assert not found.unresolvable
 
 
-@pytest.mark.parametrize("qos", ["LSE", "LSR"])
-@pytest.mark.parametrize("limits", [{"cpu": 4}, {}])
-@pytest.mark.parametrize("policy", [None, ONE])
-def test_a_pod_whose_cpu_limit_differs_gets_no_exclusive_cpus(
-    qos: str, limits: dict[str, int], policy: NumaPolicy | None
-) -> None:
-    allocator = NodeAllocator(make_properties(policy=policy))
-    found = refusal(allocator, pod("a", {"cpu": 2}, qos, limits=limits))
-    limit = limits.get("cpu", "not set")
-    text = f"container c: requests.cpu is 2, limits.cpu is {limit}: {qos} pods need equal amounts"
-    assert (found.text, found.summary, found.unresolvable) == (text, text, True)
-    assert offered(allocator, pod("a", {"cpu": 2}, qos, limits={"cpu": 2}))
-
-
-@pytest.mark.parametrize(
-    "api_pod",
-    [
-        pod("a", {"cpu": 2}, "LS", limits={"cpu": 4}),
-        pod("a", {"cpu": 2}, limits={"cpu": 4}),
-        # Its priority class excludes exclusive CPUs.
-        pod("a", {"cpu": 2}, "LSR", limits={"cpu": 4}, priority=5000),
-    ],
-)
-def test_a_pod_in_the_shared_pool_may_have_any_limit(api_pod: ApiPod) -> None:
-    assert offered(NodeAllocator(make_properties()), api_pod)
-
-
-def test_a_bound_pod_whose_cpu_limit_differs_keeps_its_cpus() -> None:
+def test_a_pod_whose_cpu_limit_differs_gets_no_exclusive_cpus() -> None:
     allocator = NodeAllocator(make_properties())
-    bound = bind(allocator, pod("a", {"cpu": 2}, "LSR"))
-    held = holding_of(
-        msgspec.structs.replace(
-            bound, containers=pod("a", {"cpu": 2}, "LSR", limits={"cpu": 4}).containers
-        )
-    )
-    assert held.allocation.cpus == allocator.holdings["a"].allocation.cpus
+    refused = refusal(allocator, pod("a", {"cpu": 2}, "LSR", limits={"cpu": 4}))
+    text = "container c: requests.cpu is 2, limits.cpu is 4: LSR pods need equal amounts"
+    assert (refused.text, refused.summary, refused.unresolvable) == (text, text, True)
+    # Its priority class excludes exclusive CPUs.
+    assert offered(allocator, pod("a", {"cpu": 2}, "LSR", limits={"cpu": 4}, priority=5000))

@@ -6,17 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.node_allocation import PodAllocation, TopologyOptions, pod_allocation
+from agent.allocate.node_allocation import PodAllocation, TopologyOptions
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.cpus import CpuOverlap
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
-from agent.allocate.refusal import Refusal
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import ExclusivePolicy, NumaPolicy
-from agent.model.pod.annotations import RESOURCE_SPEC
 from agent.model.pod.resource_request import ResourceRequest
 from agent.model.pod_request import Needs, PodRequest
 from tests.allocate.nodes import allocated, claim, ls_pod, node_options, owner
@@ -31,6 +29,12 @@ def assigned(held: PodAllocation) -> AssignedPod:
 
 def new_allocator(node: TopologyOptions, held: Iterable[PodAllocation] = ()) -> NodeAllocator:
     return NodeAllocator(NodeProperties("n", node), map(assigned, held))
+
+
+def offered(allocator: NodeAllocator, request: ResourceRequest) -> NodeOffer:
+    answer = allocator.offer(pod_request(request))
+    assert isinstance(answer, NodeOffer), answer
+    return answer
 
 
 def pod_request(request: ResourceRequest) -> PodRequest:
@@ -75,47 +79,6 @@ def test_the_state_after_removals_equals_a_new_one(held: list[PodAllocation]) ->
     )
 
 
-requests = st.one_of(
-    st.builds(owner, st.integers(1, 9), st.integers(0, 9), st.sampled_from("abcdef")),
-    st.builds(ls_pod, st.integers(1, 9000), st.integers(0, 9), st.sampled_from("abcdef")),
-)
-
-
-@given(
-    st.sampled_from([NODE, BEST_EFFORT]), st.lists(st.tuples(requests, st.booleans()), max_size=12)
-)
-def test_offers_change_nothing_and_commits_rebuild_from_annotations(node, steps) -> None:
-    allocator = new_allocator(node)
-    for request, kept in steps:
-        requested, before = pod_request(request), dict(allocator.holdings)
-        found = allocator.offer(requested)
-        assert allocator.holdings == before
-        assert allocator.offer(requested) == found
-        if isinstance(found, Refusal):
-            assert found.reasons
-            continue
-        committed = allocator.commit(found).allocation
-        assert len(committed.cpus) == (request.requests["cpu"] // 1000 if request.owner else 0)
-        if not kept:
-            allocator.release(request.uid)
-    assert not allocator.overlaps()
-    held = [each.allocation for each in allocator.holdings.values()]
-    read_back = [
-        pod_allocation(each.uid, each.title, _annotations(each), each.cpu_milli) for each in held
-    ]
-    assert allocated(node, read_back) == allocated(node, held)
-    rebuilt = new_allocator(node, read_back)
-    assert all(
-        allocator.offer(pod_request(request)) == rebuilt.offer(pod_request(request))
-        for request, _ in steps
-    )
-
-
-def _annotations(held: PodAllocation) -> dict[str, str]:
-    spec = f'{{"preferredCPUExclusivePolicy": "{held.exclusive}"}}'
-    return {**held.annotations(), RESOURCE_SPEC: spec}
-
-
 def test_overlaps_are_reported_with_all_holders_of_a_cpu() -> None:
     allocator = new_allocator(
         NODE, [claim("c", "2-5"), claim("a", "0-3"), claim("b", "3"), claim("d", "9")]
@@ -129,19 +92,9 @@ def test_overlaps_are_reported_with_all_holders_of_a_cpu() -> None:
     assert allocator.overlaps() == ()
 
 
-def test_a_pod_that_holds_cpus_is_offered_them_again() -> None:
-    allocator = new_allocator(NODE)
-    first = allocator.offer(pod_request(owner(16)))
-    assert isinstance(first, NodeOffer)
-    allocator.commit(first)
-    assert allocator.offer(pod_request(owner(16))) == first
-
-
 def test_an_offer_is_stale_after_another_pods_commit_and_changes_nothing() -> None:
     allocator = new_allocator(NODE)
-    first, second = (allocator.offer(pod_request(owner(2, uid=uid))) for uid in "ab")
-    assert isinstance(first, NodeOffer)
-    assert isinstance(second, NodeOffer)
+    first, second = (offered(allocator, owner(2, uid=uid)) for uid in "ab")
     allocator.commit(second)
     before = dict(allocator.holdings)
     with pytest.raises(StaleOfferError, match="pod ns/a on node n: CPUs 0-1 are no longer free"):
@@ -152,9 +105,7 @@ def test_an_offer_is_stale_after_another_pods_commit_and_changes_nothing() -> No
 
 def test_an_offer_of_memory_that_is_no_longer_free_is_stale() -> None:
     allocator = new_allocator(BEST_EFFORT)
-    first, second = (allocator.offer(pod_request(ls_pod(1000, 9, uid=uid))) for uid in "ab")
-    assert isinstance(first, NodeOffer)
-    assert isinstance(second, NodeOffer)
+    first, second = (offered(allocator, ls_pod(1000, 9, uid=uid)) for uid in "ab")
     allocator.commit(second)
     with pytest.raises(StaleOfferError, match=r"NUMA node 0 has \d+ of \d+ memory left"):
         allocator.commit(first)
@@ -162,8 +113,7 @@ def test_an_offer_of_memory_that_is_no_longer_free_is_stale() -> None:
 
 def test_an_offer_of_amplified_cpu_that_is_no_longer_free_is_stale() -> None:
     allocator = new_allocator(node_options(cpu_ratio=1.5, cpu_milli=6000))
-    first = allocator.offer(pod_request(owner(2)))
-    assert isinstance(first, NodeOffer)
+    first = offered(allocator, owner(2))
     allocator.record(assigned(claim("b", "8-11")))
     with pytest.raises(StaleOfferError, match="0 of 3000 amplified CPU left"):
         allocator.commit(first)
@@ -174,8 +124,7 @@ def test_an_offer_is_stale_when_the_numa_node_no_longer_has_its_amplified_cpu() 
         cpu_ratio=1.5, policies=NodePolicies(numa_label=NumaPolicy.SINGLE_NUMA_NODE)
     )
     allocator = new_allocator(node)
-    first = allocator.offer(pod_request(owner(2)))
-    assert isinstance(first, NodeOffer)
+    first = offered(allocator, owner(2))
     allocator.record(assigned(claim("b", amounts={0: {"cpu": 9500}})))
     with pytest.raises(StaleOfferError, match="NUMA node 0 has 2500 of 3000 cpu left"):
         allocator.commit(first)
@@ -183,15 +132,13 @@ def test_an_offer_is_stale_when_the_numa_node_no_longer_has_its_amplified_cpu() 
 
 def test_a_pod_without_a_cpu_request_fits_an_overcommitted_node() -> None:
     allocator = new_allocator(node_options(cpu_ratio=1.5, cpu_milli=2000), [claim("b", "8-11")])
-    found = allocator.offer(pod_request(ls_pod(0, 1)))
-    assert isinstance(found, NodeOffer), found
-    assert allocator.commit(found).allocation == found.offer.allocation
+    found = offered(allocator, ls_pod(0, 1))
+    assert allocator.commit(found).allocation == found.holding().allocation
 
 
 def test_claims_of_missing_cpus_are_kept() -> None:
     """The node had more CPUs before."""
     allocator = new_allocator(node_options((1, 1, 4, 2)), [claim("a", "0-1"), claim("b", "12")])
     assert set(allocator.holdings) == {"a", "b"}
-    found = allocator.offer(pod_request(owner(6, uid="c")))
-    assert isinstance(found, NodeOffer)
-    assert found.offer.allocation.cpus == CpuSet.parse("2-7")
+    found = offered(allocator, owner(6, uid="c"))
+    assert found.holding().allocation.cpus == CpuSet.parse("2-7")

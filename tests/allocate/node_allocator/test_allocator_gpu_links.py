@@ -22,13 +22,12 @@ from agent.model.cpu.policies import GpuObjective, NumaPolicy
 from agent.model.devices import device_object, interconnect
 from agent.model.devices.gpus import Ancestor, GpuPair
 from agent.model.pod_request import PodRequest, request_of
-from tests.allocate.devices.builders import CARDS, JOINT, RDMA, gpu, nic, part
+from tests.allocate.devices.builders import CARDS, gpu, part
 from tests.allocate.devices.links import VOLTA_PAIRS, best_by_enumeration, gpu_pairs, matrix
-from tests.allocate.node_allocator.builders import pod
+from tests.allocate.node_allocator.builders import minors, pod
 from tests.allocate.nodes import node_options
 
 EIGHT = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
-NICS = [nic(each, each // 2, f"p{each}") for each in range(4)]
 HGX_PAIRS = gpu_pairs(
     8,
     lambda i, j: (Ancestor.SYSTEM, Ancestor.NODE, Ancestor.SWITCHES)[
@@ -48,7 +47,6 @@ def node(
     pairs: Sequence[GpuPair],
     used: Collection[int] = (),
     *,
-    objective: GpuObjective = GpuObjective.BANDWIDTH,
     table: bool = True,
     policy: NumaPolicy | None = None,
 ) -> NodeAllocator:
@@ -59,13 +57,13 @@ def node(
         notes |= interconnect.encode_partitions(
             interconnect.gpu_partitions(interconnect.link_matrix(EIGHT, pairs))
         )
-    body = device_object.encode("n", [*EIGHT, *NICS], {}, notes)
+    body = device_object.encode("n", EIGHT, {}, notes)
     properties: NodeProperties = node_properties(
         "n",
         {},
         node_options((2, 1, 8, 2), policies=NodePolicies(numa_label=policy)),
         device_object.read(json.loads(json.dumps(body))),
-        AllocatorRules(gpu_objective=objective),
+        AllocatorRules(gpu_objective=GpuObjective.BANDWIDTH),
     )
     assert properties.faults == ()
     devices = {("gpu", minor): part(100) for minor in used}
@@ -74,32 +72,17 @@ def node(
     )
 
 
-def pod_request(cards: int, uid: str = "a", **more: object) -> PodRequest:
-    amounts = {CARDS: cards, "cpu": "2", **({RDMA: 100} if more else {})}
-    return request_of(pod(uid, amounts, "LSR", more))
+def pod_request(cards: int, uid: str = "a") -> PodRequest:
+    return request_of(pod(uid, {CARDS: cards, "cpu": "2"}, "LSR"))
 
 
-def cards(found: NodeOffer | Refusal) -> tuple[int, ...]:
-    assert isinstance(found, NodeOffer), found.text
-    assert found.device_allocation is not None
-    return tuple(sorted(each.minor for each in found.device_allocation.devices["gpu"]))
+def cards(answer: NodeOffer | Refusal) -> tuple[int, ...]:
+    assert isinstance(answer, NodeOffer), answer.text
+    return tuple(sorted(minors(answer)))
 
 
 def others(free: Collection[int]) -> set[int]:
     return set(range(8)) - set(free)
-
-
-@pytest.mark.parametrize("table", [True, False])
-@pytest.mark.parametrize(
-    ("free", "expected"),
-    [((0, 2, 4, 5), (4, 5)), ((0, 4, 5, 6), (5, 6)), ((0, 1, 3), (0, 3)), ((0, 1, 4), (0, 4))],
-)
-def test_cards_on_dgx1_equal_go_gpuallocators(
-    free: tuple[int, ...], expected: tuple[int, ...], table: bool
-) -> None:
-    """The examples of go-gpuallocator (devices.md §4.1)."""
-    allocator = node(VOLTA_PAIRS, others(free), objective=GpuObjective.BESTEFFORT, table=table)
-    assert cards(allocator.offer(pod_request(2))) == expected
 
 
 masks = st.integers(1, 255)
@@ -168,12 +151,3 @@ def test_cards_and_cpus_of_one_numa_node(
     if policy is not None:
         assert isinstance(found, NodeOffer)
         assert max(found.holding().allocation.cpus) < 16, "CPUs of NUMA node 0"
-
-
-def test_cards_and_a_nic_behind_one_switch() -> None:
-    joint = {JOINT: {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}}
-    found = node(VOLTA_PAIRS, (3, 7), table=False).offer(pod_request(2, **joint))
-    assert cards(found) == (0, 1)
-    assert isinstance(found, NodeOffer)
-    assert found.device_allocation is not None
-    assert [each.minor for each in found.device_allocation.devices["rdma"]] == [0]

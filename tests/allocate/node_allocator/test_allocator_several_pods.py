@@ -47,11 +47,6 @@ def offers(allocator: NodeAllocator, kind: Kind, count: int) -> tuple[NodeOffer,
     return found
 
 
-def test_pods_with_exclusive_cpus_share_none() -> None:
-    found = offers(allocator_of(SMALL), owner(8, 8), 3)
-    assert len(union(each.holding().allocation.cpus for each in found)) == 24
-
-
 def test_a_group_is_refused_when_one_pod_does_not_fit() -> None:
     found = allocator_of(SMALL).offer_all(pod_requests(owner(16, 8), 3))
     assert isinstance(found, Refusal)

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import gzip
 import json
 
 import pytest
 
 from agent.allocate.node_allocator.answer import spec_text
 from agent.model.cpu.policies import BindPolicy
-from tests.conftest import DATA
 
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
 DEFAULT = {"preferredCPUBindPolicy": "Default"}
@@ -56,28 +54,3 @@ def test_no_spec() -> None:
 @pytest.mark.parametrize("additional", ["9" * 5_000, "1e400", "[" * 5_000 + "]" * 5_000])
 def test_a_spec_with_invalid_additional_fields_is_not_changed(additional: str) -> None:
     assert spec_text(f'{{"x": {additional}}}', FULL, forced=True) is None
-
-
-def test_the_spec_equals_koordinators() -> None:
-    """Pods with CPUs. The node's policy applies if it has one."""
-    path = DATA / "vectors" / "koordinator-node-numa.jsonl.gz"
-    count = 0
-    with gzip.open(path, "rt") as lines:
-        for line in lines:
-            case = json.loads(line)
-            if not case["expect"].get("resourceStatus", {}).get("cpuset"):
-                continue
-            kubelet = case.get("kubelet", {})
-            label = (case.get("nodeLabels") or {}).get("node.koordinator.sh/cpu-bind-policy")
-            forced = {"FullPCPUsOnly": FULL, "SpreadByPCPUs": SPREAD}.get(label or "")
-            static = kubelet.get("policy") == "static"
-            if static and (kubelet.get("options") or {}).get("full-pcpus-only") == "true":
-                forced = FULL
-            spec = case["pod"].get("resourceSpec") or {}
-            requested = spec.get("requiredCPUBindPolicy") or spec.get("preferredCPUBindPolicy")
-            pod_request = FULL if requested in (None, "", "Default") else BindPolicy(requested)
-            text = spec_text(json.dumps(spec), forced or pod_request, forced=forced is not None)
-            written = spec if text is None else json.loads(text)
-            assert written == case["expect"]["resourceSpec"], case
-            count += 1
-    assert count > 100

@@ -13,7 +13,6 @@ from agent.allocate.policies_in_force import (
     PolicyInForce,
     PolicyKind,
     PolicySource,
-    Profile,
 )
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu import layout
@@ -25,14 +24,11 @@ from agent.model.cpu.policies import (
     NumaPolicy,
     Strategy,
 )
-from agent.model.pod.annotations import (
-    NumaSpec,
-    ResourceSpec,
-)
+from agent.model.pod.annotations import NumaSpec, ResourceSpec
 from agent.model.pod.qos import QoS
 from agent.model.pod.resource_request import ResourceRequest
 from conformance import machines
-from tests.allocate.nodes import GIB, allocated, claim, ls_pod, node_options, owner
+from tests.allocate.nodes import GIB, allocated, claim, ls_pod, node_options, offered, owner
 
 SPREAD = BindPolicy.SPREAD_BY_PCPUS
 FULL = BindPolicy.FULL_PCPUS
@@ -40,12 +36,6 @@ FULL = BindPolicy.FULL_PCPUS
 
 def numa(policy: NumaPolicy, **more: object) -> TopologyOptions:
     return node_options(policies=NodePolicies(numa_label=policy), **more)
-
-
-def offered(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Offer:
-    got = offer(node, allocated(node, held), request)
-    assert isinstance(got, Offer), got
-    return got
 
 
 def declined(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Refusal:
@@ -61,32 +51,6 @@ def reasons(got: Refusal) -> list[tuple[Reason, str, int | None, int | None]]:
 @pytest.mark.parametrize(
     ("node", "requested", "held", "cpus", "amounts"),
     [
-        pytest.param(node_options(), ls_pod(1500), [], "", {}, id="an LS pod is bound to nothing"),
-        pytest.param(node_options(), owner(4), [], "0-3", {}, id="an owner gets whole cores"),
-        pytest.param(
-            node_options(),
-            owner(4, spec=ResourceSpec(SPREAD)),
-            [],
-            "0,2,4,6",
-            {},
-            id="spread over cores",
-        ),
-        pytest.param(
-            node_options(),
-            owner(2),
-            [claim("b", "0-1")],
-            "8-9",
-            {},
-            id="the emptier NUMA node first",
-        ),
-        pytest.param(
-            node_options(policies=NodePolicies(strategy_label=Strategy.MOST_ALLOCATED)),
-            owner(2),
-            [claim("b", "0-1")],
-            "2-3",
-            {},
-            id="the fuller one by the node's label",
-        ),
         pytest.param(
             node_options(policies=NodePolicies(distribute_across_numa=True)),
             owner(12),
@@ -94,30 +58,6 @@ def reasons(got: Refusal) -> list[tuple[Reason, str, int | None, int | None]]:
             "0-5,8-13",
             {},
             id="evenly over the NUMA nodes it needs",
-        ),
-        pytest.param(
-            numa(NumaPolicy.RESTRICTED),
-            owner(4, 8),
-            [claim("b", "0-1", {0: {"cpu": 2000, "memory": GIB}})],
-            "8-11",
-            {1: {"cpu": 4000, "memory": 8 * GIB}},
-            id="CPU and memory on one NUMA node",
-        ),
-        pytest.param(
-            numa(NumaPolicy.RESTRICTED),
-            owner(12, 4),
-            [],
-            "0-5,8-13",
-            {0: {"cpu": 6000, "memory": 2 * GIB}, 1: {"cpu": 6000, "memory": 2 * GIB}},
-            id="both NUMA nodes where one is too small",
-        ),
-        pytest.param(
-            numa(NumaPolicy.SINGLE_NUMA_NODE),
-            ls_pod(2500),
-            [claim("b", amounts={0: {"cpu": 1000}})],
-            "",
-            {1: {"cpu": 2500}},
-            id="an LS pod is bound to one NUMA node",
         ),
         pytest.param(
             node_options(
@@ -136,14 +76,6 @@ def reasons(got: Refusal) -> list[tuple[Reason, str, int | None, int | None]]:
             "",
             {0: {"cpu": 1000}},
             id="a resource that no NUMA node reports is not allocated",
-        ),
-        pytest.param(
-            node_options(policies=NodePolicies(bind_label=FULL)),
-            ls_pod(2000),
-            [],
-            "0-1",
-            {},
-            id="a node with a bind policy allocates CPUs to every pod",
         ),
         pytest.param(
             node_options(policies=NodePolicies(bind_label=FULL)),
@@ -343,20 +275,6 @@ def test_arm_refuses_a_policy_of_the_nodes_label() -> None:
     assert offered(node, ls_pod(0, 1))
 
 
-def test_arm_has_its_own_default_bind_policy() -> None:
-    spread = Profile(NumaPolicy.NONE, Strategy.LEAST_ALLOCATED, SPREAD)
-    assert str(offered(node_options(profile=spread), owner(2)).allocation.cpus) == "0,2"
-    arm = node_options(profile=spread, policies=NodePolicies(arm=True))
-    assert str(offered(arm, owner(2)).allocation.cpus) == "0-1"
-
-
-def test_a_refusal_has_the_shortage_of_each_resource() -> None:
-    node = numa(NumaPolicy.RESTRICTED)
-    held = [claim("b", "0-7"), claim("c", "8-13", {1: {"cpu": 1000}})]
-    got = declined(node, owner(4, 1), *held)
-    assert {each.reason for each in got.reasons} == {Reason.NUMA_UNSATISFIED}
-
-
 def test_the_price_counts_numa_nodes_and_split_cores() -> None:
     whole = offered(node_options(), owner(4)).price
     spread = offered(node_options(), owner(4, spec=ResourceSpec(SPREAD))).price
@@ -376,42 +294,9 @@ def test_an_exclusive_pod_does_not_share_a_numa_node_with_pods_across_nodes() ->
     assert offered(node_options(), owner(4, numa=preferred), across)
 
 
-def test_a_pod_takes_more_numa_nodes_when_the_narrowest_exclude_it() -> None:
-    across = claim("b", "6-9", {0: {"cpu": 2000}, 1: {"cpu": 2000}})
-    request = owner(2, numa=NumaSpec(exclusive=NumaExclusive.REQUIRED))
-    got = offered(numa(NumaPolicy.RESTRICTED), request, across).allocation
-    assert got.amounts == {0: {"cpu": 1000}, 1: {"cpu": 1000}}
-
-
 def test_a_sharing_pod_has_no_exclusive_policy_in_its_claim() -> None:
     request = ls_pod(1000, spec=ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL))
     assert offered(node_options(), request).allocation.exclusive is ExclusivePolicy.NONE
-
-
-def test_an_exclusive_policy_is_recorded_in_the_claim_and_applies_to_the_next_pod() -> None:
-    spec = ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
-    first = offered(node_options(), owner(2, spec=spec)).allocation
-    assert first.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
-    most = node_options(policies=NodePolicies(strategy_label=Strategy.MOST_ALLOCATED))
-    assert str(offered(most, owner(2, uid="b", spec=spec), first).allocation.cpus) == "8-9"
-    assert str(offered(most, owner(2, uid="b"), first).allocation.cpus) == "2-3"
-
-
-def test_reserved_cpus_are_offered_only_where_the_agent_allows_it() -> None:
-    node = node_options(
-        (1, 1, 2, 2), kubelet_reserved=node_options().layout and claim("", "0-1").cpus
-    )
-    assert str(offered(node, owner(2)).allocation.cpus) == "2-3"
-    lenient = replace(node, owners_on_reserved=True)
-    assert str(offered(lenient, owner(2)).allocation.cpus) == "0-1"
-
-
-def test_amounts_may_be_packed_instead_of_split_evenly() -> None:
-    packed = numa(NumaPolicy.RESTRICTED, profile=replace(PROFILES["koordinator"], packed=True))
-    assert offered(packed, ls_pod(12_000)).allocation.amounts == {
-        0: {"cpu": 8000},
-        1: {"cpu": 4000},
-    }
 
 
 def test_an_owner_is_divided_by_online_cpus_and_not_by_zone_amounts() -> None:
@@ -431,41 +316,6 @@ def test_an_owner_gets_only_cpus_whose_amplified_amount_is_available() -> None:
 
 
 BURST = ResourceSpec(BindPolicy.CONSTRAINED_BURST)
-
-
-def test_a_bursting_pod_is_bound_to_a_pool_that_fits_its_limit() -> None:
-    request = ls_pod(1000, spec=BURST, cpu_limit_milli=6000)
-    assert offered(node_options(), request, claim("b", "0-3")).allocation.amounts == {
-        1: {"cpu": 1000}
-    }
-    assert offered(
-        node_options(), request, claim("b", "0-3"), claim("c", "8-11")
-    ).allocation.amounts == {
-        0: {"cpu": 500},
-        1: {"cpu": 500},
-    }
-
-
-def test_a_bursting_pod_is_declined_when_no_pools_fit_its_limit() -> None:
-    request = ls_pod(1000, spec=BURST, cpu_limit_milli=14_500)
-    assert reasons(declined(node_options(), request, claim("b", "0-1"))) == [
-        (Reason.NO_POOL_FITS, "cpu", 14_500, 14_000)
-    ]
-
-
-@pytest.mark.parametrize("policy", [NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.BEST_EFFORT])
-def test_a_bursting_pod_fits_its_limit_under_a_numa_policy_too(policy: NumaPolicy) -> None:
-    request = ls_pod(1000, spec=BURST, cpu_limit_milli=6000)
-    assert offered(numa(policy), request, claim("b", "8-11")).allocation.amounts == {
-        0: {"cpu": 1000}
-    }
-    both_used = [claim("b", "8-11"), claim("c", "0-3")]
-    got = offer(numa(policy), allocated(numa(policy), both_used), request)
-    if policy is NumaPolicy.SINGLE_NUMA_NODE:
-        assert isinstance(got, Refusal)
-    else:
-        assert isinstance(got, Offer)
-        assert set(got.allocation.amounts) == {0, 1}
 
 
 @pytest.mark.parametrize("policy", NumaPolicy)

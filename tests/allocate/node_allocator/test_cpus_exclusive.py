@@ -18,9 +18,7 @@ from agent.model.cpu.policies import (
     NumaPolicy,
     Strategy,
 )
-from agent.model.pod.annotations import (
-    ResourceSpec,
-)
+from agent.model.pod.annotations import ResourceSpec
 from tests.allocate.nodes import allocated, claim, node_options, owner
 
 NONE, CORE, NODE = ExclusivePolicy

@@ -13,19 +13,13 @@ from agent.allocate.policies_in_force import PROFILES, InForce, NodePolicies, in
 from agent.allocate.refusal import Refusal
 from agent.model.cpu import layout
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.policies import (
-    BindPolicy,
-    ExclusivePolicy,
-    NumaPolicy,
-)
+from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, NumaPolicy
 from agent.model.cpu.topology import Cpu
-from agent.model.pod.annotations import (
-    ResourceSpec,
-)
+from agent.model.pod.annotations import ResourceSpec
 from agent.model.pod.qos import QoS
 from agent.model.pod.resource_request import ResourceRequest
 from conformance import machines
-from tests.allocate.nodes import GIB, claim
+from tests.allocate.nodes import GIB, claim, owner
 
 MACHINE = machines.cpus((1, 3, 4, 2), "interleaved")
 ids = st.integers(0, 23)
@@ -86,3 +80,16 @@ def test_a_refusal_equals_the_trials_result(
     for mask in chain.from_iterable(combinations(range(3), size) for size in (1, 2, 3)):
         tried = trials.on_nodes(mask)
         assert trials.lacks(mask) == (tried if isinstance(tried, Refusal) else None)
+
+
+def test_cores_that_differ_may_not_add_up_to_the_sum() -> None:
+    """Two free cores of two threads have room for three CPUs, but not as whole cores."""
+    leads = {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 5, 6: 5}
+    made = layout.of(Cpu(cpu, core, None, None, 0, 0) for cpu, core in leads.items())
+    node = TopologyOptions(made, {0: {"cpu": 7000}}, reserved=CpuSet((0,)))
+    request = owner(3, spec=ResourceSpec(required=BindPolicy.FULL_PCPUS))
+    policies = in_force(node.policies, node.profile, request)
+    assert not isinstance(policies, Refusal)
+    trials = Trials(node, NodeAllocation(node), request, policies)
+    assert isinstance(trials.lacks([0]), Refusal)
+    assert trials.lacks([0]) == trials.on_nodes([0])

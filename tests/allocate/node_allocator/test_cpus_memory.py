@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -19,9 +18,7 @@ from agent.model.cpu.policies import (
     NumaPolicy,
     Strategy,
 )
-from agent.model.pod.annotations import (
-    ResourceSpec,
-)
+from agent.model.pod.annotations import ResourceSpec
 from agent.model.pod.resource_request import ResourceRequest
 from tests.allocate.nodes import GIB, allocated, claim, ls_pod, node_options, owner
 
@@ -53,45 +50,12 @@ def memory(amounts: Amounts) -> dict[int, int]:
     return {id_: of_node["memory"] // GIB for id_, of_node in amounts.items()}
 
 
-@pytest.mark.parametrize("policy", NumaPolicy)
-def test_two_large_pods_are_not_on_one_numa_node(policy: NumaPolicy) -> None:
-    options = node(policy)
-    node_allocation = allocated(options)
-    first = placed(options, node_allocation, owner(2, 15, "a")).allocation
-    second = placed(options, node_allocation, owner(2, 15, "b")).allocation
-    assert (str(first.cpus), memory(first.amounts)) == ("0-1", {0: 15})
-    assert (str(second.cpus), memory(second.amounts)) == ("8-9", {1: 15})
-    third = offer(options, node_allocation, owner(2, 3, "c"))
-    assert isinstance(third, Refusal)
-    assert ("memory", 3 * GIB) in {(each.resource, each.requested) for each in third.reasons}
-    assert str(placed(options, node_allocation, owner(2, 1, "d")).allocation.cpus) == "2-3"
-
-
 def test_memory_that_is_not_bound_does_not_count_without_a_numa_policy() -> None:
     options = replace(node(), counts_memory=False)
     node_allocation = allocated(options)
     for uid, cpus in (("a", "0-1"), ("b", "2-3")):
         got = placed(options, node_allocation, owner(2, 15, uid)).allocation
         assert (str(got.cpus), got.amounts) == (cpus, {})
-
-
-def test_a_pod_gets_cpus_of_the_numa_nodes_that_have_the_memory_together() -> None:
-    """Its CPUs would fit one NUMA node, its memory needs both."""
-    options = node()
-    node_allocation = allocated(options)
-    got = placed(options, node_allocation, owner(4, 24)).allocation
-    assert (str(got.cpus), memory(got.amounts)) == ("0-1,8-9", {0: 12, 1: 12})
-
-
-@pytest.mark.parametrize("policy", [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED])
-def test_under_a_numa_policy_memory_is_on_the_numa_nodes_of_the_cpus(policy: NumaPolicy) -> None:
-    """One CPU is on one NUMA node, and so is its memory."""
-    options = node(policy)
-    node_allocation = allocated(options, [claim("b", amounts={0: {"memory": 8 * GIB}})])
-    got = placed(options, node_allocation, owner(1, 16)).allocation
-    assert (str(got.cpus), memory(got.amounts)) == ("8", {1: 16})
-    refused = offer(options, node_allocation, owner(1, 9, "c"))
-    assert isinstance(refused, Refusal)
 
 
 def test_an_exclusive_policy_counts_where_memory_decides() -> None:
@@ -119,18 +83,6 @@ def test_an_owner_without_recorded_memory_counts_with_its_request() -> None:
     assert allocated(unbound, [pod_]).available()[0]["memory"] == 16 * GIB
 
 
-@pytest.mark.parametrize("policy", NumaPolicy)
-def test_a_bursting_pod_is_bound_to_numa_nodes_with_its_memory(policy: NumaPolicy) -> None:
-    options = node(policy)
-    node_allocation = allocated(options)
-    for uid, id_ in (("a", 0), ("b", 1)):
-        request = ls_pod(1000, 15, uid, spec=BURST, cpu_limit_milli=4000)
-        got = placed(options, node_allocation, request).allocation
-        assert got.amounts == {id_: {"cpu": 1000, "memory": 15 * GIB}}
-    got = offer(options, node_allocation, ls_pod(1000, 5, "c", spec=BURST, cpu_limit_milli=4000))
-    assert isinstance(got, Refusal)
-
-
 def test_memory_is_not_bound_to_a_numa_node_that_has_none() -> None:
     """The agent then binds it to no NUMA node."""
     options = node()
@@ -148,17 +100,6 @@ def test_hugepages_are_bound_with_memory() -> None:
         request = owner(2, 1, uid)
         request = replace(request, requests={**request.requests, "hugepages-2Mi": 3 << 30})
         assert str(placed(options, node_allocation, request).allocation.cpus) == cpus
-
-
-def test_memory_that_another_pod_took_meanwhile_is_missing() -> None:
-    options = node()
-    node_allocation = allocated(options)
-    request = owner(2, 10)
-    got = offer(options, node_allocation, request)
-    assert isinstance(got, Offer)
-    node_allocation.add(claim("b", amounts={0: {"memory": 10 * GIB}}))
-    missing = unavailable(options, node_allocation, request, got.allocation)
-    assert missing == f"NUMA node 0 has {6 * GIB} of {10 * GIB} memory left"
 
 
 shapes = st.sampled_from([(2, 1, 2, 2), (1, 3, 2, 2), (2, 2, 2, 1)])

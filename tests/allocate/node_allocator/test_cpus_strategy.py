@@ -15,16 +15,10 @@ from agent.allocate.policies_in_force import NodePolicies, PolicySource
 from agent.model.cpu.policies import NUMA_STRATEGIES, NumaPolicy, Strategy
 from agent.model.pod.resource_request import ResourceRequest
 from agent.model.settings.plugin_args import decode
-from tests.allocate.nodes import GIB, allocated, claim, ls_pod, node_options, owner
+from tests.allocate.nodes import GIB, allocated, claim, ls_pod, node_options, offered, owner
 
 MOST, LEAST, EVENLY = NUMA_STRATEGIES
 POLICIES = [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NODE]
-
-
-def offered(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Offer:
-    got = offer(node, allocated(node, held), request)
-    assert isinstance(got, Offer), got
-    return got
 
 
 def strategy_of(offer: Offer) -> tuple[Strategy, PolicySource]:

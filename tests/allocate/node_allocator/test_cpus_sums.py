@@ -13,13 +13,8 @@ from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
 from agent.allocate.node_allocator.cpus import offer, unavailable
 from agent.allocate.refusal import Refusal
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.policies import (
-    BindPolicy,
-    NumaPolicy,
-)
-from agent.model.pod.annotations import (
-    ResourceSpec,
-)
+from agent.model.cpu.policies import BindPolicy, NumaPolicy
+from agent.model.pod.annotations import ResourceSpec
 from agent.model.pod.resource_request import ResourceRequest
 from tests.allocate.random_nodes import ls_pods, nodes, owners
 

@@ -27,12 +27,11 @@ from agent.model.cpu.policies import (
     Strategy,
 )
 from agent.model.pod.annotations import NumaSpec, ResourceSpec
-from agent.model.pod.resource_request import ResourceRequest
 from agent.model.pod_request import request_of
 from agent.model.settings.plugin_args import decode
 from tests.allocate.devices.builders import CARDS, gpu
 from tests.allocate.node_allocator.builders import make_properties, pod
-from tests.allocate.nodes import GIB, allocated, claim, ls_pod, node_options, owner
+from tests.allocate.nodes import GIB, allocated, claim, ls_pod, node_options, offered, owner
 
 PROFILE = node_score.profile(decode({"kind": "CPUOrchestrationPluginArgs"}))
 POLICIES = [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NODE]
@@ -45,12 +44,6 @@ def singles(layout: Layout, cpus: CpuSet) -> list[PodAllocation]:
     return [
         claim(f"p{cpu}", str(cpu), {layout.node_ids(1 << cpu)[0]: {"cpu": 1000}}) for cpu in cpus
     ]
-
-
-def offered(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Offer:
-    got = offer(node, allocated(node, held), request)
-    assert isinstance(got, Offer), got
-    return got
 
 
 def node_with(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent.allocate.node_allocator.node_states import NodeStates
@@ -120,6 +120,7 @@ steps = st.tuples(
 )
 
 
+@settings(max_examples=40)
 @example([(2, "a", 0), (1, "b", 1)])
 @given(st.lists(steps, min_size=10, max_size=40))
 def test_a_cached_feasibility_equals_that_of_each_node(history: list[tuple[int, str, int]]) -> None:

@@ -228,12 +228,6 @@ def test_unknown_values_of_the_report_are_faults_that_name_it() -> None:
     )
 
 
-def test_a_policy_with_the_name_of_the_kubelet_is_in_force() -> None:
-    body = {"metadata": {"name": "n"}, "topologyPolicies": ["single-numa-node"], "zones": []}
-    options, faults = topology_options({}, {}, decode(body))
-    assert (options.policies.numa_kubelet, faults) == (NumaPolicy.SINGLE_NUMA_NODE, ())
-
-
 def test_invalid_labels_are_reported_too() -> None:
     labels = {"node.koordinator.sh/cpu-bind-policy": "Sideways"}
     _, faults = topology_options(labels, {}, NodeTopology("n"))

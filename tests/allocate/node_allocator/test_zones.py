@@ -13,7 +13,7 @@ from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.policies_in_force import NodePolicies
 from agent.allocate.refusal import Refusal
 from agent.model.cpu.policies import NumaPolicy, Strategy
-from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
+from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod_request import request_of
 from agent.model.settings.plugin_args import ZoneScoring
@@ -237,7 +237,6 @@ def test_the_zone_report_applies_with_koordinator_labels_on_other_subjects() -> 
 FOUR = {zone: {"cpu": 4000, "memory": 8 * GIB, NIC: 1} for zone in range(4)}
 RESTRICTED = NodePolicies(numa_kubelet=NumaPolicy.RESTRICTED)
 STATIC = {CPU_MANAGER_POLICY: '{"policy": "static"}'}
-STATIC_MEMORY = {**STATIC, AGENT_SETTINGS: '{"memoryManagerPolicy": "Static"}'}
 
 
 def restricted(
@@ -298,33 +297,6 @@ def test_resources_with_different_preferred_numbers_of_numa_nodes_are_unresolvab
     assert found.unresolvable
     full = restricted(dict.fromkeys(range(4), 1000))
     assert full.offer(request_of(guaranteed(8, qos, **{NIC: 1}))) == found
-
-
-@pytest.mark.parametrize(("cpus", "admitted"), [(2, True), (3, False)])
-def test_an_owner_fits_on_the_numa_node_of_its_init_container(cpus: int, admitted: bool) -> None:
-    """Under single-numa-node a static kubelet lets a container reuse the CPUs of an init container,
-    which get the first NUMA node that has them."""
-    empty = node(FOUR, "single-numa-node", annotations=STATIC)
-    free = {0: 2000, **dict.fromkeys(range(1, 4), 4000)}
-    left = msgspec.structs.replace(empty, available={**empty.available, "cpu": free})
-    single = NodePolicies(numa_kubelet=NumaPolicy.SINGLE_NUMA_NODE)
-    properties = make_properties((1, 4, 2, 2), policies=single, kubelet_static=True)
-    allocator = NodeAllocator(NodeProperties("n", properties.cpus, zones=ZoneReport(left, empty)))
-    owner = guaranteed(cpus)
-    first = msgspec.structs.replace(guaranteed(2).containers[0], name="init")
-    with_init = msgspec.structs.replace(owner, init_containers=(first,))
-    found = allocator.offer(request_of(with_init))
-    assert isinstance(found, NodeOffer) is admitted
-    if isinstance(found, Refusal):
-        assert "prefers 1 NUMA node: at most 2 left there" in found.text
-    assert fits(allocator, owner)
-
-
-def test_restricted_counts_memory_under_a_static_memory_manager_only() -> None:
-    for notes, passes in ((STATIC, True), (STATIC_MEMORY, False)):
-        allocator = restricted(dict.fromkeys(range(4), 4000), notes)
-        assert fits(allocator, guaranteed(2, memory="10Gi")) is passes
-        assert fits(allocator, guaranteed(8, memory="10Gi"))
 
 
 def test_restricted_ignores_cpu_that_the_kubelet_does_not_assign() -> None:

@@ -230,17 +230,6 @@ def test_cpus_of_terminated_init_containers_are_reused_in_their_pod() -> None:
     )
 
 
-def test_a_restarted_container_gets_its_cpus_again() -> None:
-    ended = claim("b", 2, owned="2,6", ended=True)
-    first = decide(rules(SMALL), [claim("a", 4), ended], sharing())
-    assert answers(first) == {"a": "0-1,4-5", "b": "2,6"}
-    again = decide(
-        rules(SMALL), [claim("a", 4, owned="0-1,4-5"), claim("b", 2, owned="2,6")], sharing()
-    )
-    assert answers(again) == answers(first)
-    assert moves(again) == []
-
-
 def test_incomplete_writes_after_a_restart() -> None:
     """The owner has its cpuset; sharing containers still run on it."""
     claims = [claim("a", 2, held="2,6"), claim("b", 2, held="0-7")]

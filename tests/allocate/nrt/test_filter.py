@@ -25,15 +25,6 @@ def misfit(found: ZoneFit | Refusal) -> Refusal:
     return found
 
 
-def test_a_pod_passes_a_node_without_reported_numa_nodes() -> None:
-    assert filter(None, pod(small(gpu=9))) == PASSED
-
-
-@pytest.mark.parametrize("policy", ["none", "best-effort", "restricted"])
-def test_other_policies_do_not_require_a_single_numa_node(policy: str) -> None:
-    assert filter(node(TWO, policy), pod(small(6), small(5))) == PASSED
-
-
 @pytest.mark.parametrize("policy", [SINGLE, "restricted"])
 @pytest.mark.parametrize("amounts", [{"memory": 20 * GIB}, {"memory": GIB, "hugepages-2Mi": GIB}])
 @pytest.mark.parametrize(("manager", "fits"), [("", False), ("Static", False), ("None", True)])
@@ -47,15 +38,6 @@ def test_memory_is_compared_unless_the_kubelet_takes_it_from_any_numa_node(
     found = filter(reported, pod(container(cpu=CPU, **amounts)))
     assert isinstance(found, ZoneFit) == fits
     assert isinstance(filter(reported, pod(small(9))), Refusal) == (policy == SINGLE)
-
-
-def test_a_pod_without_requests_passes_any_node() -> None:
-    assert filter(node({0: {}}), pod(container())) == PASSED
-
-
-def test_a_request_of_zero_needs_no_numa_node() -> None:
-    assert filter(node(TWO), pod(small(gpu=0))) == ZoneFit((0,))
-    assert filter(node({0: {}}), pod(container(cpu=0, memory=0))) == PASSED
 
 
 def test_a_pod_that_requests_only_devices_needs_a_numa_node_of_them() -> None:
@@ -79,12 +61,6 @@ def test_pod_scope_puts_all_containers_on_one_numa_node() -> None:
     assert filter(node_, pod(small(4), small(4), overhead={"cpu": 1})) == Refusal(
         Reason.NO_ZONE_HOLDS, "cpu", 8 * CPU + 1, 8 * CPU, (0, 1), kind=PartKind.POD
     )
-
-
-def test_an_init_container_releases_its_resources() -> None:
-    assert filter(node(TWO), pod(small(8), init=(small(8), small(8)))) == ZoneFit((1, 1, 1))
-    found = misfit(filter(node(TWO), pod(small(1), init=(small(9),))))
-    assert found.kind == PartKind.INIT
 
 
 def test_a_sidecar_that_fits_nowhere_is_named() -> None:
@@ -115,18 +91,6 @@ def test_the_kubelet_aligns_only_the_devices_of_a_pod_with_pod_level_resources(s
     assert misfit(filter(node_, too_many)).resource == NIC
 
 
-def test_numa_ids_have_gaps_and_some_have_no_cpus() -> None:
-    node_ = node(
-        {
-            70: {"cpu": 8 * CPU, "memory": 8 * GIB},
-            4: {"memory": 64 * GIB},
-            9: {"cpu": 0, "memory": 64 * GIB},
-        }
-    )
-    assert filter(node_, pod(small(8))) == ZoneFit((70,))
-    assert misfit(filter(node_, pod(small(1, 9 * GIB)))).resource == "memory"
-
-
 @pytest.mark.parametrize(
     ("requested", "cause", "resource", "unresolvable"),
     [
@@ -146,12 +110,6 @@ def test_the_reason_names_the_resource(
     assert (found.reason, found.resource, found.unresolvable) == (cause, resource, unresolvable)
     assert resource in found.text
     assert "container main" in found.text
-
-
-def test_resources_that_no_numa_node_reports_may_be_anywhere() -> None:
-    node_ = node(TWO)
-    requested = pod(small(1, nic=3, **{"ephemeral-storage": GIB}))
-    assert filter(node_, requested) == ZoneFit((0,))
 
 
 def test_the_reason_names_the_numa_nodes_with_the_other_resources() -> None:

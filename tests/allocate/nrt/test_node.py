@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
 from agent.allocate.nrt.filter import ZoneFit, filter
-from agent.allocate.nrt.node import FAR, MAX_NUMA_NODES, zoned_node
+from agent.allocate.nrt.node import FAR, zoned_node
 from agent.allocate.refusal import Refusal
-from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
 from tests.allocate.nrt.values import CPU, GPU, container, node, pod, topology
 
@@ -16,22 +13,6 @@ def test_zones_are_ordered_by_their_ids() -> None:
     assert node_.available == {"cpu": {2: 2, 9: 1}, GPU: {2: 1}}
     assert node_.together == {"cpu": 3, GPU: 1}
     assert node_.distances == ((10, FAR), (21, 10))
-
-
-@pytest.mark.parametrize(
-    ("policy", "scope", "expected"),
-    [
-        ("single-numa-node", "pod", (NumaPolicy.SINGLE_NUMA_NODE, TopologyManagerScope.POD)),
-        ("restricted", "container", (NumaPolicy.RESTRICTED, TopologyManagerScope.CONTAINER)),
-        ("none", "container", (NumaPolicy.NONE, TopologyManagerScope.CONTAINER)),
-    ],
-)
-def test_policy_and_scope_of_the_kubelet(
-    policy: str, scope: str, expected: tuple[NumaPolicy, TopologyManagerScope]
-) -> None:
-    found = node({}, policy, scope)
-    assert (found.policy, found.scope) == expected
-    assert found.max_numa_nodes == MAX_NUMA_NODES
 
 
 def test_resources_that_kubernetes_counts_are_on_every_node() -> None:

@@ -23,43 +23,13 @@ def hints(
     return resource_hints(request, available, FOUR, policy, lambda mask: mask, always_fits)
 
 
-def test_the_fewest_nodes_are_preferred() -> None:
-    assert hints({"cpu": 2000}, FOUR) == {
-        "cpu": (
-            TopologyHint(0b01, True, 1),
-            TopologyHint(0b10, True, 2),
-            TopologyHint(0b11, False, 3),
-        )
-    }
-
-
 def test_all_are_preferred_under_restricted() -> None:
     found = hints({"cpu": 2000}, FOUR, NumaPolicy.RESTRICTED)
     assert all(hint.preferred for hint in found["cpu"])
 
 
-def test_a_node_without_available_amounts_has_no_hint_for_the_resource() -> None:
-    available = {0: {"cpu": 4000, "memory": 16}, 1: {"cpu": 0, "memory": 12}}
-    found = hints({"cpu": 2000, "memory": 20}, available)
-    assert found == {"cpu": (), "memory": (TopologyHint(0b11, True, 3),)}
-
-
-def test_the_fewest_nodes_are_determined_for_each_resource() -> None:
-    available = {0: {"cpu": 1000}, 1: {"cpu": 3000, "memory": 16}, 2: {"memory": 16}}
-    found = hints({"cpu": 3000, "memory": 8}, available)
-    assert found["cpu"] == (TopologyHint(0b010, True, 2), TopologyHint(0b011, False, 3))
-    assert found["memory"] == (TopologyHint(0b010, True, 2), TopologyHint(0b110, False, 6))
-
-
 def test_resources_that_no_node_counts_have_no_hints() -> None:
     assert hints({"example.com/fpga": 1, "cpu": 0}, FOUR) == {}
-
-
-def test_a_mask_with_a_failed_trial_has_no_hint() -> None:
-    found = resource_hints(
-        {"cpu": 1000}, FOUR, FOUR, NumaPolicy.BEST_EFFORT, lambda mask: 0, lambda mask: mask != 1
-    )
-    assert found == {"cpu": (TopologyHint(0b10, True), TopologyHint(0b11, False))}
 
 
 def test_no_trial_is_made_when_the_sums_are_too_small() -> None:

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.numa.hint import MergeCause, NodeStatus, Pick, Provider, TopologyHint, subsets
+from agent.allocate.numa.hint import MergeCause, NodeStatus, Pick, Provider, TopologyHint
 from agent.allocate.numa.koordinator_merge import merge
 from agent.model.cpu.policies import NumaExclusive, NumaPolicy
 from tests.allocate.numa import plain
@@ -43,54 +41,12 @@ def test_the_merge_equals_the_cartesian_product(data: st.DataObject) -> None:
     assert answer(hints, nodes, policy, exclusive, statuses, by_score=by_score) == expected
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_long_lists_without_preferred_hints(seed: int) -> None:
-    draw = random.Random(seed)
-    nodes = list(range(draw.choice([3, 4])))
-    smallest = draw.choice([1, 1, 2])
-    lists = {}
-    for resource in ("cpu", "memory", "gpu")[: draw.choice([2, 3])]:
-        masks = [mask for mask in range(1, 1 << len(nodes)) if mask.bit_count() >= smallest]
-        masks += draw.choices(masks, k=draw.choice([0, 3]))
-        draw.shuffle(masks)
-        top = draw.choice([1, 3, 100])
-        lists[resource] = [TopologyHint(mask, False, draw.randint(0, top)) for mask in masks]
-    expected = plain.koordinator([lists], nodes, NumaPolicy.RESTRICTED, None, {})
-    assert answer([lists], nodes, NumaPolicy.RESTRICTED, None, {}) == expected
-
-
 def test_the_best_pair_of_numa_nodes_may_have_the_higher_mask() -> None:
     pairs = [TopologyHint(0b1001, True, 80), TopologyHint(0b0110, True, 20)]
     hints = [{"cpu": pairs, "memory": pairs}]
     nodes = range(4)
     assert merge(hints, nodes, NumaPolicy.RESTRICTED).mask == 0b0110
     assert merge(hints, nodes, NumaPolicy.RESTRICTED, by_score=True).mask == 0b1001
-
-
-def all_masks(nodes: int) -> list[TopologyHint]:
-    return [TopologyHint(mask, mask.bit_count() == 1) for mask in subsets(range(nodes))]
-
-
-def test_eight_nodes_and_three_resources_are_merged_without_a_product() -> None:
-    hints = {resource: all_masks(8) for resource in ("cpu", "memory", "gpu")}
-    merged = merge([hints], range(8), NumaPolicy.RESTRICTED)
-    assert (merged.mask, merged.preferred, merged.admit) == (1, True, True)
-
-
-def test_many_numa_nodes_of_which_two_have_cpus() -> None:
-    cpu = [TopologyHint(1, True), TopologyHint(1 << 40, True), TopologyHint(1 | 1 << 40, False)]
-    memory = [TopologyHint(1 << node, True, node) for node in range(34)]
-    memory += [TopologyHint((1 << 34) - 1, False)]
-    nodes = [*range(34), 40]
-    merged = merge([{"cpu": cpu}, {"memory": memory}], nodes, NumaPolicy.SINGLE_NUMA_NODE)
-    assert (merged.mask, merged.admit) == (1, True)
-
-
-def test_exclusivity_on_numa_ids_with_gaps() -> None:
-    hints = [{"cpu": [TopologyHint(1 << 2, True), TopologyHint(1 << 70, True)]}]
-    statuses = {2: NodeStatus.SHARED, 70: NodeStatus.IDLE}
-    merged = merge(hints, [2, 70], NumaPolicy.RESTRICTED, NumaExclusive.REQUIRED, statuses)
-    assert (merged.mask, merged.admit) == (1 << 70, True)
 
 
 def test_a_rejection_for_exclusivity_has_its_cause() -> None:

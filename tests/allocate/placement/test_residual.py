@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.placement.demand import FreeAmounts, node_capacity
-from agent.allocate.placement.residual import (
-    CELL,
-    Residual,
-    placement,
-    remainder_values,
-    residual,
-)
+from agent.allocate.placement.residual import CELL, Residual, placement, remainder_values, residual
 from agent.model.cpu.policies import PlacementPolicy
 from agent.model.pod_request import GPU_MILLI, PodKind
 

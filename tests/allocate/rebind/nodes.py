@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.rebind.arrangement import PlacedNode, PlacedPod
 from agent.model.cpu import layout
-from agent.model.cpu.cpuset import CpuSet, lowest, members
+from agent.model.cpu.cpuset import CpuSet, members
 from agent.model.cpu.layout import Layout
 from agent.model.cpu.policies import ExclusivePolicy
 from conformance.machines import cpus
@@ -114,8 +114,3 @@ def fragmented(
         found.append(ls_pod(f"s{number:03}", amounts))
     rooms = {area.id: {"cpu": 1000 * area.cpus.bit_count()} for area in machine.nodes}
     return node(machine, *found, rooms=rooms)
-
-
-def lowest_of(machine: Layout, count: int) -> str:
-    """The lowest CPUs as a list."""
-    return str(CpuSet.from_int(lowest(machine.cpus, count)))

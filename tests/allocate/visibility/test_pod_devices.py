@@ -19,13 +19,7 @@ from agent.allocate.visibility.pod_devices import (
 )
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
-from agent.model.devices.visibility import (
-    DeviceNode,
-    Mount,
-    NodeDevice,
-    Visibility,
-    VisibleGpu,
-)
+from agent.model.devices.visibility import DeviceNode, Mount, NodeDevice, Visibility, VisibleGpu
 from agent.model.pod.annotations import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from tests.allocate.visibility.type_requests import type_request
 

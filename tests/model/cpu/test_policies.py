@@ -7,34 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.cpu.policies import (
-    NumaPolicy,
     kubelet_numa_policy,
     reported_numa_policy,
     topology_manager_scope,
 )
-
-
-@pytest.mark.parametrize(
-    ("text", "policy"),
-    [
-        ("none", NumaPolicy.NONE),
-        ("None", NumaPolicy.NONE),
-        ("best-effort", NumaPolicy.BEST_EFFORT),
-        ("BestEffortContainerLevel", NumaPolicy.BEST_EFFORT),
-        ("BestEffort", NumaPolicy.BEST_EFFORT),
-        ("restricted", NumaPolicy.RESTRICTED),
-        ("RestrictedPodLevel", NumaPolicy.RESTRICTED),
-        ("RestrictedContainerLevel", NumaPolicy.RESTRICTED),
-        ("single-numa-node", NumaPolicy.SINGLE_NUMA_NODE),
-        ("SingleNUMANodePodLevel", NumaPolicy.SINGLE_NUMA_NODE),
-        ("SingleNUMANodeContainerLevel", NumaPolicy.SINGLE_NUMA_NODE),
-        ("", None),
-        ("PodLevel", None),
-        ("strict", None),
-    ],
-)
-def test_every_spelling_of_a_topology_manager_policy(text: str, policy: NumaPolicy | None) -> None:
-    assert kubelet_numa_policy(text) is policy
 
 
 @given(

@@ -56,10 +56,6 @@ def test_allocations_of_a_pod(text: str, amounts: DeviceAmounts) -> None:
     assert allocated({DEVICE_ALLOCATED: text}) == amounts
 
 
-def test_a_pod_without_devices() -> None:
-    assert allocated({}) == {}
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

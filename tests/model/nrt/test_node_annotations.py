@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import contextlib
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -94,12 +92,6 @@ def test_annotations_are_written_as_read() -> None:
         assert msgspec.json.encode(system_qos({SYSTEM_QOS: text.decode()})) == text
     text = b'{"resources":{"cpu":"1"},"reservedCPUs":"0","applyPolicy":"Default"}'
     assert msgspec.json.encode(node_reservation({RESERVATION: text.decode()})) == text
-
-
-@given(st.sampled_from([SYSTEM_QOS, RESERVATION]), st.text())
-def test_no_text_raises_another_error(key: str, text: str) -> None:
-    with contextlib.suppress(AnnotationError):
-        read_all(key, text)
 
 
 def test_node_labels_describe_the_machine() -> None:

@@ -1,4 +1,3 @@
-import contextlib
 import json
 from typing import Any
 
@@ -125,24 +124,6 @@ def test_error_names_annotation_and_field(text: str, reason: str) -> None:
     assert raised.value.key == RESOURCE_STATUS
     assert reason in raised.value.reason
     assert str(raised.value) == f"annotation {RESOURCE_STATUS}: {raised.value.reason}"
-
-
-json_like = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=8,
-)
-similar_objects = st.fixed_dictionaries(
-    {}, optional={"cpuset": json_like, "numaNodeResources": json_like | st.lists(json_like)}
-)
-
-
-@given(st.text() | similar_objects.map(repr) | similar_objects.map(json.dumps))
-def test_no_text_raises_another_error(text: str) -> None:
-    with contextlib.suppress(AnnotationError):
-        status = resource_status({RESOURCE_STATUS: text})
-        status.shared_numa_nodes()
-        status.cpus()
 
 
 NODES = {cpu: cpu // 4 for cpu in range(16)}

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from agent.model.pod.annotations import (
@@ -59,10 +55,3 @@ def test_an_unknown_value_is_named_with_its_field() -> None:
     )
     with pytest.raises(AnnotationError, match="numaTopologyPolicy: 'Strict' is not one of"):
         numa_spec({NUMA_TOPOLOGY_SPEC: '{"numaTopologyPolicy": "Strict"}'})
-
-
-@given(st.text() | st.sampled_from(["[]", '{"preferredCPUBindPolicy": 1}', "{" * 99_999]))
-def test_no_text_raises_another_error(text: str) -> None:
-    for read, key in ((resource_spec, RESOURCE_SPEC), (numa_spec, NUMA_TOPOLOGY_SPEC)):
-        with contextlib.suppress(AnnotationError):
-            read({key: text})

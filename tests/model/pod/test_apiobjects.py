@@ -156,12 +156,6 @@ def test_invalid_json(text: bytes) -> None:
         decode(text)
 
 
-@given(st.binary(max_size=200))
-def test_any_invalid_bytes_are_an_object_error(text: bytes) -> None:
-    with pytest.raises(ObjectError):
-        decode(b'{"metadata":' + text)
-
-
 def test_fields_of_a_pod_for_the_scheduler() -> None:
     spec = {
         **BODY["spec"],

@@ -13,7 +13,6 @@ from agent.model.settings.options import (
     SettingsError,
     host_port,
     pages_address,
-    parse,
     socket_path,
 )
 from agent.model.settings.options import options as fields
@@ -224,8 +223,3 @@ def test_an_address_without_a_port_has_that_of_its_process(
 def test_invalid_address(address: str) -> None:
     with pytest.raises(SettingsError, match=f"address '{address}' is not ADDRESS or ADDRESS:PORT"):
         host_port(address)
-
-
-@pytest.mark.parametrize("kind", PROCESSES)
-def test_parse_accepts_the_encoded_names_of_the_struct(kind: type[Options]) -> None:
-    assert parse({each.encode_name: each.default for each in fields(kind)}, kind) == kind()
