@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.allocate import accumulator
 from agent.allocate.accumulator import (
     AllocationStep,
     CpuRequest,
@@ -206,20 +207,6 @@ def test_shortage(request_: CpuRequest, shortage: Shortage) -> None:
     assert take(machine(1, 2, 4, 2), mask("0-2,5,8-9"), NOTHING_HELD, request_) == shortage
 
 
-@pytest.mark.parametrize(
-    ("free", "request_", "expected"),
-    [
-        pytest.param("0-2,4", CpuRequest(3), "0-2", id="of a node"),
-        pytest.param("0-1,4-5", CpuRequest(2, FULL), "0-1", id="of an incomplete core"),
-        pytest.param("0-1,4-5", CpuRequest(2), "0,4", id="still one thread per core"),
-    ],
-)
-def test_a_request_that_fits_in_one_core_is_not_spread(
-    free: str, request_: CpuRequest, expected: str
-) -> None:
-    assert cpus(take(machine(1, 1, 2, 4), mask(free), NOTHING_HELD, request_)) == expected
-
-
 def test_a_negative_count() -> None:
     with pytest.raises(ValueError, match="count: -1"):
         CpuRequest(-1)
@@ -406,12 +393,8 @@ L3 = machine(1, 2, 8, 2, caches=8)
     ("free", "request_", "plain", "packed"),
     [
         pytest.param("2-15", CpuRequest(4, FULL), "2-5", "4-7", id="one cache"),
-        pytest.param("2-7,10-15", CpuRequest(2, FULL), "2-3", "2-3", id="already in one"),
-        pytest.param("2-9", CpuRequest(6, FULL), "2-7", "2-7", id="no fewer"),
-        pytest.param("2-15", CpuRequest(6, FULL), "2-7", "2-7", id="the smallest that fits last"),
         pytest.param("2-3,6-15", CpuRequest(8, FULL), "2-3,6-11", "8-15", id="two of three"),
         pytest.param("2-15", CpuRequest(2), "2,4", "4,6", id="a thread per core"),
-        pytest.param("0-15", CpuRequest(10), "0-4,6,8,10,12,14", "0-4,6,8,10,12,14", id="spread"),
         pytest.param("2-31", CpuRequest(20, FULL), "2-21", "4-23", id="over NUMA nodes"),
     ],
 )
@@ -452,3 +435,84 @@ def test_prefer_l3_uses_no_more_numa_nodes_and_splits_no_more_cores(data: st.Dat
 
 def touched(layout: Layout, cpus: int) -> int:
     return sum(1 for each in layout.caches if each.cpus & cpus)
+
+
+ROOMS = st.lists(st.integers(0, 20), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize(
+    ("rooms", "need", "shares"),
+    [
+        pytest.param([8, 8], 4, [2, 2], id="divides"),
+        pytest.param([8, 8, 8], 4, [2, 1, 1], id="the remainder to the first of equal rooms"),
+        pytest.param([6, 8, 7], 4, [1, 2, 1], id="the remainder to the most room"),
+        pytest.param([1, 8, 8], 9, [1, 4, 4], id="a small node gives all"),
+        pytest.param([1, 3, 8], 12, [1, 3, 8], id="everything available"),
+        pytest.param([0, 3], 2, [0, 2], id="no room at all"),
+    ],
+)
+def test_even(rooms: list[int], need: int, shares: list[int]) -> None:
+    assert accumulator.even(rooms, need) == shares
+
+
+@given(ROOMS, st.data())
+def test_even_shares_cannot_be_improved(rooms: list[int], data: st.DataObject) -> None:
+    need = data.draw(st.integers(0, sum(rooms)))
+    shares = accumulator.even(rooms, need)
+    assert sum(shares) == need
+    assert all(0 <= share <= room for share, room in zip(shares, rooms, strict=True))
+    for low, low_room in zip(shares, rooms, strict=True):
+        for high, high_room in zip(shares, rooms, strict=True):
+            if low < high and low < low_room:
+                assert high == low + 1
+                assert high_room >= low_room
+
+
+@pytest.mark.parametrize(
+    ("free", "need", "whole_cores", "all_nodes", "shares"),
+    [
+        # Two sockets of two NUMA nodes of four cores of two threads: node 0 is 0-7, 1 8-15, ...
+        pytest.param("0-31", 8, True, False, {0: 8}, id="one node can hold it"),
+        pytest.param("0-31", 8, True, True, {0: 2, 1: 2, 2: 2, 3: 2}, id="all nodes"),
+        pytest.param("0-31", 12, True, False, {0: 6, 1: 6}, id="the fewest nodes"),
+        pytest.param("0-31", 6, True, True, {0: 2, 1: 2, 2: 2}, id="no half cores"),
+        pytest.param("0-31", 6, False, True, {0: 2, 1: 2, 2: 1, 3: 1}, id="CPUs, not cores"),
+        pytest.param("0-31", 9, True, True, {0: 3, 1: 2, 2: 2, 3: 2}, id="an odd CPU"),
+        pytest.param("2-31", 12, True, False, {2: 6, 3: 6}, id="most room, evenly"),
+        pytest.param("0-5,8-13,16-23", 10, False, False, {0: 5, 1: 5}, id="one socket if possible"),
+        pytest.param("0-3,8-9,16-23,24-29", 14, False, False, {2: 8, 3: 6}, id="fewest, uneven"),
+        pytest.param("0-3,8,10,12,14", 6, True, False, {0: 3, 1: 3}, id="too few whole cores"),
+        pytest.param("0-3,8-12", 6, True, True, {0: 4, 1: 2}, id="whole cores are enough"),
+    ],
+)
+def test_shares(
+    free: str, need: int, whole_cores: bool, all_nodes: bool, shares: dict[int, int]
+) -> None:
+    layout = machine(2, 2, 4, 2)
+    assert accumulator.shares(layout, mask(free), need, whole_cores, all_nodes) == shares
+
+
+@given(st.integers(0, 2**32 - 1), st.data())
+def test_shares_are_on_the_fewest_nodes_and_even_on_them(free: int, data: st.DataObject) -> None:
+    layout = machine(2, 2, 4, 2)
+    need = data.draw(st.integers(0, free.bit_count()))
+    rooms = {node.id: (free & node.cpus).bit_count() for node in layout.nodes}
+    shares = accumulator.shares(layout, free, need, whole_cores=False, all_nodes=False)
+    assert sum(shares.values()) == need
+    largest = sorted(rooms.values(), reverse=True)
+    assert len(shares) == next(n for n in range(5) if sum(largest[:n]) >= need)
+    best = accumulator.even(largest[: len(shares)], need)
+    amounts = list(shares.values())
+    if shares:
+        assert max(amounts) - min(amounts) == max(best) - min(best)
+
+
+def test_shares_of_cores_that_differ() -> None:
+    # One core of two threads per NUMA node, and one of one thread on the first two.
+    layout = layouts.of(
+        Cpu(node * 3 + i, node * 3 + i // 2 * 2, None, None, 0, node)
+        for node, count in enumerate((3, 3, 2))
+        for i in range(count)
+    )
+    assert accumulator.shares(layout, layout.cpus, 6, True, False) == {0: 2, 1: 2, 2: 2}
+    assert accumulator.shares(layout, layout.cpus, 7, True, False) == {0: 3, 1: 2, 2: 2}

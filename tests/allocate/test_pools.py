@@ -55,14 +55,6 @@ def wanted(decision: Decision) -> dict[str, str | None]:
 @pytest.mark.parametrize(
     ("pods", "expected", "ls", "be"),
     [
-        pytest.param([pod("a", "LS")], {"a": "0-3"}, "0-3", "0-3", id="LS shares all"),
-        pytest.param(
-            [pod("a", "LSE", "1"), pod("b", "LS"), pod("c", "BE")],
-            {"a": "1", "b": "0,2-3", "c": "0,2-3"},
-            "0,2-3",
-            "0,2-3",
-            id="LSE leaves both pools",
-        ),
         pytest.param(
             [pod("a", "LSR", "1"), pod("b", "LS"), pod("c", "BE")],
             {"a": "1", "b": "0,2-3", "c": "0-3"},
@@ -87,13 +79,6 @@ def wanted(decision: Decision) -> dict[str, str | None]:
             "0-3",
             "0-3",
             id="an unknown class and an LSE pod without CPUs share",
-        ),
-        pytest.param(
-            [pod("a", "LS", "2-3")],
-            {"a": "2-3"},
-            "0-1",
-            "0-3",
-            id="resource-status assigns CPUs to any class",
         ),
     ],
 )
@@ -456,13 +441,6 @@ def names(decision: Decision) -> tuple[str, str, str]:
 @pytest.mark.parametrize(
     ("rules", "expected"),
     [
-        pytest.param(PoolRules(node_reserved=RESERVED), ("2-3", "2-3", ""), id="node reservation"),
-        pytest.param(system_rules(RESERVED), ("2-3", "2-3", "0-1"), id="exclusive system QoS"),
-        pytest.param(
-            system_rules(RESERVED, exclusive=False),
-            ("0-3", "0-3", "0-1"),
-            id="shared system QoS",
-        ),
         pytest.param(
             system_rules(CpuSet([1]), node_reserved=CpuSet([0]), reserved=CpuSet([0, 3])),
             ("2-3", "2-3", "1"),

@@ -120,16 +120,6 @@ def test_claim_without_a_checkpoint_entry_gets_the_cpus_that_the_kubelet_did_not
     assert none.refusals[0].held == ""
 
 
-@pytest.mark.parametrize("owners_on_reserved", [False, True])
-def test_no_owner_has_only_reserved_cpus(owners_on_reserved: bool) -> None:
-    rules = PoolRules(reserved=CpuSet([0]), owners_on_reserved=owners_on_reserved)
-    kubelet = checkpoint(b={"main": "1"})
-    decision = decided(kubelet, pod("a", "LSE", "0-1"), before={"a": "0-1"}, rules=rules)
-    assert owned(decision) == {}
-    assert decision.pods["a"].each.cpuset == "0,2-7"
-    assert decision.refusals[0].reason == "CPUs 0 are reserved by the kubelet"
-
-
 @pytest.mark.parametrize("rules", [RESERVED, PoolRules()])
 @pytest.mark.parametrize("qos", ["LSE", "LSR"])
 def test_owner_loses_its_cpus_when_sharing_pods_have_no_others(qos: str, rules: PoolRules) -> None:
@@ -167,13 +157,6 @@ def test_sidecar_of_the_annotation_has_the_cpus_that_the_kubelet_assigned() -> N
     claimant.annotations[SHARED_CONTAINERS] = "envoy"
     decision = decided(checkpoint(a={"main": "4", "envoy": "5"}), claimant)
     assert decision.pods["a"].of("envoy").cpuset == "5"
-
-
-def test_label_of_a_sharing_class_counts_except_with_a_claim() -> None:
-    kubelet = checkpoint(a={"main": "4"}, b={"main": "5"})
-    decision = decided(kubelet, guaranteed("a", "LS"), guaranteed("b", "LS", "2"))
-    assert decision.pods["a"].of("main").cpuset == "0-4,6-7"
-    assert decision.pods["b"].of("main").cpuset == "5"
 
 
 def test_cpu_with_two_checkpoint_entries_belongs_to_the_older_pod() -> None:

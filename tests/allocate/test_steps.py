@@ -28,6 +28,7 @@ from tests.parsers import of_reports
 
 MAX_LINES: Final = 2_000_000
 """Of Python that one offer executes: some 50 ms."""
+REPORTS: Final = 25
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +68,16 @@ def _zone(node: int, amounts: dict[str, str]) -> dict[str, Any]:
 def _topology(zones: list[dict[str, Any]]) -> bytes:
     body = {"metadata": {"name": "n"}, "topologyPolicies": ["best-effort"], "zones": zones}
     return json.dumps(body).encode()
+
+
+def test_an_offer_for_any_accepted_report_executes_a_bounded_number_of_lines() -> None:
+    rng = random.Random()
+    for number in range(REPORTS):
+        rng.seed(number)
+        allocator = of_reports.read(of_reports.report(rng))
+        for request in of_reports.REQUESTS:
+            lines = _lines(lambda: allocator.offer(request))  # noqa: B023
+            assert lines <= MAX_LINES, f"report {number}, {request.title}: {lines} lines"
 
 
 def test_a_report_of_more_numa_nodes_than_machines_have_is_unreadable() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conformance import files
-from conformance.files import FileError
+from conformance.files import KINDS, CaseKind, Disagreement, FileError, FileResult
+from tests.conformance.parity import CORRECT, NEGATIVE, PARITY, WRONG, ZERO, case
+from tests.conformance.vectors import file, set_names
 
 TWO = b'{"a": 1}\n{"b": [null]}\n'
 READ = [(1, {"a": 1}), (2, {"b": [None]})]
@@ -106,3 +110,104 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         list(files.read(str(tmp_path / "none")))
     with pytest.raises(FileError, match="Is a directory"):
         list(files.read(str(tmp_path)))
+
+
+OTHER = CaseKind("other", "tests.conformance.absent", frozenset({"other"}))
+
+
+def judge_cases(folder: Path, *cases: Any) -> FileResult:
+    file = folder / "cases"
+    file.write_text("".join(json.dumps(each) + "\n" for each in cases))
+    return files.judge(str(file), (OTHER, PARITY))
+
+
+def test_counts(tmp_path: Path) -> None:
+    last = case(6, False)
+    result = judge_cases(tmp_path, CORRECT, NEGATIVE, WRONG, ZERO, NEGATIVE, last, CORRECT, CORRECT)
+    assert (result.file, result.kind) == (str(tmp_path / "cases"), "parity")
+    assert (result.cases, result.agree, result.disagree) == (8, 3, 2)
+    assert [(each.difference.name, each.cases) for each in result.declared] == [
+        ("zero", 1),
+        ("negative", 2),
+    ]
+    assert result.first == Disagreement(3, WRONG, actual=True)
+    assert not result.passes
+
+
+@pytest.mark.parametrize(
+    ("correct", "zero", "negative", "too_many"),
+    [
+        (98, 2, 0, False),
+        (97, 2, 0, True),
+        (0, 0, 3, False),
+        (49, 1, 50, False),
+        (0, 1, 0, True),
+    ],
+)
+def test_declared_differences_are_few_unless_listed(
+    tmp_path: Path, correct: int, zero: int, negative: int, too_many: bool
+) -> None:
+    result = judge_cases(tmp_path, *[CORRECT] * correct, *[ZERO] * zero, *[NEGATIVE] * negative)
+    assert result.too_many_declared is too_many
+    assert result.passes is not too_many
+
+
+@pytest.mark.parametrize(
+    ("cases", "reason"),
+    [
+        ([], ": has no case"),
+        ([{}], ", line 1: a case of an unknown kind; its keys: none"),
+        ([CORRECT, {"what": 1, "a": 2}], ", line 2: a case of an unknown kind; its keys: a, what"),
+        ([CORRECT, {"other": 1}], ", line 2: other among parity; its keys: other"),
+        ([{"number": {}, "expect": 1}], ", line 1: missing or unknown: 'value'"),
+        (
+            [CORRECT, CORRECT, {"number": 7, "expect": 1}],
+            ", line 3: TypeError: 'int' object is not",
+        ),
+        ([case("odd", True)], ", line 1: TypeError: "),
+        ([{"number": [], "expect": 1}], ", line 1: TypeError: list indices"),
+    ],
+)
+def test_an_invalid_case_is_named(tmp_path: Path, cases: list[Any], reason: str) -> None:
+    with pytest.raises(FileError) as caught:
+        judge_cases(tmp_path, *cases)
+    assert str(caught.value).startswith(f"{tmp_path}/cases{reason}")
+
+
+NAMES = {kind.name for kind in KINDS}
+
+
+def test_every_kind_has_vectors() -> None:
+    assert set(set_names()) >= NAMES
+
+
+@pytest.mark.parametrize("name", set_names())
+def test_every_case_has_its_kind(name: str) -> None:
+    found = {files.find(case) for _, case in files.read(str(file(name)))}
+    assert {kind and kind.name for kind in found} == {name if name in NAMES else None}
+
+
+def test_additional_keys_are_ignored() -> None:
+    assert files.find({"expect": 1, "number": 1, "comment": ""}, [PARITY]) is PARITY
+    assert files.find({"number": 1}, [PARITY]) is None
+    assert files.find({}, [PARITY]) is None
+
+
+def test_an_operation_of_another_kind() -> None:
+    """Several kinds have only the keys `op` and `expect` in common."""
+    kind = files.CaseKind("pools", "", frozenset({"op"}), ops=("ls", "be"))
+    assert files.find({"op": "ls"}, [kind]) is kind
+    for other in ("quota", None, 1, ["ls"], {}):
+        assert files.find({"op": other}, [kind]) is None
+        assert files.find({"op": other, "expect": 1}) is None
+
+
+def test_kind_with_more_keys_is_tried_first() -> None:
+    general = files.CaseKind("general", "", frozenset({"expect"}))
+    for order in ((PARITY, general), (general, PARITY)):
+        assert files.find({"number": 1, "expect": 1}, order) is PARITY
+        assert files.find({"expect": 1}, order) is general
+
+
+def test_every_kind_has_different_keys() -> None:
+    assert len({kind.keys for kind in KINDS}) == len(KINDS) == len(NAMES)

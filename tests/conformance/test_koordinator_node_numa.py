@@ -16,7 +16,6 @@ RESTRICTED = {"nodeLabels": {POLICY: "Restricted"}}
 FULL_ONLY = {"nodeLabels": {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}}
 FAILS = {"stage": "Filter", "error": "Unsatisfied NUMA cpu", "code": "Unschedulable"}
 NUMA_LEVEL = {"preferredCPUExclusivePolicy": "NUMANodeLevel"}
-PREFERS_FULL = {"preferredCPUBindPolicy": "FullPCPUs"}
 PREFERS_SPREAD = {"preferredCPUBindPolicy": "SpreadByPCPUs"}
 
 

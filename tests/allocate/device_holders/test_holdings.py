@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Set
+from typing import Any
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.device_holders.holdings import (
     ResolvedHoldings,
+    allocated_by_schedulers,
+    claimed_cpus,
     conflicts,
     functions_taken,
+    held_by_two_pods,
     of_allocation,
     resolve_holdings,
     taken,
@@ -19,15 +26,24 @@ from agent.allocate.device_holders.reported_devices import Carriers, of_carriers
 from agent.allocate.devices.allocation import allocate
 from agent.allocate.devices.inventory import inventory, node_devices
 from agent.allocate.refusal import Refusal
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices import holding
-from agent.model.devices.device_allocation import DEVICE_ALLOCATE_HINT, sum_amounts
+from agent.model.devices.device_allocation import DEVICE_ALLOCATE_HINT, amounts, sum_amounts
 from agent.model.devices.device_request import DeviceRequest, device_request
 from agent.model.devices.holding import DeviceHolding, Form, HoldingSource, ReportedDevices
+from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.pods import Pod
 from tests.allocate.device_holders.node import DEVICES, GPU, KEYS
+from tests.builders import pod
 
 
 def from_kubelet(uid: str, *names: str, resource: str = "nvidia.com/gpu") -> ReportedDevices:
     return ReportedDevices(uid, "main", resource, names, HoldingSource.CHECKPOINT)
+
+
+def visible(value: str, **more: Any) -> Carriers:
+    """A container with this value of NVIDIA_VISIBLE_DEVICES."""
+    return Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", value),), **more)
 
 
 def resolve(
@@ -63,9 +79,7 @@ def test_devices_in_a_container_count_in_addition_to_the_allocation() -> None:
     kept: the container uses the devices in its specification."""
     entries = (
         from_kubelet("a", "GPU-b1", "GPU-a1", "MIG-x"),
-        *of_carriers(
-            "a", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1,MIG-x"),))
-        ),
+        *of_carriers("a", "main", visible("GPU-a1,MIG-x")),
         *of_carriers("a", "side", Carriers(cdi_devices=("x.example/vf=0000:18:00.1",))),
         *of_carriers("a", "side", Carriers(nodes=("/dev/nvidia2",))),
     )
@@ -82,9 +96,7 @@ def test_devices_in_a_container_count_in_addition_to_the_allocation() -> None:
 def test_a_huge_variable_costs_neither_time_nor_log_lines() -> None:
     """Any user may set such a variable."""
     value = ",".join(["GPU-a1", *map(str, range(10, 20_000)), "GPU-" + "9" * 9_000])
-    (reported,) = of_carriers(
-        "a", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", value),))
-    )
+    (reported,) = of_carriers("a", "main", visible(value))
     assert len(reported.names) <= 1024
     found = resolve(reported)
     (line,) = found.unproven
@@ -108,16 +120,14 @@ def test_device_indices_are_ignored_if_there_is_an_allocation() -> None:
 
 
 def test_devices_of_an_allocate_response_do_not_override_the_allocation() -> None:
-    carriers = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1"),))
+    carriers = visible("GPU-a1")
     entries = of_carriers("a", "main", carriers, HoldingSource.ANSWER)
     assert summary(resolve(*entries)) == [("a", "GPU-a1", Form.WHOLE, "")]
     assert resolve(*entries, allocated={"a": {"gpu": {"GPU-b1"}}}).holdings == ()
 
 
 def test_replica_ids_of_the_kubelet_override_the_card_of_the_container() -> None:
-    carriers = Carriers(
-        environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1"),), nodes=("/dev/nvidia0",)
-    )
+    carriers = visible("GPU-a1", nodes=("/dev/nvidia0",))
     found = resolve(
         *of_carriers("a", "main", carriers),
         *of_carriers("b", "main", carriers),
@@ -148,7 +158,7 @@ def test_one_container_may_hold_several_parts_of_a_device() -> None:
 
 
 def test_the_device_node_of_a_card_counts_as_its_mig_instance() -> None:
-    carriers = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "MIG-x"),), nodes=("/dev/nvidia2",))
+    carriers = visible("MIG-x", nodes=("/dev/nvidia2",))
     assert summary(resolve(*of_carriers("a", "main", carriers))) == [
         ("a", "GPU-b2", Form.INSTANCE, "MIG-x")
     ]
@@ -158,8 +168,8 @@ def test_a_container_without_plugin_devices_holds_its_cdi_devices_and_device_nod
     found = resolve(
         *of_carriers("a", "main", Carriers(cdi_devices=("nvidia.com/gpu=0",))),
         *of_carriers("b", "main", Carriers(nodes=("/dev/nvidia0", "/dev/nvidiactl"))),
-        *of_carriers("c", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "all"),))),
-        *of_carriers("d", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-z"),))),
+        *of_carriers("c", "main", visible("all")),
+        *of_carriers("d", "main", visible("GPU-z")),
     )
     assert summary(found) == [("a", "GPU-b1", Form.WHOLE, ""), ("b", "GPU-a1", Form.WHOLE, "")]
     assert found.problems == ()
@@ -177,7 +187,7 @@ def test_a_container_that_only_names_gpus_holds_none() -> None:
     cards."""
     root = "/var/run/nvidia-container-devices"
     for carriers in (
-        Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1,GPU-b1"),)),
+        visible("GPU-a1,GPU-b1"),
         Carriers(mounts=(f"{root}/GPU-a1", f"{root}/GPU-b1")),
         Carriers(annotations=(("nvidia.cdi.k8s.io/p", "nvidia.com/gpu=0,nvidia.com/gpu=1"),)),
     ):
@@ -190,7 +200,7 @@ def test_a_container_that_only_names_gpus_holds_none() -> None:
 
 
 def test_names_in_a_container_identify_the_instances_of_its_card() -> None:
-    carriers = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1,MIG-x,MIG-y"),))
+    carriers = visible("GPU-a1,MIG-x,MIG-y")
     environment = of_carriers("a", "main", carriers)
     node = Carriers(nodes=("/dev/nvidia2",))
     assert summary(resolve(*environment, *of_carriers("a", "main", node))) == [
@@ -386,3 +396,119 @@ def test_the_order_of_reports_changes_nothing(found: list[ReportedDevices], rand
     expected = resolve(*found)
     random.shuffle(found)  # type: ignore[attr-defined]
     assert holding.encode(resolve(*found).holdings) == holding.encode(expected.holdings)
+
+
+def with_allocation(uid: str, text: str) -> Pod:
+    return msgspec.structs.replace(pod(uid), annotations={DEVICE_ALLOCATED: text})
+
+
+def test_allocations_from_annotations() -> None:
+    text = json.dumps({"gpu": [{"minor": 0}], "rdma": [], "fpga": None})
+    pods = [
+        with_allocation("a", text),
+        with_allocation("invalid", "{"),
+        with_allocation("none", '{"gpu":[]}'),
+        pod("b"),
+    ]
+    found, problems = allocated_by_schedulers(pods)
+    assert {uid: list(of_pod) for uid, of_pod in found.items()} == {"a": ["gpu"]}
+    (problem,) = problems
+    assert problem.startswith(
+        "pod ns/invalid: annotation scheduling.koordinator.sh/device-allocated: "
+    )
+
+
+def test_overlaps_of_two_pods() -> None:
+    found, _ = allocated_by_schedulers(
+        [with_allocation("a", json.dumps({"gpu": [{"minor": 0, "resources": GPU}]}))]
+    )
+    held = {uid: amounts(of_pod) for uid, of_pod in found.items()}
+    pods = {uid: pod(uid) for uid in "ab"}
+    container_holding = DeviceHolding(
+        "b", "main", "", "gpu", "GPU-a1", Form.WHOLE, source=HoldingSource.CONTAINER
+    )
+    cpus = DeviceHolding("b", "main", "dra.cpu", "", "", Form.CPUS, "0-3")
+    assert list(held_by_two_pods(held, DEVICES, [container_holding, cpus], pods)) == [
+        "pod ns/b has gpu GPU-a1, which belongs to pod ns/a (source: container)"
+    ]
+    assert (
+        list(
+            held_by_two_pods(
+                held, DEVICES, [msgspec.structs.replace(container_holding, uid="a")], pods
+            )
+        )
+        == []
+    )
+
+
+def claim(
+    uid: str = "a",
+    driver: str = "dra.cpu",
+    device: str = "cpudevnuma000",
+    cdi: str = "dra.k8s.io/cpu=claim-5f-7e",
+) -> ReportedDevices:
+    return ReportedDevices(
+        uid, "main", driver, (device,), HoldingSource.CLAIM, f"ns/{uid}", cdi=(cdi,)
+    )
+
+
+def environment(uid: str, variables: dict[str, str]) -> tuple[ReportedDevices, ...]:
+    return of_carriers(uid, "main", Carriers(environment=tuple(variables.items())))
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        claim(),
+        claim(device="cpudev003"),
+        claim(driver="balloons.nri.io", cdi="balloons.nri.io/device=claim-5f-7e-0"),
+        claim(driver="x", device="cpudevmachine"),
+    ],
+)
+def test_cpus_are_owned_by_a_claim_and_its_variable(claims: ReportedDevices) -> None:
+    found = claimed_cpus((claims, *environment("a", {"DRA_CPUSET_5f-7e": "2-3,5", "PATH": "/"})))
+    assert found.by_uid == {"a": {"main": CpuSet([2, 3, 5])}}
+    assert [(each.part, each.claim) for each in found.holdings] == [("2-3,5", "ns/a")]
+    assert found.problems == ()
+
+
+def test_a_container_may_have_two_claims() -> None:
+    other = msgspec.structs.replace(claim(), cdi=("dra.k8s.io/cpu=claim-9",), claim="ns/b")
+    variables = {"DRA_CPUSET_5f-7e": "2-3", "DRA_CPUSET_9": "7"}
+    found = claimed_cpus((claim(), other, *environment("a", variables)))
+    assert found.by_uid == {"a": {"main": CpuSet([2, 3, 7])}}
+    assert [each.claim for each in found.holdings] == ["ns/a", "ns/b"]
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        (),
+        (claim("b"),),
+        (claim(cdi="dra.k8s.io/cpu=claim-5f"),),
+        (claim(cdi=""),),
+        (claim(driver="gpu.example", device="gpu-0"),),
+        (msgspec.structs.replace(claim(), container="side"),),
+    ],
+)
+def test_a_variable_without_its_claim_owns_no_cpu(claims: tuple[ReportedDevices, ...]) -> None:
+    """A user can set such a variable next to a ResourceClaim. It would own the whole pool."""
+    found = claimed_cpus((*claims, *environment("a", {"DRA_CPUSET_5f-7e": "0-127"})))
+    assert (found.by_uid, found.holdings) == ({}, ())
+    (problem,) = found.problems
+    assert problem.endswith("CPUs 0-127 in a variable, and the kubelet reports no such claim")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [("dynamic", "'dynamic' does not name the CPUs"), (",", "',' is not a list of CPUs")],
+)
+def test_a_variable_without_a_cpu_is_reported(value: str, reason: str) -> None:
+    found = claimed_cpus((claim(), *environment("a", {"DRA_CPUSET_5f-7e": value})))
+    assert found.by_uid == {}
+    assert [each.partition(" in a variable: ")[2] for each in found.problems] == [reason]
+
+
+def test_a_claim_without_a_variable_owns_no_cpu() -> None:
+    """The CPUs are its own only while its container runs."""
+    assert claimed_cpus((claim(),)).by_uid == {}

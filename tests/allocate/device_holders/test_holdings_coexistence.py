@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from itertools import combinations_with_replacement
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.device_holders.holdings import TABLE, Conflict, Rule, conflicts
+from agent.allocate.device_holders.holdings import Conflict, Rule, conflicts
 from agent.model.devices.holding import DeviceHolding, Form, HoldingSource
 
 CARD = ("gpu", "GPU-a")
@@ -89,15 +87,6 @@ def test_conflicts_of_two_pods_and_one_device(
 ) -> None:
     for pair in ((one, other), (other, one)):
         assert len(conflicts(pair, {CARD: CAPACITY})) == (0 if kept else 1)
-
-
-def test_the_table_covers_every_pair_of_forms_and_each_pair_is_tested() -> None:
-    pairs = {frozenset(pair) for pair in combinations_with_replacement(Form, 2)}
-    assert set(TABLE) == pairs
-    tested = {frozenset({one.form, other.form}) for one, other, _ in PAIRS}
-    always = pairs - tested
-    assert all(each & {Form.OPEN, Form.CPUS} for each in always)
-    assert {TABLE[each] for each in always} == {Rule.KEPT}
 
 
 @pytest.mark.parametrize("other", [Form.WHOLE, Form.SHARE, Form.INSTANCE])

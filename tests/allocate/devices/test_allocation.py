@@ -1,14 +1,27 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import msgspec
 import pytest
 
-from agent.allocate.devices.allocation import Allocation, allocate, node_score
-from agent.allocate.devices.inventory import inventory, linked, node_devices
+from agent.allocate.devices.allocation import (
+    SAME_CARDS,
+    Allocation,
+    allocate,
+    device_allocated,
+    device_hints,
+    node_score,
+    unavailable,
+)
+from agent.allocate.devices.inventory import NodeDevices, inventory, linked, node_devices
 from agent.allocate.devices.partitions import partitions
+from agent.allocate.numa.hint import TopologyHint
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import Strategy
-from agent.model.devices.device_object import GPU_PARTITIONS
+from agent.model.devices.device_object import GPU_PARTITIONS, Device
 from agent.model.devices.device_request import device_request
 from tests.allocate.devices.builders import (
     BYTES,
@@ -46,6 +59,24 @@ def test_a_request_is_converted_by_the_memory_of_each_card() -> None:
     (card,) = found.devices["gpu"]
     assert (card.minor, card.resources) == (1, {MEMORY: 600, RATIO: 30})
     assert isinstance(allocation(both, {RATIO: 60}), Refusal)
+
+
+@pytest.mark.parametrize(
+    ("used", "cards", "expected"),
+    [
+        pytest.param({}, 2, [0, 1], id="one switch"),
+        pytest.param({0: 100}, 2, [2, 3], id="an unused switch of the NUMA node in use"),
+        pytest.param({0: 100}, 1, [1], id="the switch that is in use already"),
+        pytest.param({4: 10, 0: 100}, 1, [1], id="the first of two switches in use"),
+        pytest.param({0: 100, 2: 100, 4: 1}, 2, [6, 7], id="one switch before one NUMA node"),
+        pytest.param({0: 100, 2: 100, 4: 1, 6: 1}, 2, [1, 3], id="one NUMA node"),
+        pytest.param({0: 100, 5: 100}, 4, [1, 2, 3, 4], id="two NUMA nodes, lowest minors"),
+    ],
+)
+def test_whole_cards_without_known_links(
+    used: dict[int, int], cards: int, expected: list[int]
+) -> None:
+    assert minors(allocation(node(EIGHT, used), {CARDS: cards})) == expected
 
 
 def test_the_strategy_chooses_the_card_of_a_share() -> None:
@@ -218,3 +249,149 @@ def test_a_card_that_lists_half_of_its_resources_is_allocated_by_half_at_most() 
     found = allocation(node([half]), {SHARED: 1, MEMORY: BYTES // 2})
     assert found == Refusal(Reason.DEVICE_INSUFFICIENT, "gpu")
     assert minors(allocation(node([half, gpu(1)]), {SHARED: 1, MEMORY: BYTES // 2})) == [1]
+
+
+VF_HINT = {"rdma": {"vfSelector": {"matchLabels": {"type": "fast"}}}}
+
+
+def test_the_annotation_equals_koordinators() -> None:
+    node_ = node([gpu(0), nic(0, functions=["0000:40:00.1"])])
+    found = allocation(node_, {GPU: 50, RDMA: 1}, {HINT: VF_HINT})
+    assert isinstance(found, Allocation)
+    assert json.loads(device_allocated(found)) == {
+        "gpu": [{"id": "GPU-0", "minor": 0, "resources": {CORE: "50", RATIO: "50", MEMORY: "500"}}],
+        "rdma": [
+            {
+                "id": "0000:40:00.0",
+                "minor": 0,
+                "resources": {RDMA: "1"},
+                "extension": {"vfs": [{"minor": -1, "busID": "0000:40:00.1"}]},
+            }
+        ],
+    }
+
+
+FOUR = [gpu(each, each // 2, f"p{each}") for each in range(4)]
+NICS = [nic(each, each) for each in range(2)]
+
+
+def hints(
+    used: dict[int, int], amounts: dict[str, int], numa_nodes: int = 2
+) -> dict[str, tuple[TopologyHint, ...]] | Refusal:
+    request = device_request(amounts, {})
+    assert request is not None
+    return device_hints(node([*FOUR, *NICS], used), request, range(numa_nodes))
+
+
+def test_hints_cover_numa_nodes_with_enough_cards_and_prefer_the_fewest() -> None:
+    assert hints({0: 1}, {CARDS: 2}) == {
+        "gpu": (TopologyHint(0b10, True, SAME_CARDS), TopologyHint(0b11, False, SAME_CARDS))
+    }
+
+
+def test_the_mask_with_the_best_cards_scores_highest() -> None:
+    assert hints({2: 1}, {CARDS: 1}) == {
+        "gpu": (
+            TopologyHint(0b01, True),
+            TopologyHint(0b10, True, SAME_CARDS),
+            TopologyHint(0b11, False, SAME_CARDS),
+        )
+    }
+
+
+def test_types_that_are_allocated_jointly_have_the_same_hints() -> None:
+    both = hints({0: 1, 1: 1}, {CARDS: 1, RDMA: 100})
+    assert both == dict.fromkeys(
+        ("gpu", "rdma"),
+        (TopologyHint(0b10, True, SAME_CARDS), TopologyHint(0b11, False, SAME_CARDS)),
+    )
+
+
+def test_masks_may_include_numa_nodes_without_devices() -> None:
+    found = hints({0: 1, 1: 1, 2: 1}, {CARDS: 1}, numa_nodes=3)
+    assert isinstance(found, dict)
+    masks = [(hint.mask, hint.preferred) for hint in found["gpu"]]
+    assert masks == [(0b010, True), (0b011, False), (0b110, False), (0b111, False)]
+
+
+def test_hints_of_a_node_with_too_few_cards_are_refused() -> None:
+    assert hints({0: 1}, {CARDS: 4}) == Refusal(Reason.DEVICE_INSUFFICIENT, "gpu")
+
+
+def test_the_narrowest_hints_are_the_preferred_ones() -> None:
+    request = device_request({CARDS: 1}, {})
+    assert request is not None
+    for used in ({}, {0: 1, 1: 1}, {0: 1, 2: 1}):
+        node_ = node(FOUR, used)
+        every = device_hints(node_, request, range(3))
+        narrowest = device_hints(node_, request, range(3), narrowest=True)
+        assert isinstance(every, dict)
+        assert narrowest == {"gpu": tuple(hint for hint in every["gpu"] if hint.preferred)}
+
+
+DEVICES = (gpu(0), gpu(1), nic(0, functions=["v1", "v2"]), nic(1))
+ANY_FUNCTION = {"rdma": {"vfSelector": {}}}
+EXCLUSIVE = {"rdma": {"exclusivePolicy": "PCIeLevel"}}
+
+
+def missing(
+    amounts: Mapping[str, int],
+    now: NodeDevices,
+    hints: Mapping[str, Any] | None = None,
+    devices: Iterable[Device] = DEVICES,
+) -> str:
+    """Checks an allocation that was made while no device was in use."""
+    request = device_request(amounts, {HINT: msgspec.json.encode(hints or {}).decode()})
+    assert request is not None
+    offered = allocate(node(devices), request)
+    assert isinstance(offered, Allocation)
+    assert not unavailable(node(devices), request, offered)
+    return unavailable(now, request, offered)
+
+
+@pytest.mark.parametrize(
+    ("amounts", "hints", "now", "message"),
+    [
+        ({CARDS: 1}, {}, node(DEVICES, {1: 100}, {0: 100}), ""),
+        ({CARDS: 1}, {}, node(DEVICES, {0: 1}), "gpu 0 has 99 of 100 koordinator.sh/gpu-core left"),
+        ({GPU: 50}, {}, node(DEVICES, {0: 50}), ""),
+        ({GPU: 50}, {}, node(DEVICES, {0: 51}), "gpu 0 has 49 of 50 koordinator.sh/gpu-core left"),
+        ({CARDS: 1}, {}, node(DEVICES[1:]), "gpu 0 (GPU-0) no longer exists"),
+        ({CARDS: 1}, {}, node([]), "gpu 0 (GPU-0) no longer exists"),
+        ({CARDS: 1}, {}, node([gpu(0, healthy=False)]), "gpu 0 is unhealthy"),
+        ({RDMA: 1}, {}, node(DEVICES, nics={0: 99}), ""),
+        (
+            {RDMA: 1},
+            ANY_FUNCTION,
+            node(DEVICES, taken={("rdma", 0): frozenset({"v1"})}),
+            "virtual function v1 of rdma 0 is no longer free",
+        ),
+        ({RDMA: 1}, ANY_FUNCTION, node(DEVICES, taken={("rdma", 0): frozenset({"v2"})}), ""),
+        (
+            {RDMA: 1},
+            ANY_FUNCTION,
+            node([nic(0, functions=["v2"])]),
+            "virtual function v1 of rdma 0 is no longer free",
+        ),
+        (
+            {RDMA: 1},
+            EXCLUSIVE,
+            node(DEVICES, nics={1: 1}),
+            "rdma 0 no longer matches the pod's hint",
+        ),
+    ],
+)
+def test_missing_devices_are_named(
+    amounts: dict[str, int], hints: dict[str, Any], now: NodeDevices, message: str
+) -> None:
+    assert missing(amounts, now, hints) == message
+
+
+def test_another_card_with_the_same_minor_does_not_count() -> None:
+    other = msgspec.structs.replace(gpu(0), uuid="GPU-new")
+    assert missing({CARDS: 1}, node([other])) == "gpu 0 (GPU-0) no longer exists"
+
+
+def test_resources_that_a_card_does_not_list_are_not_missing() -> None:
+    memory_only = msgspec.structs.replace(gpu(0), resources={MEMORY: 1000})
+    assert missing({MEMORY: 10}, node([memory_only]), devices=[memory_only]) == ""

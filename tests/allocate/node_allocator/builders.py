@@ -71,9 +71,11 @@ def make_properties(
     **more: Any,
 ) -> NodeProperties:
     """A node with its own NUMA policy (its label) and these devices; None: no Device object.
-    `more`: further properties of its CPUs."""
+    `more`: further properties of the node or of its CPUs."""
+    of_node = {name: more.pop(name) for name in NodeProperties.__struct_fields__ if name in more}
     cpus = node_options(shape, **{"policies": NodePolicies(numa_label=policy), **more})
-    return NodeProperties("n", cpus, None if devices is None else inventory(devices))
+    properties = NodeProperties("n", cpus, None if devices is None else inventory(devices))
+    return msgspec.structs.replace(properties, **of_node)
 
 
 def offered(allocator: NodeAllocator, api_pod: ApiPod, listed: Container[str] = ()) -> NodeOffer:

@@ -41,9 +41,7 @@ def test_shares_of_cards_are_packed_so_that_whole_cards_stay_free() -> None:
         bind(allocator, pod(name, {"cpu": 100, "memory": 1, GPU: percent}))
     assert len(minors(offered(allocator, pod("whole", {"cpu": 100, "memory": 1, CARDS: 2})))) == 2
     rules = AllocatorRules(shares=Strategy.LEAST_ALLOCATED)
-    spread = NodeAllocator(
-        msgspec.structs.replace(make_properties(devices=CARDS_ON_BOTH), rules=rules)
-    )
+    spread = NodeAllocator(make_properties(devices=CARDS_ON_BOTH, rules=rules))
     for name in "abcd":
         bind(spread, pod(name, {"cpu": 100, "memory": 1, GPU: 10}))
     assert refusal(spread, pod("whole", {"cpu": 100, "memory": 1, CARDS: 1}))
@@ -149,9 +147,7 @@ def test_devices_need_a_device_object() -> None:
 
 
 def test_devices_without_cpus_need_no_node_resource_topology() -> None:
-    allocator = NodeAllocator(
-        msgspec.structs.replace(make_properties(devices=CARDS_ON_BOTH), cpus=None)
-    )
+    allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH, cpus=None))
     found = offered(allocator, pod("a", {CARDS: 1}))
     assert (minors(found), found.offer) == ([0], None)
     allocator.commit(found)
@@ -313,9 +309,7 @@ def test_shares_of_gpus_need_the_isolation_provider_of_the_pod() -> None:
 
 
 def test_shares_of_an_unshared_model_are_refused() -> None:
-    allocator = NodeAllocator(
-        msgspec.structs.replace(make_properties(devices=CARDS_ON_BOTH), shares_gpus=False)
-    )
+    allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH, shares_gpus=False))
     assert refusal(allocator, pod("a", {GPU: 50})).unresolvable
     assert minors(offered(allocator, pod("a", {GPU: 100}))) == [0]
 
@@ -463,29 +457,21 @@ def test_best_effort_prefers_cards_on_the_numa_node_that_has_the_cpus(
     assert found.holding().allocation.cpus == CpuSet.parse("8-11")
 
 
-def test_best_effort_allows_cpus_and_cards_on_different_numa_nodes() -> None:
-    """CPUs are on one NUMA node, the cards on the other."""
-    allocator = NodeAllocator(make_properties(policy=NumaPolicy.BEST_EFFORT, devices=CARDS_ON_BOTH))
+@pytest.mark.parametrize("policy", [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED, ONE])
+def test_only_best_effort_allows_cpus_and_cards_on_different_numa_nodes(policy: NumaPolicy) -> None:
+    allocator = NodeAllocator(make_properties(policy=policy, devices=CARDS_ON_BOTH))
     bind(allocator, pod("cpus", {"cpu": 8}, "LSR"))
     held = {ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 100}}]}}
     allocator.record(holding_of(pod("gpu", notes=held)))
-    found = offered(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
-    assert minors(found) == [0, 1]
-    assert found.holding().allocation.cpus == CpuSet.parse("8-11")
-
-
-@pytest.mark.parametrize("policy", [ONE, NumaPolicy.RESTRICTED])
-def test_other_policies_refuse_cpus_and_cards_on_different_numa_nodes(policy: NumaPolicy) -> None:
-    allocator = NodeAllocator(make_properties(policy=policy, devices=CARDS_ON_BOTH))
-    bind(allocator, pod("cpus", {"cpu": 8}, "LSR"))
-    allocator.record(
-        holding_of(
-            pod("third", notes={ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 100}}]}})
-        )
-    )
-    found = refusal(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
-    assert "no NUMA nodes that the policy admits" in found.text
-    assert not found.unresolvable
+    both = pod("a", {"cpu": 4, CARDS: 2}, "LSR")
+    if policy is NumaPolicy.BEST_EFFORT:
+        offer = offered(allocator, both)
+        assert minors(offer) == [0, 1]
+        assert offer.holding().allocation.cpus == CpuSet.parse("8-11")
+    else:
+        refused = refusal(allocator, both)
+        assert "no NUMA nodes that the policy admits" in refused.text
+        assert not refused.unresolvable
 
 
 def test_a_pod_whose_cpu_limit_differs_gets_no_exclusive_cpus() -> None:

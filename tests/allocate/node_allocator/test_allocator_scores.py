@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
@@ -24,8 +23,8 @@ MAX_CPU = decode(
 
 
 def node(policy: NumaPolicy | None = None) -> NodeProperties:
-    return msgspec.structs.replace(
-        make_properties(policy=policy),
+    return make_properties(
+        policy=policy,
         rules=AllocatorRules(scoring=MAX_CPU),
         allocatable={"cpu": 16_000, "memory": 32 * GIB},
     )

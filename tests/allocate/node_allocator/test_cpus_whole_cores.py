@@ -17,7 +17,6 @@ from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.cpus import Offer, offer
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.layout import Layout
 from agent.model.cpu.policies import (
     NUMA_STRATEGIES,
     BindPolicy,
@@ -39,10 +38,13 @@ SPREAD = ResourceSpec(BindPolicy.SPREAD_BY_PCPUS)
 LEAST = Strategy.LEAST_ALLOCATED
 
 
-def singles(layout: Layout, cpus: CpuSet) -> list[PodAllocation]:
+def singles(node: TopologyOptions, cpus: str) -> list[PodAllocation]:
     """A pod on each of these CPUs."""
+    layout = node.layout
+    assert layout is not None
     return [
-        claim(f"p{cpu}", str(cpu), {layout.node_ids(1 << cpu)[0]: {"cpu": 1000}}) for cpu in cpus
+        claim(f"p{cpu}", str(cpu), {layout.node_ids(1 << cpu)[0]: {"cpu": 1000}})
+        for cpu in CpuSet.parse(cpus)
     ]
 
 
@@ -61,15 +63,13 @@ def test_four_whole_cores_come_before_the_siblings_of_four_strangers(
     policy: NumaPolicy, strategy: Strategy | None
 ) -> None:
     node = node_with(policy=policy, strategy=strategy)
-    assert node.layout is not None
-    held = singles(node.layout, CpuSet.parse("0,2,4,6"))
+    held = singles(node, "0,2,4,6")
     assert str(offered(node, owner(4), *held).allocation.cpus) == "8-11"
 
 
 def test_a_pod_that_spreads_over_cores_follows_the_strategy() -> None:
     node = node_with()
-    assert node.layout is not None
-    held = singles(node.layout, CpuSet.parse("0,2,4,6"))
+    held = singles(node, "0,2,4,6")
     assert str(offered(node, owner(4, spec=SPREAD), *held).allocation.cpus) == "1,3,5,7"
 
 
@@ -94,10 +94,9 @@ def test_cpus_of_several_numa_nodes_are_split_by_whole_cores(
 def test_single_cpus_come_from_the_numa_nodes_that_have_no_whole_core_left() -> None:
     """NUMA node 0 has two whole cores, node 1 the siblings of four strangers."""
     node = node_with(strategy=LEAST)
-    assert node.layout is not None
     held = [
         claim("a", "0-3", {0: {"cpu": 4000}}),
-        *singles(node.layout, CpuSet.parse("8,10,12,14")),
+        *singles(node, "8,10,12,14"),
     ]
     found = offered(node, owner(6), *held).allocation
     assert found.amounts == {0: {"cpu": 4000}, 1: {"cpu": 2000}}
@@ -105,11 +104,10 @@ def test_single_cpus_come_from_the_numa_nodes_that_have_no_whole_core_left() -> 
 
 def test_the_exclusive_policy_outranks_whole_cores() -> None:
     node = node_with(strategy=LEAST)
-    assert node.layout is not None
     alone = ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
     held = [
         claim("a", "8-9", {1: {"cpu": 2000}}, ExclusivePolicy.NUMA_NODE_LEVEL),
-        *singles(node.layout, CpuSet.parse("0,2,4,6")),
+        *singles(node, "0,2,4,6"),
     ]
     found = offered(node, owner(2, spec=alone), *held)
     assert str(found.allocation.cpus) == "1,3"
@@ -179,10 +177,9 @@ def test_cpus_where_the_memory_is_are_whole_cores_first() -> None:
     """Without a NUMA policy: the CPUs of NUMA nodes 1 and 2 have the memory, those of node 0 have
     not."""
     node = replace(node_with((3, 1, 4, 2), NumaPolicy.NONE), counts_memory=True)
-    assert node.layout is not None
     held = [
         claim("a", "0-3", {0: {"cpu": 4000, "memory": 16 * GIB}}),
-        *singles(node.layout, CpuSet.parse("8,10,12,14")),
+        *singles(node, "8,10,12,14"),
     ]
     assert str(offered(node, owner(4, 1), *held).allocation.cpus) == "16-19"
 
@@ -234,7 +231,7 @@ def fragmented_nodes(draw: st.DrawFn) -> tuple[TopologyOptions, NodeAllocation]:
     )
     assert node.layout is not None
     taken = draw(st.sets(st.sampled_from(sorted(CpuSet.from_int(node.layout.cpus)))))
-    return node, allocated(node, singles(node.layout, CpuSet(taken)))
+    return node, allocated(node, singles(node, str(CpuSet(taken))))
 
 
 @given(fragmented_nodes(), st.integers(1, 24))

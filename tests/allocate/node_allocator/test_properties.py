@@ -31,6 +31,7 @@ LINKED = interconnect.encode_links(
     DEVICES, [GpuPair(DEVICES[0].uuid, DEVICES[1].uuid, Ancestor.SWITCH, True, 2, 50_000)]
 )
 HONOR = {"node.koordinator.sh/gpu-partition-policy": "Honor"}
+HOPPER = {"node.koordinator.sh/gpu-model": "H100-80GB", "node.koordinator.sh/gpu-vendor": "nvidia"}
 
 
 def test_the_partition_table_and_policy_of_the_device_object() -> None:
@@ -43,6 +44,13 @@ def test_the_partition_table_and_policy_of_the_device_object() -> None:
     found_by_node = node_properties("n", HONOR, device=DeviceObject("n", DEVICES, {}, PAIRS))
     assert found_by_node.inventory is not None
     assert not found_by_node.inventory.partitions.honor
+
+
+def test_the_table_of_a_known_model() -> None:
+    found = node_properties("n", {**HOPPER, **HONOR}, device=DeviceObject("n", DEVICES))
+    assert found.inventory is not None
+    assert found.inventory.partitions.honor
+    assert found.inventory.partitions.table is not None
 
 
 def test_nodes_of_one_model_share_their_table() -> None:

@@ -20,7 +20,6 @@ from agent.model.nrt.node_annotations import (
     CPU_TOPOLOGY,
     NUMA_MEMORY_POLICY,
     POD_CPU_ALLOCS,
-    RESERVATION,
     SYSTEM_QOS,
     NodeConfiguration,
     NodeReservation,
@@ -173,21 +172,12 @@ def test_a_node_without_cpu_details_has_its_zones() -> None:
     ("key", "text", "message"),
     [
         (CPU_TOPOLOGY, "{", "is not JSON"),
-        (CPU_TOPOLOGY, '{"detail":[{"id":-1,"core":0,"socket":0,"node":0}]}', "detail[0].id"),
-        (
-            CPU_TOPOLOGY,
-            '{"detail":[{"id":1,"core":0,"socket":0,"node":0},'
-            '{"id":1,"core":1,"socket":0,"node":0}]}',
-            "twice",
-        ),
         (CPU_MANAGER_POLICY, '{"policy":"static","reservedCPUs":"x"}', "reservedCPUs"),
-        (POD_CPU_ALLOCS, '[{"uid":"u","name":"","namespace":"","cpuset":1}]', "cpuset"),
         (
             POD_CPU_ALLOCS,
             '[{"uid":"u","name":"","namespace":"","cpuset":"z","managedByKubelet":true}]',
             "'u'",
         ),
-        (RESERVATION, '{"reservedCPUs":"3-1"}', "reservedCPUs"),
         (SYSTEM_QOS, '{"cpuset":"?"}', "cpuset"),
     ],
 )

@@ -11,13 +11,12 @@ from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.policies_in_force import NodePolicies
-from agent.allocate.refusal import Refusal
 from agent.model.cpu.policies import NumaPolicy, Strategy
 from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod_request import request_of
 from agent.model.settings.plugin_args import ZoneScoring
-from tests.allocate.node_allocator.builders import make_properties, pod
+from tests.allocate.node_allocator.builders import make_properties, offered, pod, refusal
 from tests.allocate.nrt.values import NIC, node
 
 GIB = 1 << 30
@@ -33,9 +32,7 @@ def new_allocator(
 ) -> NodeAllocator:
     """A node whose kubelet aligns containers."""
     zones = report(reported or node(TWO))
-    return NodeAllocator(
-        msgspec.structs.replace(make_properties(), zones=zones, rules=rules or AllocatorRules())
-    )
+    return NodeAllocator(make_properties(zones=zones, rules=rules or AllocatorRules()))
 
 
 def unlabelled(cpu: int, uid: str = "a") -> ApiPod:
@@ -49,20 +46,16 @@ def fits(allocator: NodeAllocator, api_pod: ApiPod) -> bool:
 
 
 def commit(allocator: NodeAllocator, api_pod: ApiPod) -> None:
-    found = allocator.offer(request_of(api_pod))
-    assert isinstance(found, NodeOffer)
-    allocator.commit(found)
+    allocator.commit(offered(allocator, api_pod))
 
 
 def test_an_unlabelled_pod_must_fit_the_reported_zones() -> None:
     allocator = new_allocator()
     assert fits(allocator, unlabelled(8))
-    found = allocator.offer(request_of(unlabelled(9)))
-    assert isinstance(found, Refusal)
+    found = refusal(allocator, unlabelled(9))
     assert found.text == ("container c requests 9 cpu: NUMA nodes 0, 1 have at most 8 left each")
     assert found.unresolvable
-    unlisted = allocator.offer(request_of(pod("a", {"cpu": 1, "example.com/x": 1})))
-    assert isinstance(unlisted, Refusal)
+    unlisted = refusal(allocator, pod("a", {"cpu": 1, "example.com/x": 1}))
     assert unlisted.unresolvable
 
 
@@ -100,8 +93,7 @@ def test_pods_assigned_since_the_report_count() -> None:
 
 def test_an_offer_is_stale_after_another_commit() -> None:
     allocator = new_allocator()
-    late = allocator.offer(request_of(unlabelled(4, "late")))
-    assert isinstance(late, NodeOffer)
+    late = offered(allocator, unlabelled(4, "late"))
     commit(allocator, unlabelled(6, "early"))
     with pytest.raises(StaleOfferError, match="at most 2 left each"):
         allocator.commit(late)
@@ -111,13 +103,11 @@ def test_an_offer_is_stale_after_another_commit() -> None:
 def test_a_node_with_unknown_pods_is_refused_to_pods_that_use_zones() -> None:
     allocator = new_allocator()
     allocator.update_report(allocator.properties.zones, None)
-    refused = allocator.offer(request_of(unlabelled(1)))
-    assert isinstance(refused, Refusal)
+    refused = refusal(allocator, unlabelled(1))
     assert refused.unresolvable
     assert "other pods than the scheduler knows" in refused.text
     assert fits(allocator, pod("b", {"cpu": 1, "memory": 1}))
-    unresolvable = allocator.offer(request_of(unlabelled(9)))
-    assert isinstance(unresolvable, Refusal)
+    unresolvable = refusal(allocator, unlabelled(9))
     assert "container c requests 9 cpu" in unresolvable.text
 
 
@@ -126,9 +116,7 @@ def test_a_shortage_that_preemption_can_end_is_resolvable() -> None:
         node({0: {"cpu": 1000, "memory": 8 * GIB}, 1: {"cpu": 0, "memory": 8 * GIB}})
     )
     for cpus, unresolvable in ((8, False), (9, True)):
-        found = allocator.offer(request_of(unlabelled(cpus)))
-        assert isinstance(found, Refusal)
-        assert found.unresolvable is unresolvable
+        assert refusal(allocator, unlabelled(cpus)).unresolvable is unresolvable
 
 
 def test_owned_cpus_are_subtracted_from_their_numa_node() -> None:
@@ -267,16 +255,14 @@ def test_the_kubelets_restricted_policy_admits_only_the_fewest_numa_nodes_of_an_
     """Koordinator's rule accepts any NUMA nodes that have enough."""
     allocator = restricted(dict.fromkeys(range(4), 3000))
     assert fits(allocator, guaranteed(3, qos))
-    found = allocator.offer(request_of(guaranteed(4, qos)))
-    assert isinstance(found, Refusal)
+    found = refusal(allocator, guaranteed(4, qos))
     assert found.text == (
         "pod requests 4 cpu: the kubelet's topology manager prefers 1 NUMA node: at most 3 left "
         "there"
     )
     assert not found.unresolvable
     assert fits(allocator, guaranteed(6, qos))
-    found = allocator.offer(request_of(guaranteed(8, qos)))
-    assert isinstance(found, Refusal)
+    found = refusal(allocator, guaranteed(8, qos))
     assert "prefers 2 NUMA nodes: at most 6 left there" in found.text
     assert "prefers 2 NUMA nodes: not that much is left there" in found.summary
     assert fits(restricted({0: 1000, 1: 1000, 2: 4000, 3: 4000}), guaranteed(8, qos))
@@ -288,8 +274,7 @@ def test_resources_with_different_preferred_numbers_of_numa_nodes_are_unresolvab
 ) -> None:
     allocator = restricted(dict.fromkeys(range(4), 4000))
     assert fits(allocator, guaranteed(8, qos, **{NIC: 2}))
-    found = allocator.offer(request_of(guaranteed(8, qos, **{NIC: 1})))
-    assert isinstance(found, Refusal)
+    found = refusal(allocator, guaranteed(8, qos, **{NIC: 1}))
     assert found.text == (
         f"pod requests 1 {NIC}: the kubelet's topology manager prefers 1 NUMA node for it, and "
         "more for the rest"
@@ -315,8 +300,7 @@ def test_restricted_ignores_cpu_that_the_kubelet_does_not_assign() -> None:
 def test_under_a_static_kubelet_new_owners_count_on_each_numa_node() -> None:
     """The kubelet does not follow the allocation."""
     allocator = restricted(dict.fromkeys(range(4), 4000))
-    early = allocator.offer(request_of(guaranteed(3, uid="b")))
-    assert isinstance(early, NodeOffer)
+    early = offered(allocator, guaranteed(3, uid="b"))
     commit(allocator, guaranteed(2))
     with pytest.raises(StaleOfferError, match="at most 2 left there"):
         allocator.commit(early)

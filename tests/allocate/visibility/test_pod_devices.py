@@ -97,6 +97,12 @@ def uuids(visible: Visibility) -> list[str] | None:
     return None if visible.gpus is None else [each.uuid for each in visible.gpus]
 
 
+def refusals(*pods: DevicePod, **more: Any) -> dict[str, str]:
+    """The reason by pod; "": its devices are visible."""
+    decided = pod_visibility(pods, FILES, **more)
+    return {uid: of_pod.each.refused for uid, of_pod in decided.items()}
+
+
 def one(pod_: DevicePod, isolation: Isolation = Isolation()) -> PodVisibility:  # noqa: B008  a value
     return pod_visibility([pod_], FILES, isolation)[pod_.uid]
 
@@ -212,8 +218,7 @@ def test_no_pod_gets_another_pods_device() -> None:
         pod("fits", {"gpu": [entry(1, percent=40)]}),
         pod("no-amount", {"gpu": [{"minor": 1}]}),
     ]
-    refused = {uid: each.each.refused for uid, each in pod_visibility(pods, FILES).items()}
-    assert refused == {
+    assert refusals(*pods) == {
         "first": "",
         "second": "GPU-1 belongs to pod ns/first",
         "part": "",
@@ -232,30 +237,22 @@ def test_a_changed_annotation_gets_no_device_of_another_pod() -> None:
         pod("other", {"gpu": [entry(1)]}),
     ]
     before = {"GPU-1": {"has"}, "GPU-0": {"ended"}}
-    refused = {
-        uid: each.each.refused for uid, each in pod_visibility(pods, FILES, before=before).items()
-    }
-    assert refused == {
+    assert refusals(*pods, before=before) == {
         "has": "",
         "other": "",
         "claims": "GPU-1 belongs to pod ns/has",
     }
-    before = {"GPU-1": {"claims"}, "GPU-0": {"claims"}}
-    refused = {
-        uid: each.each.refused for uid, each in pod_visibility(pods, FILES, before=before).items()
-    }
+    refused = refusals(*pods, before={"GPU-1": {"claims"}, "GPU-0": {"claims"}})
     assert (refused["claims"], refused["has"]) == ("", "GPU-1 belongs to pod ns/claims")
 
 
 def test_a_device_that_a_plugin_assigned_to_another_pod_is_refused() -> None:
-    plugin_holders = {"GPU-1": {"own": "ns/own", "plugins": "ns/plugins"}}
-    allocated = {"gpu": [entry(0)]}
-    found = pod_visibility([pod("own", allocated)], FILES, plugin_holders=plugin_holders)
-    assert found["own"].each.refused == "GPU-1 belongs to pod ns/plugins"
-    found = pod_visibility(
-        [pod("own", allocated)], FILES, plugin_holders={"GPU-1": {"own": "ns/own"}}
-    )
-    assert not found["own"].each.refused
+    own = pod("own", {"gpu": [entry(0)]})
+    for holders, reason in (
+        ({"own": "ns/own", "plugins": "ns/plugins"}, "GPU-1 belongs to pod ns/plugins"),
+        ({"own": "ns/own"}, ""),
+    ):
+        assert refusals(own, plugin_holders={"GPU-1": holders}) == {"own": reason}
 
 
 @pytest.mark.parametrize(
@@ -292,28 +289,18 @@ def test_a_running_pod_keeps_its_device_when_a_plugin_assigns_it_to_another(
 def test_a_share_of_zero_counts_as_the_whole_device(amounts: dict[str, int]) -> None:
     none = pod("none", {"gpu": [{"minor": 0, "resources": amounts}]})
     for owner in (pod("owner", {"gpu": [entry(0)]}), pod("owner", {"gpu": [entry(0, percent=30)]})):
-        assert (
-            pod_visibility([owner, none], FILES)["none"].each.refused
-            == "GPU-1 belongs to pod ns/owner"
-        )
-        assert (
-            pod_visibility([none, owner], FILES)["owner"].each.refused
-            == "GPU-1 belongs to pod ns/none"
-        )
+        assert refusals(owner, none)["none"] == "GPU-1 belongs to pod ns/owner"
+        assert refusals(none, owner)["owner"] == "GPU-1 belongs to pod ns/none"
 
 
 def test_the_smallest_share_conflicts_with_a_whole_card() -> None:
     """The percentage of 500 MiB is 0, because schedulers round down."""
     little = {GPU_MEMORY_RATIO: 0, GPU_MEMORY: 500 << 20}
     pods = [pod(uid, {"gpu": [{"minor": 0, "resources": little}]}) for uid in ("one", "other")]
-    assert all(not each.each.refused for each in pod_visibility(pods, FILES).values())
+    assert not any(refusals(*pods).values())
     whole = pod("whole", {"gpu": [entry(0)]})
-    assert (
-        pod_visibility([whole, *pods], FILES)["one"].each.refused == "GPU-1 belongs to pod ns/whole"
-    )
-    assert (
-        pod_visibility([*pods, whole], FILES)["whole"].each.refused == "GPU-1 belongs to pod ns/one"
-    )
+    assert refusals(whole, *pods)["one"] == "GPU-1 belongs to pod ns/whole"
+    assert refusals(*pods, whole)["whole"] == "GPU-1 belongs to pod ns/one"
 
 
 def test_core_with_memory_and_memory_alone_fit_on_one_card() -> None:
@@ -322,7 +309,7 @@ def test_core_with_memory_and_memory_alone_fit_on_one_card() -> None:
         pod(f"p{index}", {"gpu": [{"minor": 0, "resources": part}]})
         for index, part in enumerate(parts)
     ]
-    assert all(not each.each.refused for each in pod_visibility(pods, FILES).values())
+    assert not any(refusals(*pods).values())
 
 
 def test_a_pod_with_excessive_requests_keeps_its_devices() -> None:
@@ -369,8 +356,7 @@ def test_a_virtual_function_is_allocated_once_and_not_together_with_its_device()
         pod("again", {"rdma": [nic(0, 1, "0000:17:00.1")]}),
         pod("whole", {"rdma": [nic(0)]}),
     ]
-    refused = {uid: each.each.refused for uid, each in pod_visibility(pods, FILES).items()}
-    assert refused == {
+    assert refusals(*pods) == {
         "first": "",
         "second": "",
         "again": "0000:17:00.1 belongs to pod ns/first",
@@ -385,13 +371,12 @@ def test_a_share_of_a_device_does_not_block_its_virtual_functions() -> None:
         pod("function", {"rdma": [nic(0, 1, "0000:17:00.1")]}),
         pod("whole", {"rdma": [nic(0)]}),
     ]
-    refused = {uid: each.each.refused for uid, each in pod_visibility(pods, FILES).items()}
-    assert refused == {
+    assert refusals(*pods) == {
         "share": "",
         "function": "",
         "whole": "0000:17:00.0 belongs to pod ns/share",
     }
-    assert pod_visibility(pods[::-1], FILES)["function"].each.refused
+    assert refusals(*pods[::-1])["function"]
 
 
 def test_devices_beyond_the_requested_number_are_visible_to_every_requesting_container() -> None:

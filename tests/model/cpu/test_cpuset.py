@@ -1,10 +1,12 @@
+from __future__ import annotations
+
 import itertools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, lowest, members, union
 from tests.fixtures.trees import mask_text
 
 ids = st.frozensets(st.integers(0, 600), max_size=80)
@@ -108,3 +110,20 @@ def test_membership_and_equality_with_other_types() -> None:
 def test_negative_mask_is_refused() -> None:
     with pytest.raises(CpuSetError):
         CpuSet.from_int(-1)
+
+
+SETS = st.sets(st.integers(0, 600))
+
+
+def mask(ids: set[int]) -> int:
+    return sum(1 << each for each in ids)
+
+
+@given(SETS)
+def test_members_ascend(ids: set[int]) -> None:
+    assert list(members(mask(ids))) == sorted(ids)
+
+
+@given(SETS, st.integers(-1, 610))
+def test_lowest_are_the_first_members(ids: set[int], count: int) -> None:
+    assert lowest(mask(ids), count) == mask(set(sorted(ids)[: max(0, count)]))

@@ -58,17 +58,6 @@ DGX1_VOLTA = """
 0 0 1 0 1 2 - 2
 0 0 0 1 2 1 2 -
 """
-NON_ADJACENT_BRIDGES = """
-- 0 4 0 0 0 0 0
-0 - 0 4 0 0 0 0
-4 0 - 0 0 0 0 0
-0 4 0 - 0 0 0 0
-0 0 0 0 - 0 4 0
-0 0 0 0 0 - 0 4
-0 0 0 0 4 0 - 0
-0 0 0 0 0 4 0 -
-"""
-"""Pairs with non-adjacent numbers, from a user's machine (devices.md §7, 20)."""
 
 
 def test_eight_cards_behind_switches_give_koordinators_table_for_hopper() -> None:
@@ -90,12 +79,6 @@ def test_a_hybrid_cube_mesh() -> None:
     assert [each.ring_bytes_per_second for each in table[2]] == [50 * GB] * 4
     (whole,) = table[8]
     assert whole.ring_bytes_per_second == 50 * GB
-
-
-def test_bridges_between_cards_that_are_not_adjacent() -> None:
-    table = gpu_partitions(matrix(NON_ADJACENT_BRIDGES))
-    assert sets(table, 2) == [(0, 2), (1, 3), (4, 6), (5, 7)]
-    assert sorted(table) == [1, 2], "larger sets are connected by PCIe only"
 
 
 def test_the_faster_of_two_pairs_scores_higher() -> None:
@@ -244,13 +227,6 @@ def test_pairs_are_encoded_by_minor_and_grouped_by_equal_links() -> None:
         {"pairs": [[0, 1]], "ancestor": "switch", "nvlinks": 2, "mbPerSecond": 50_000},
         {"pairs": [[0, 4], [1, 4]], "ancestor": "system"},
     ]
-
-
-def test_links_through_switches_are_marked() -> None:
-    encoded = encode_links(
-        CARDS, [GpuPair("GPU-0", "GPU-1", None, None, 12, 300_000, switched=True)]
-    )
-    assert decode_links(encoded) == {(0, 1): GpuLink(None, 12, 300_000, switched=True)}
 
 
 @pytest.mark.parametrize(

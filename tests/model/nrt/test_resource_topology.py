@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import gzip
-import json
-from typing import Any
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -20,7 +16,6 @@ from agent.model.nrt.resource_topology import (
     encode,
 )
 from agent.model.objects import ObjectError
-from tests.conftest import DATA
 
 EXAMPLE = NodeTopology(
     "n",
@@ -260,51 +255,3 @@ def test_zones_of_other_writers_are_ignored() -> None:
 def test_invalid_fields_are_named(body: object, message: str) -> None:
     with pytest.raises(ObjectError, match=message):
         decode(body)
-
-
-def _vector_object(nrt: dict[str, Any]) -> dict[str, Any]:
-    def named(values: dict[str, Any]) -> list[dict[str, Any]]:
-        return [{"name": key, "value": value} for key, value in values.items()]
-
-    zones = [
-        {
-            "name": zone["name"],
-            "type": zone["type"],
-            "costs": named(zone.get("costs", {})),
-            "resources": [
-                {"name": key, "capacity": value, "allocatable": value, "available": value}
-                for key, value in zone.get("available", {}).items()
-            ],
-        }
-        for zone in nrt["zones"]
-    ]
-    return {
-        "metadata": {"name": "n"},
-        "zones": zones,
-        "topologyPolicies": nrt.get("topologyPolicies", []),
-        "attributes": named(nrt.get("attributes", {})),
-    }
-
-
-def test_objects_of_the_scheduler_vectors_read_back() -> None:
-    path = DATA / "vectors" / "nrt-match.jsonl.gz"
-    count = 0
-    with gzip.open(path, "rt") as lines:
-        for line in lines:
-            nrt = json.loads(line)["nrt"]
-            if not nrt:
-                continue
-            value = decode(_vector_object(nrt))
-            names = {each["name"] for each in nrt["zones"] if each["type"] == "Node"}
-            assert {f"node-{each.node}" for each in value.zones} <= names
-            policies = nrt.get("topologyPolicies")
-            if policies and not nrt.get("attributes") and value.policy != "none":
-                assert encode(value, Version.V1ALPHA1)["topologyPolicies"][0].startswith(
-                    policies[0].removesuffix("ContainerLevel")
-                )
-            if policies and not nrt.get("attributes"):
-                assert not value.faults
-            value = msgspec.structs.replace(value, faults=())
-            assert decode(encode(value, Version.V1ALPHA2)) == value
-            count += 1
-    assert count > 1000

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import combinations
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.devices.choice import best_spread
+from agent.allocate.devices.gpu_sets import Matrix, table
 from agent.allocate.devices.inventory import linked
 from agent.allocate.refusal import Reason, Refusal
+from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import GpuObjective
 from tests.allocate.devices.builders import (
     CARDS,
@@ -19,7 +26,7 @@ from tests.allocate.devices.builders import (
     nic,
     node,
 )
-from tests.allocate.devices.links import CROSSED, VOLTA, VOLTA_PAIRS, matrix, symmetric
+from tests.allocate.devices.links import CROSSED, MATRICES, VOLTA, VOLTA_PAIRS, matrix, symmetric
 
 EIGHT = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
 
@@ -124,3 +131,28 @@ def test_the_topology_decides_when_cards_are_missing_from_the_matrix() -> None:
 def test_shares_ignore_links() -> None:
     node_ = node(EIGHT, {5: 10}, links=linked(range(8), CROSSED))
     assert minors(allocation(node_, {GPU: 10})) == [4]
+
+
+@pytest.mark.parametrize("objective", GpuObjective)
+@given(MATRICES, st.data())
+def test_the_result_is_the_best_set_that_touches_each_group(
+    objective: GpuObjective, matrix: Matrix, data: st.DataObject
+) -> None:
+    indices = range(len(matrix))
+    group_of = data.draw(st.lists(st.integers(0, 3), min_size=len(matrix), max_size=len(matrix)))
+    free = data.draw(st.integers(1, (1 << len(matrix)) - 1))
+    count = data.draw(st.integers(1, free.bit_count()))
+    masks = [sum(1 << each for each in indices if group_of[each] == group) for group in range(3)]
+    groups = tuple(mask for mask in masks if mask)
+    linked = table(matrix, objective)
+    sets = [
+        mask
+        for mask in map(sum, combinations([1 << each for each in members(free)], count))
+        if all(mask & group for group in groups)
+    ]
+    found = best_spread(linked, free, count, groups)
+    if not sets:
+        assert found is None
+    else:
+        best = max(linked.score(each, free) for each in sets)
+        assert found == next(each for each in sets if linked.score(each, free) == best)

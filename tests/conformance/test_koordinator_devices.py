@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from conformance.koordinator_devices import judge_allocation
+from conformance.device_differences import FRACTIONS_ADD_UP
+from conformance.koordinator_devices import judge_allocation, judge_request
 
 CORE = "koordinator.sh/gpu-core"
 RATIO = "koordinator.sh/gpu-memory-ratio"
@@ -136,3 +137,41 @@ def test_virtual_functions_in_string_order() -> None:
     assert verdict.declared == "functions-by-number"
     topolets = {"allocation": {"rdma": [{**nics(0, amount=1)[0], "vfs": ["0000:40:00.2"]}]}}
     assert judge_allocation(case({RDMA: "1"}, [one], None, "", topolets, pod={"hint": hint})).agrees
+
+
+FPGA = "koordinator.sh/fpga"
+
+
+def card(minor: int, health: bool = True) -> dict[str, Any]:
+    return {
+        "type": "gpu",
+        "minor": minor,
+        "health": health,
+        "resources": {CORE: "100", RATIO: "100", MEMORY: "8Ki"},
+    }
+
+
+def request_case(
+    requests: dict[str, Any], devices: list[dict[str, Any]], expect: dict[str, Any], **pod: Any
+) -> dict[str, Any]:
+    pod_ = {"containers": [{"requests": requests}], **pod}
+    return {"pod": pod_, "devices": devices, "expect": expect}
+
+
+def test_fractions_that_are_added_before_they_are_rounded_are_declared() -> None:
+    """199.5 + 199.5 is 399, which is not a multiple of 100; rounded up first it is 400."""
+    half = {CORE: "199.5", RATIO: "800", FPGA: "100"}
+    sidecar = {"requests": half, "always": True}
+    both = request_case(half, [card(0)], {"error": "combination"}, initContainers=[sidecar])
+    verdict = judge_request(both)
+    assert verdict.declared == FRACTIONS_ADD_UP.name
+    assert (verdict.actual["gpu"]["count"], verdict.actual["gpu"]["per"]) == (
+        16,
+        {CORE: 25, RATIO: 100},
+    )
+    other = request_case(half, [card(0)], {"error": "unit"}, initContainers=[sidecar])
+    assert judge_request(other).declared is None
+    whole = {CORE: "200", RATIO: "800", FPGA: "100"}
+    plain = {"requests": whole, "always": True}
+    even = request_case(whole, [card(0)], {"error": "combination"}, initContainers=[plain])
+    assert judge_request(even).declared is None, "without fractions the sums are the same"
