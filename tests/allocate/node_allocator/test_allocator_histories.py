@@ -221,7 +221,7 @@ def test_every_concurrent_offer_that_still_fits_can_be_committed(
         except StaleOfferError as error:
             refused = str(error)
         if refused:
-            assert refused.startswith(f"pod {pod_request.title}: ")
+            assert refused.startswith(f"pod {pod_request.title} on node n: ")
             assert dict(allocator.holdings) == holdings
             assert allocator.offer(pod_request) != found
     assert allocator.overlaps() == ()
