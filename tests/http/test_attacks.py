@@ -12,7 +12,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -157,9 +156,6 @@ class BlockedHandler:
         return Reply(200, b"{}")
 
 
-Started = Callable[[BlockedHandler], tuple[int, Callable[[], None]]]
-
-
 def routes(blocked: BlockedHandler) -> dict[str, Route]:
     return {
         "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", "text/plain")),
@@ -214,25 +210,38 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return signed
 
 
-def secure(folder: Path) -> CertificateFiles:
-    """The extender's configuration: a client needs a certificate."""
-    return CertificateFiles(
-        str(folder / "server.crt"), str(folder / "server.key"), str(folder / "ca.crt")
+def certificate_files(
+    authority: Authority, *, client_ca: bool = False, client_optional: bool = False
+) -> CertificateFiles:
+    """`client_ca`: a client needs a certificate, as in the extender's configuration."""
+    names = ("server.crt", "server.key", "ca.crt")[: 3 if client_ca else 2]
+    paths = [str(authority.folder / each) for each in names]
+    return CertificateFiles(*paths, client_optional=client_optional)
+
+
+def client_context(authority: Authority, name: str = "") -> ssl.SSLContext:
+    """`name`: the client has a certificate for it."""
+    folder = authority.folder
+    context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    if name:
+        authority.client(name)
+        context.load_cert_chain(folder / f"{name}.crt", folder / f"{name}.key")
+    return context
+
+
+def connection(
+    port: int, source: str, tls: ssl.SSLContext | None = None
+) -> http.client.HTTPConnection:
+    if tls is None:
+        return http.client.HTTPConnection(NODE, port, DEADLINE_SECONDS, (source, 0))
+    return http.client.HTTPSConnection(
+        NODE, port, timeout=DEADLINE_SECONDS, source_address=(source, 0), context=tls
     )
 
 
 def status(port: int, source: str, tls: ssl.SSLContext | None = None) -> int:
     """The status of GET /healthz on a new connection."""
-    client: http.client.HTTPConnection
-    if tls is None:
-        client = http.client.HTTPConnection(
-            NODE, port, timeout=DEADLINE_SECONDS, source_address=(source, 0)
-        )
-    else:
-        client = http.client.HTTPSConnection(
-            NODE, port, timeout=DEADLINE_SECONDS, source_address=(source, 0), context=tls
-        )
-    with contextlib.closing(client):
+    with contextlib.closing(connection(port, source, tls)) as client:
         client.request("GET", "/healthz", headers={"Connection": "close"})
         return client.getresponse().status
 
@@ -272,12 +281,18 @@ def test_a_probe_of_the_node_is_answered_under_attack(blocked: BlockedHandler, n
 PAGE_ATTACKS = [each for each in ATTACKS if each not in ("hello", "busy_handlers")]
 
 
-@pytest.mark.parametrize("serve", [unthreaded, paged])
-@pytest.mark.parametrize("name", PAGE_ATTACKS)
+@pytest.mark.parametrize(
+    ("serve", "name"),
+    [
+        *((paged, each) for each in PAGE_ATTACKS),
+        (unthreaded, "slow_loris"),
+        (unthreaded, "no_reading"),
+    ],
+)
 def test_a_probe_of_a_server_in_one_loop_is_answered_under_attack(
     blocked: BlockedHandler,
-    name: str,
     serve: Callable[[BlockedHandler], tuple[int, Callable[[], None]]],
+    name: str,
 ) -> None:
     """The agent's server, and the metrics page of the plugin and the proxy."""
     port, close = serve(blocked)
@@ -294,16 +309,10 @@ def test_a_probe_of_a_server_in_one_loop_is_answered_under_attack(
 def test_clients_without_a_certificate_do_not_block_those_with_one(
     blocked: BlockedHandler, authority: Authority, name: str
 ) -> None:
-    authority.client("kube-scheduler")
-    folder = authority.folder
-    trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    trust.load_cert_chain(folder / "kube-scheduler.crt", folder / "kube-scheduler.key")
-    port, close = threaded(blocked, secure(folder))
+    trust = client_context(authority, "kube-scheduler")
+    port, close = threaded(blocked, certificate_files(authority, client_ca=True))
     try:
-        kept = http.client.HTTPSConnection(
-            NODE, port, timeout=DEADLINE_SECONDS, source_address=(OTHER, 0), context=trust
-        )
-        with contextlib.closing(kept):
+        with contextlib.closing(connection(port, OTHER, trust)) as kept:
             kept.request("GET", "/healthz")
             assert kept.getresponse().read() == b"ok\n"
             first = kept.sock
@@ -327,21 +336,15 @@ def test_a_neighbour_makes_the_server_compute_few_handshakes(
     blocked: BlockedHandler, authority: Authority
 ) -> None:
     """Complete handshakes, one after the other. Clients with a certificate are not limited."""
-    authority.client("kube-scheduler")
-    folder = authority.folder
-    trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    files = CertificateFiles(
-        *(str(folder / each) for each in ("server.crt", "server.key", "ca.crt")),
-        client_optional=True,
-    )
+    trust = client_context(authority)
+    files = certificate_files(authority, client_ca=True, client_optional=True)
     port, close = threaded(blocked, files, LOW_RATE)
     try:
         answered = sum(answers(port, ATTACKERS[0], trust)() for _ in range(ATTEMPTS))
         assert answered == LOW_RATE.each_peer
         assert status(port, OTHER, trust) == 200
         assert [status(port, NODE, trust) for _ in range(ATTEMPTS)] == [200] * ATTEMPTS
-        certified = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-        certified.load_cert_chain(folder / "kube-scheduler.crt", folder / "kube-scheduler.key")
+        certified = client_context(authority, "kube-scheduler")
         assert [status(port, OTHER, certified) for _ in range(ATTEMPTS)] == [200] * ATTEMPTS
     finally:
         close()
@@ -351,15 +354,10 @@ def test_a_neighbour_of_a_server_without_a_client_ca_makes_it_compute_few_handsh
     blocked: BlockedHandler, authority: Authority
 ) -> None:
     """Each address has the same limit."""
-    folder = authority.folder
-    trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    files = CertificateFiles(str(folder / "server.crt"), str(folder / "server.key"))
-    port, close = threaded(blocked, files, LOW_RATE)
+    trust = client_context(authority)
+    port, close = threaded(blocked, certificate_files(authority), LOW_RATE)
     try:
-        kept = http.client.HTTPSConnection(
-            NODE, port, timeout=DEADLINE_SECONDS, source_address=(OTHER, 0), context=trust
-        )
-        with contextlib.closing(kept):
+        with contextlib.closing(connection(port, OTHER, trust)) as kept:
             for _ in range(LOW_RATE.each_peer):
                 assert answers(port, ATTACKERS[0], trust)()
             for _ in range(ATTEMPTS):
@@ -388,13 +386,10 @@ def test_a_neighbour_makes_the_server_build_few_pages(blocked: BlockedHandler) -
 def test_a_probe_is_answered_under_attacks_over_tls(
     blocked: BlockedHandler, authority: Authority, name: str
 ) -> None:
-    folder = authority.folder
-    trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    files = CertificateFiles(str(folder / "server.crt"), str(folder / "server.key"))
-    port, close = threaded(blocked, files)
+    trust = client_context(authority)
+    port, close = threaded(blocked, certificate_files(authority))
     try:
-        unchecked = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-        with Attackers(port, ATTACKS[name], unchecked):
+        with Attackers(port, ATTACKS[name], trust):
             for _ in range(3):
                 assert status(port, NODE, trust) == 200
             eventually("another client is answered", answers(port, OTHER, trust))

@@ -28,7 +28,6 @@ LIMITS = ConnectionLimits(
     connections=6, reserved=2, each_peer=3, body_bytes=100, bodies_bytes=150, idle_seconds=60.0
 )
 PEERS = st.sampled_from(["a", "b", "c"])
-WAITING = tuple(each for each in ConnectionPhase if each is not ConnectionPhase.HANDLING)
 
 
 class Clients(RuleBasedStateMachine):
@@ -176,13 +175,6 @@ def test_a_peer_closes_its_own_connections_first() -> None:
     assert table.admit("a4", "a", False, 9.0) == "b1"
 
 
-def test_a_probe_is_admitted_while_requests_of_pods_take_all_other_connections() -> None:
-    table = filled()
-    for each in ("a1", "b1", "a2", "b2"):
-        table.enter(each, ConnectionPhase.HANDLING, 5.0)
-    assert table.admit("probe", "node", True, 6.0) is None
-
-
 def test_the_table_is_crowded_if_each_connection_has_a_request() -> None:
     table = filled()
     for each in ("a1", "b1", "a2"):
@@ -200,14 +192,6 @@ def test_too_many_bodies_close_the_oldest_connection() -> None:
         table.enter(each, ConnectionPhase.BODY, 5.0 + int(each == "b1"))
     assert table.hold("a1", 100) is None
     assert table.hold("b1", 100) == "a1"
-
-
-def test_a_request_in_progress_keeps_its_body_while_others_send() -> None:
-    table = filled()
-    table.hold("a1", 100)
-    table.enter("a1", ConnectionPhase.HANDLING, 5.0)
-    table.enter("b1", ConnectionPhase.BODY, 6.0)
-    assert table.hold("b1", 100) == "b1"
 
 
 @given(

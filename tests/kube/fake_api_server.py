@@ -13,6 +13,9 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 import pytest
 
+from agent.kube.auth import FileAccess
+from agent.kube.transport import Transport
+
 
 class Request(msgspec.Struct, frozen=True):
     """`at`: the time of the test's clock."""
@@ -270,4 +273,11 @@ def serving(clock: Callable[[], float] = lambda: 0.0) -> Iterator[Server]:
 def server() -> Iterator[Server]:
     """The fixture, for the conftest of a folder."""
     with serving() as it:
+        yield it
+
+
+@pytest.fixture
+def transport(server: Server) -> Iterator[Transport]:
+    """A connection to the server, for the conftest of a folder."""
+    with contextlib.closing(Transport(FileAccess(server.url))) as it:
         yield it

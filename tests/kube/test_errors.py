@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from agent.kube import errors
@@ -148,8 +147,3 @@ def test_future_resource_version_is_distinguished_from_other_timeouts(status: St
 )
 def test_body_without_a_status_becomes_the_message(body: bytes, message: str) -> None:
     assert errors.status_of(body).message == message
-
-
-def test_status_is_encoded_and_decoded() -> None:
-    status = Status(code=410, reason="Expired", details=Details(causes=(), retry_after_seconds=1))
-    assert errors.status_of(msgspec.json.encode(status)) == status

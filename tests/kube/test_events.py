@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -78,13 +79,21 @@ def results() -> Results:
     return Results()
 
 
-@pytest.fixture
-def recorder(server: Server, api: Api, results: Results) -> Iterator[Recorder]:
+@contextlib.contextmanager
+def recording(
+    server: Server, results: Results, instance: str = "node-a", **options: Any
+) -> Iterator[Recorder]:
     transport = Transport(FileAccess(server.url))
-    it = Recorder(transport, "topolet.io/agent", "node-a", "AssignCPUs", results.append)
+    it = Recorder(transport, "topolet.io/agent", instance, "AssignCPUs", results.append, **options)
     yield it
     it.close()
     transport.close()
+
+
+@pytest.fixture
+def recorder(server: Server, api: Api, results: Results) -> Iterator[Recorder]:
+    with recording(server, results) as it:
+        yield it
 
 
 def test_event_has_pod_reason_and_note(api: Api, recorder: Recorder, results: Results) -> None:
@@ -167,13 +176,10 @@ def test_event_of_an_earlier_agent_is_extended(
 ) -> None:
     recorder.record(POD, "R", "note")
     eventually("it is written", lambda: results == ["written"])
-    transport = Transport(FileAccess(server.url))
-    second = Recorder(transport, "topolet.io/agent", "node-a", "AssignCPUs", results.append)
-    second.record(POD, "R", "note")
-    eventually("the series is extended", lambda: results == ["written", "written"])
+    with recording(server, results) as second:
+        second.record(POD, "R", "note")
+        eventually("the series is extended", lambda: results == ["written", "written"])
     assert api.only["series"]["count"] == 2
-    second.close()
-    transport.close()
 
 
 def test_event_is_retried_after_503_and_dropped_after_403(
@@ -202,21 +208,16 @@ class Clock:
 def test_retry_after_is_respected(server: Server, api: Api, results: Results) -> None:
     api.refusals, api.details = [429], {"retryAfterSeconds": 300}
     clock = Clock()
-    transport = Transport(FileAccess(server.url))
-    recorder = Recorder(
-        transport, "topolet.io/agent", "node-a", "AssignCPUs", results.append, clock=clock
-    )
-    recorder.record(POD, "R", "note")
-    eventually("it is refused", lambda: server.requests and len(clock.read) >= 3)
-    clock.now = 299.0
-    recorder.record(POD, "R", "another")
-    eventually("the recorder has read the time", lambda: 299.0 in clock.read)
-    assert (len(server.requests), results) == (1, [])
-    clock.now = 1_000.0
-    recorder.record(POD, "R", "a third")
-    eventually("all are written", lambda: results == ["written"] * 3)
-    recorder.close()
-    transport.close()
+    with recording(server, results, clock=clock) as recorder:
+        recorder.record(POD, "R", "note")
+        eventually("it is refused", lambda: server.requests and len(clock.read) >= 3)
+        clock.now = 299.0
+        recorder.record(POD, "R", "another")
+        eventually("the recorder has read the time", lambda: 299.0 in clock.read)
+        assert (len(server.requests), results) == (1, [])
+        clock.now = 1_000.0
+        recorder.record(POD, "R", "a third")
+        eventually("all are written", lambda: results == ["written"] * 3)
 
 
 @pytest.fixture
@@ -255,12 +256,9 @@ def test_number_of_requests_and_of_pending_events_is_bounded(
 
 
 def test_long_node_name_is_truncated(server: Server, api: Api, results: Results) -> None:
-    transport = Transport(FileAccess(server.url))
-    recorder = Recorder(transport, "topolet.io/agent", "n" * 253, "AssignCPUs", results.append)
-    recorder.record(POD, "R", "note")
-    eventually("it is written", lambda: results == ["written"])
-    recorder.close()
-    transport.close()
+    with recording(server, results, "n" * 253) as recorder:
+        recorder.record(POD, "R", "note")
+        eventually("it is written", lambda: results == ["written"])
     assert api.only["reportingInstance"] == "n" * 128
 
 

@@ -16,9 +16,10 @@ from agent.kube.errors import (
     TooManyRequestsError,
     UnreachableError,
 )
-from agent.kube.schedule import REQUESTS, WINDOW_SECONDS, Schedule
+from agent.kube.schedule import CAP_SECONDS, REQUESTS, WINDOW_SECONDS, Backoff, Schedule, spread
 
-CAP_SECONDS = 10.0
+STEP_SECONDS = 10.0
+"""The longest step."""
 GONE = GoneError("410")
 REFUSED = UnreachableError("refused")
 BUSY = TooManyRequestsError("429")
@@ -44,7 +45,7 @@ errors = st.sampled_from(
 
 def pauses(random_value: float, *result: KubeError | str | None) -> list[float]:
     """The pause after each result."""
-    schedule = Schedule(lambda: random_value, CAP_SECONDS)
+    schedule = Schedule(lambda: random_value, STEP_SECONDS)
     found = []
     for each in result:
         if isinstance(each, str):
@@ -122,25 +123,70 @@ def test_the_next_pause_is_short_regardless_of_earlier_errors(
 ) -> None:
     """At most a step and a half, unless the server requests more."""
     values = itertools.cycle([random_value, *(value for _, value in past)])
-    schedule = Schedule(lambda: next(values), CAP_SECONDS)
+    schedule = Schedule(lambda: next(values), STEP_SECONDS)
     for result, _ in past:
         if result == "progress":
             schedule.progressed()
         elif not isinstance(result, str):
             schedule.after(result)  # type: ignore[arg-type]
-    assert schedule.after(REFUSED) <= 1.5 * CAP_SECONDS
+    assert schedule.after(REFUSED) <= 1.5 * STEP_SECONDS
     assert schedule.after(BUSY) <= 2, "the first of its cause"
 
 
 def test_answer_to_another_request_ends_a_pause_once_in_thirty_seconds() -> None:
-    schedule = Schedule(lambda: 0.5, CAP_SECONDS)
+    schedule = Schedule(lambda: 0.5, STEP_SECONDS)
     times = (100, 101, 129.9, 130, 140, 160)
     expected = [True, False, False, True, False, True]
     assert [schedule.end_early(now) for now in times] == expected
 
 
 def test_backoff_is_reset_when_the_server_answers_another_request() -> None:
-    schedule = Schedule(lambda: 0.5, CAP_SECONDS)
-    assert [schedule.after(REFUSED) for _ in range(5)][-1] == CAP_SECONDS
+    schedule = Schedule(lambda: 0.5, STEP_SECONDS)
+    assert [schedule.after(REFUSED) for _ in range(5)][-1] == STEP_SECONDS
     assert schedule.end_early(0)
     assert schedule.after(FAILED) == 1, "a starting server answers 503"
+
+
+@given(st.lists(chances, min_size=20, max_size=20), st.none() | st.just(0.0) | st.just(1.0))
+def test_at_most_five_attempts_in_ten_seconds(
+    random_values: list[float], retry_after: float | None
+) -> None:
+    backoff = Backoff(itertools.cycle(random_values).__next__)
+    delays = [backoff.next(retry_after) for _ in range(12)]
+    attempts = list(itertools.accumulate(delays, initial=0.0))
+    for first in range(len(attempts) - 5):
+        assert attempts[first + 5] - attempts[first] > 10
+    assert max(delays) <= CAP_SECONDS * 2
+
+
+@pytest.mark.parametrize(
+    ("random_value", "delays"), [(0.0, [0.5, 1, 2]), (0.999, [1.499, 2.998, 5.996])]
+)
+def test_delays_are_random_within_a_step_and_steps_double(
+    random_value: float, delays: list[float]
+) -> None:
+    backoff = Backoff(lambda: random_value)
+    assert [backoff.next() for _ in delays] == pytest.approx(delays)
+    backoff.reset()
+    assert backoff.next() == pytest.approx(delays[0])
+
+
+@given(chances, st.floats(0, 300))
+def test_retry_after_is_respected(random_value: float, seconds: float) -> None:
+    backoff = Backoff(lambda: random_value)
+    assert all(backoff.next(seconds) >= seconds for _ in range(10))
+
+
+@pytest.mark.parametrize("seconds", [1e9, float("inf")])
+def test_retry_after_is_limited(seconds: float) -> None:
+    assert Backoff(lambda: 0.5).next(seconds) < 310
+    assert Backoff(lambda: 0.5).next(-seconds) < 2
+
+
+def test_nodes_are_spread_over_the_window_and_the_delay_of_a_node_is_constant() -> None:
+    moments = [spread(f"node-{number}", 10.0) for number in range(1000)]
+    assert moments == [spread(f"node-{number}", 10.0) for number in range(1000)]
+    each_second = [sum(int(moment) == second for moment in moments) for second in range(10)]
+    assert sum(each_second) == 1000
+    assert min(each_second) > 60
+    assert spread("n", 0.0) == 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent.allocate.node_allocator.answer import NodeOffer
@@ -14,14 +14,20 @@ from agent.model.pod import apiobjects
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod_request import PodRequest, request_of
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
-from agent.scheduler.extender.extender import ExtenderPreemptionResult
-from agent.scheduler.extender.handlers import Bind, ExtenderHandlers
+from agent.scheduler.extender.extender import (
+    ExtenderArgs,
+    ExtenderBindingArgs,
+    ExtenderFilterResult,
+    ExtenderPreemptionResult,
+)
+from agent.scheduler.extender.handlers import ExtenderHandlers
 from agent.scheduler.state import records
+from agent.scheduler.state.binder import Binder
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
-from agent.scheduler.state.pod_info import PodInfoCache
+from agent.scheduler.state.pod_info import PodInfoCache, PodName
+from agent.scheduler.state.pods_api import BindingApi, BindOutcome
 from agent.scheduler.state.records import AgentSelector, PodRecord
-from tests.allocate.devices.links import VOLTA_PAIRS
 from tests.fixtures import fleet
 from tests.fixtures.fleet import Kind, Model
 
@@ -33,17 +39,6 @@ def ineligibility(cluster: SchedulerCache, node: str, pod_request: PodRequest) -
     refusal = cluster.eligible(node, pod_request)
     return refusal.text if refusal is not None else ""
 
-
-DGX1 = Model(
-    "dgx1",
-    (2, 1, 20, 2),
-    512 << 30,
-    gpus=8,
-    switch_gpus=2,
-    product="Tesla V100-SXM2-16GB",
-    pairs=tuple(VOLTA_PAIRS),
-)
-"""Two quads of V100; some pairs have two links; two GPUs behind each PCIe switch."""
 
 _read_pod = records.pods(AgentSelector())
 
@@ -105,26 +100,63 @@ def pod_request(kind: Kind, name: str = "p") -> PodRequest:
     return request_of(pod(kind, name))
 
 
-def handlers(
-    cache: SchedulerCache,
-    groups: GroupReservations,
-    bind: Bind,
-    pod_infos: PodInfoCache,
-    *,
-    best_only: bool = True,
-    placing: bool = False,
-) -> ExtenderHandlers:
-    """The handlers of an extender without preemption."""
-    return ExtenderHandlers(
-        cache,
-        groups,
-        bind,
-        pod_infos,
-        EquivalenceCache(cache),
-        lambda args: ExtenderPreemptionResult(args.victims),
-        best_only=best_only,
-        placing=placing,
-    )
+class AcceptedBindings(BindingApi):
+    """An API server that accepts every Binding, or rejects every one with `error`."""
+
+    def __init__(self) -> None:
+        self.error = ""
+
+    def bind(self, pod: PodName, node: str, annotations: Mapping[str, str]) -> BindOutcome:
+        return BindOutcome(not self.error, self.error)
+
+    def pod(self, pod: PodName) -> ApiPod | None:
+        return None
+
+
+class Extender:
+    """The parts of an extender without preemption, and kube-scheduler's calls. `bindings`: the API
+    server. `clock`: the time of the groups' reservations."""
+
+    def __init__(
+        self,
+        cluster: SchedulerCache,
+        bindings: BindingApi,
+        *,
+        pod_infos: PodInfoCache | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        best_only: bool = True,
+        placing: bool = False,
+    ) -> None:
+        self.cluster = cluster
+        self.groups = GroupReservations(cluster, clock=clock)
+        self.pod_infos = pod_infos or PodInfoCache(device_resources=cluster.device_resources)
+        self.binder = Binder(cluster, self.groups, bindings, self.pod_infos)
+        self.handlers = ExtenderHandlers(
+            cluster,
+            self.groups,
+            self.binder.bind,
+            self.pod_infos,
+            EquivalenceCache(cluster),
+            lambda args: ExtenderPreemptionResult(args.victims),
+            best_only=best_only,
+            placing=placing,
+        )
+
+    def filter(self, pod: ApiPod, nodes: Sequence[str]) -> ExtenderFilterResult:
+        return self.handlers.filter(ExtenderArgs(pod, nodes))
+
+    def fits(self, pod: ApiPod, nodes: Sequence[str]) -> list[str]:
+        """The names of the feasible nodes."""
+        return list(self.filter(pod, nodes).node_names)
+
+    def scores(self, pod: ApiPod, nodes: Sequence[str]) -> dict[str, int]:
+        entries = json.loads(bytes(self.handlers.prioritize(ExtenderArgs(pod, nodes))))
+        return {each["Host"]: each["Score"] for each in entries}
+
+    def bind(self, pod: ApiPod, node: str) -> str:
+        """Returns the error, "" if the pod is bound."""
+        args = ExtenderBindingArgs(pod.name, pod.namespace, pod.uid, node)
+        return self.handlers.bind(args).error
 
 
 def reserve(cache: SchedulerCache, kind: Kind, node: str, name: str = "p") -> bool:

@@ -3,13 +3,11 @@ exclusive CPUs, unschedulable pods, and decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from agent.http.page import page_routes
 from agent.http.peers import NodeAddresses
 from agent.http.server import HttpServer
-from agent.model.pod.apiobjects import ApiPod
 from agent.scheduler import process
 from agent.scheduler.explain.explainer import Explainer
 from agent.scheduler.extender.extender import (
@@ -18,10 +16,6 @@ from agent.scheduler.extender.extender import (
 )
 from agent.scheduler.extender.handlers import QueueingExtender
 from agent.scheduler.page import ClusterPage
-from agent.scheduler.state.binder import Binder
-from agent.scheduler.state.group_reservations import GroupReservations
-from agent.scheduler.state.pod_info import PodInfoCache, PodName
-from agent.scheduler.state.pods_api import BindingApi, BindOutcome
 from agent.scheduler.unschedulable.queue import UnschedulableQueue
 from tests.fixtures import fleet
 from tests.fixtures.fleet import Kind
@@ -29,19 +23,6 @@ from tests.scheduler import clusters
 
 HOLDER: Final = "topolet-scheduler-0_0f3a"
 TOO_LARGE: Final = fleet.owner(400, 8)
-
-
-class Bindings(BindingApi):
-    """An API server that accepts every Binding, or rejects every one with `error`."""
-
-    def __init__(self) -> None:
-        self.error = ""
-
-    def bind(self, pod: PodName, node: str, annotations: Mapping[str, str]) -> BindOutcome:
-        return BindOutcome(not self.error, self.error)
-
-    def pod(self, pod: PodName) -> ApiPod | None:
-        return None
 
 
 class PageScene:
@@ -54,17 +35,14 @@ class PageScene:
             {name: models[number % len(models)] for number, name in enumerate(self.names)}
         )
         self.unavailable: str | None = None
-        self.bindings = Bindings()
+        self.bindings = clusters.AcceptedBindings()
         self.queue = UnschedulableQueue()
-        groups = GroupReservations(self.cluster)
-        infos = PodInfoCache(device_resources=self.cluster.device_resources)
-        self.binder = Binder(self.cluster, groups, self.bindings, infos)
-        handlers = clusters.handlers(self.cluster, groups, self.binder.bind, infos)
-        self.extender = QueueingExtender(handlers, infos, self.cluster, self.queue)
+        inner = clusters.Extender(self.cluster, self.bindings)
+        self.extender = QueueingExtender(inner.handlers, inner.pod_infos, self.cluster, self.queue)
         self.page = ClusterPage(
             self.cluster,
             self.queue,
-            self.binder.decisions,
+            inner.binder.decisions,
             Explainer(self.cluster, "topolet-scheduler"),
             lambda: self.unavailable,
             holder,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from agent.scheduler.fragmentation import DEMAND_SECONDS, NodeRow, NodeTable
 from tests.fixtures.fleet import CARDS, SMALL, gpu_pod, gpu_share_pod, ls_pod, owner
+from tests.kube.clock import Clock
 from tests.scheduler import clusters
-from tests.scheduler.clock import Clock
 
 
 def read_all(table: NodeTable) -> dict[str, NodeRow]:

@@ -4,7 +4,6 @@ follows from the objects, no resource is allocated twice, and no reservation is 
 from __future__ import annotations
 
 import collections
-import enum
 import json
 import random
 from collections import deque
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
-from agent.kube.objects import Change, Mirror, ObjectKey, WatchedMetadata
+from agent.kube.objects import Change, ChangeKind, Mirror, ObjectKey, WatchedMetadata
 from agent.model.pod.apiobjects import from_object
 from agent.model.pod_request import request_of
 from agent.scheduler.state import records
@@ -50,17 +49,12 @@ POD_REQUESTS = tuple(
 )
 
 
-class EventType(enum.Enum):
-    PUT = enum.auto()
-    DELETE = enum.auto()
-
-
 class Server:
     """The stored objects, and for each kind the queue of events that its watch has not sent yet."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[ObjectKey, Object]] = {kind: {} for kind in KINDS}
-        self.queues: dict[str, deque[tuple[EventType, Object]]] = {kind: deque() for kind in KINDS}
+        self.queues: dict[str, deque[tuple[ChangeKind, Object]]] = {kind: deque() for kind in KINDS}
         self._version = 0
 
     def put(self, kind: str, body: Object) -> None:
@@ -68,11 +62,11 @@ class Server:
         stored = json.loads(json.dumps(body))
         stored["metadata"]["resourceVersion"] = str(self._version)
         self.objects[kind][_key(stored)] = stored
-        self.queues[kind].append((EventType.PUT, stored))
+        self.queues[kind].append((ChangeKind.MODIFIED, stored))
 
     def delete(self, kind: str, key: ObjectKey) -> None:
         if (deleted := self.objects[kind].pop(key, None)) is not None:
-            self.queues[kind].append((EventType.DELETE, deleted))
+            self.queues[kind].append((ChangeKind.DELETED, deleted))
 
     def pod(self, name: str) -> Object | None:
         return self.objects["pods"].get(ObjectKey("ns", name))
@@ -98,9 +92,9 @@ class Scheduler:
     def deliver(self, kind: str, *, twice: bool = False) -> None:
         """Delivers the next event of the watch; `twice`: a reconnected watch sends it again."""
         if self._server.queues[kind]:
-            event_type, body = self._server.queues[kind].popleft()
+            change_kind, body = self._server.queues[kind].popleft()
             for _ in range(1 + twice):
-                self._apply(kind, event_type, body)
+                self._apply(kind, change_kind, body)
 
     def deliver_all(self, kind: str) -> None:
         while self._server.queues[kind]:
@@ -115,9 +109,9 @@ class Scheduler:
         ]
         self._changed[kind](mirror.replace(listed))
 
-    def _apply(self, kind: str, event_type: EventType, body: Object) -> None:
+    def _apply(self, kind: str, change_kind: ChangeKind, body: Object) -> None:
         mirror = self.mirrors[kind]
-        if event_type is EventType.DELETE:
+        if change_kind is ChangeKind.DELETED:
             changes = mirror.drop(_key(body))
         else:
             changes = mirror.put(_metadata(body), json.dumps(body).encode())

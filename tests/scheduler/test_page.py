@@ -58,7 +58,6 @@ def test_a_process_that_is_not_the_leader_returns_the_reason() -> None:
         (b"{", "page: "),
         (b'{"sort": "password"}', r"\$\.sort"),
         (b'{"offset": -1}', r"\$\.offset"),
-        (b'{"search": 1}', r"\$\.search"),
         (b'{"range": {"column": "name"}}', r"\$\.range"),
         (b'{"unknown": 1}', "unknown"),
     ],

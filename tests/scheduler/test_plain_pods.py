@@ -3,10 +3,10 @@ decide, less those of pods with a reservation and of pods that no report counts 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections import deque
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -17,19 +17,13 @@ from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
 from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY
 from agent.model.pod import apiobjects
-from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.extender import (
-    ExtenderArgs,
-    ExtenderBindingArgs,
     ExtenderFilterResult,
 )
-from agent.scheduler.state.binder import Binder
 from agent.scheduler.state.cluster import SchedulerCache
-from agent.scheduler.state.group_reservations import GroupReservations
-from agent.scheduler.state.pod_info import PodInfoCache, pod_info
 from agent.scheduler.state.pods_api import BindingApi
-from agent.scheduler.unschedulable.queue import UnschedulableQueue, queued_pod
 from tests.kube import fake_api_server
+from tests.kube.fake_api_server import Server
 from tests.scheduler import clusters, objects, zonednodes
 from tests.scheduler.podserver import PodServer
 from tests.scheduler.zonednodes import GIB, NIC, Kubelet, Object, pod, topology
@@ -43,13 +37,10 @@ LSR = {"koordinator.sh/qosClass": "LSR"}
 class Scene:
     """The handlers over a cluster, and the API server to which they bind."""
 
-    def __init__(self, server: fake_api_server.Server) -> None:
+    def __init__(self, server: Server, transport: Transport) -> None:
         self.pods = PodServer(server).pods
         self.cluster = SchedulerCache(agents=False)
-        self.transport = Transport(FileAccess(server.url))
-        groups, pod_infos = GroupReservations(self.cluster), PodInfoCache()
-        binder = Binder(self.cluster, groups, BindingApi(self.transport), pod_infos)
-        self.handlers = clusters.handlers(self.cluster, groups, binder.bind, pod_infos)
+        self.extender = clusters.Extender(self.cluster, BindingApi(transport))
         self.names: list[str] = []
 
     def add_node(self, name: str, zones: zonednodes.Zones, report: Object | None = None) -> None:
@@ -72,30 +63,21 @@ class Scene:
         self.cluster.pods_changed([objects.pod_change(bound, ChangeKind.DELETED)])
 
     def filter(self, body: Object) -> ExtenderFilterResult:
-        return self.handlers.filter(ExtenderArgs(apiobjects.from_object(body), self.names))
+        return self.extender.filter(apiobjects.from_object(body), self.names)
 
     def fits(self, body: Object) -> list[str]:
         """The names of the feasible nodes."""
         return list(self.filter(body).node_names)
 
-    def scores(self, body: Object) -> dict[str, int]:
-        raw = self.handlers.prioritize(ExtenderArgs(apiobjects.from_object(body), self.names))
-        entries = json.loads(bytes(raw))
-        return {each["Host"]: each["Score"] for each in entries}
-
     def bind(self, body: Object, node: str) -> str:
         """Returns the error, "" if the pod is bound."""
-        metadata = body["metadata"]
-        self.pods["default", metadata["name"]] = body
-        args = ExtenderBindingArgs(metadata["name"], "default", metadata["uid"], node)
-        return self.handlers.bind(args).error
+        self.pods["default", body["metadata"]["name"]] = body
+        return self.extender.bind(apiobjects.from_object(body), node)
 
 
 @pytest.fixture
-def scene(server: fake_api_server.Server) -> Iterator[Scene]:
-    it = Scene(server)
-    yield it
-    it.transport.close()
+def scene(server: Server, transport: Transport) -> Scene:
+    return Scene(server, transport)
 
 
 def with_koordinator_annotations(report: Object) -> Object:
@@ -120,16 +102,6 @@ def test_a_node_without_room_has_a_readable_reason(scene: Scene) -> None:
     }
 
 
-def test_reasons_that_no_eviction_resolves_are_unresolvable(scene: Scene) -> None:
-    scene.add_node("a", TWO_ZONES, topology("a", TWO_ZONES, used(0, 1000)))
-    result = scene.filter(pod("p", {"cpu": "5", "memory": "1"}))
-    assert list(result.failed_and_unresolvable_nodes) == ["a"]
-    result = scene.filter(pod("q", {"cpu": "1", "memory": "1", "hugepages-2Mi": "1"}))
-    assert result.failed_and_unresolvable_nodes == {
-        "a": "container c0 requests 1 hugepages-2Mi: the node has none"
-    }
-
-
 def test_two_pods_never_get_the_resources_of_one(scene: Scene) -> None:
     """The kubelet may place the first one on either NUMA node, before the agent reports it."""
     scene.add_node("a", {0: TWO_ZONES[0], 1: {**TWO_ZONES[1], "cpu": 5000}}, None)
@@ -142,74 +114,6 @@ def test_two_pods_never_get_the_resources_of_one(scene: Scene) -> None:
     }
     assert "container c0 requests 4 cpu" in scene.bind(second, "a")
     assert scene.fits(pod("r", ONE_CPU)) == ["a"]
-
-
-def test_a_failed_binding_releases_the_reservation(scene: Scene) -> None:
-    scene.add_node("a", TWO_ZONES, topology("a", TWO_ZONES))
-    body = pod("p", FOUR_CPUS)
-    scene.fits(body)
-    args = ExtenderBindingArgs("p", "default", "uid-p", "a")
-    assert "404" in scene.handlers.bind(args).error
-    assert scene.fits(pod("q", FOUR_CPUS)) == ["a"]
-
-
-def test_a_report_may_count_a_running_pod_before_the_watch_reports_it(scene: Scene) -> None:
-    scene.add_node("a", TWO_ZONES, topology("a", TWO_ZONES))
-    slow, fast = pod("slow", ONE_CPU), pod("fast", ONE_CPU)
-    for each in (slow, fast):
-        scene.report_pod(each, "a", "Pending")
-    scene.report_zones(topology("a", TWO_ZONES, used(0, 1000), ("fast",)))
-    assert scene.fits(pod("q", {"cpu": "3", "memory": "1"})) == []
-    scene.report_pod(fast, "a")
-    assert scene.fits(pod("q", {"cpu": "3", "memory": "1"})) == ["a"]
-    assert scene.fits(pod("r", FOUR_CPUS)) == []
-
-
-@pytest.mark.parametrize("last_node", ["a", ""])
-def test_only_the_amounts_of_a_deleted_pod_stay_unavailable(scene: Scene, last_node: str) -> None:
-    body = pod("old", FOUR_CPUS)
-    scene.add_node("a", TWO_ZONES, topology("a", TWO_ZONES, used(0, 4000), ("old",)))
-    scene.report_pod(body, "a")
-    scene.delete_pod(body, last_node)
-    assert scene.fits(pod("q", FOUR_CPUS)) == ["a"]
-    assert scene.fits(pod("r", FOUR_CPUS, FOUR_CPUS)) == []
-
-
-def test_an_unschedulable_pod_is_retried_after_a_report_with_room(scene: Scene) -> None:
-    scene.add_node("a", TWO_ZONES, topology("a", TWO_ZONES, {0: {"cpu": 4000}, 1: {"cpu": 4000}}))
-    body = pod("p", FOUR_CPUS)
-    queue, views = UnschedulableQueue(), EquivalenceCache(scene.cluster)
-    queue.add(queued_pod(pod_info(apiobjects.from_object(body)), scene.cluster, 0.0))
-    assert queue.retryable(views, 1.0) == []
-    scene.report_zones(topology("a", TWO_ZONES, used(0, 1000)))
-    assert [(each.queued.name, each.node) for each in queue.retryable(views, 2.0)] == [("p", "a")]
-
-
-def test_a_deleted_pod_keeps_its_zone_until_the_next_report(scene: Scene) -> None:
-    body = pod("old", FOUR_CPUS)
-    scene.add_node("a", TWO_ZONES, topology("a", TWO_ZONES, used(0, 4000), ("old",)))
-    scene.report_pod(body, "a")
-    other = pod("p", FOUR_CPUS)
-    scene.bind(other, "a")
-    assert scene.fits(pod("q", FOUR_CPUS)) == []
-    scene.delete_pod(body, "a")
-    assert scene.fits(pod("q", FOUR_CPUS)) == []
-    scene.report_pod(other, "a")
-    scene.report_zones(topology("a", TWO_ZONES, used(1, 4000), ("p",)))
-    assert scene.fits(pod("q", FOUR_CPUS)) == ["a"]
-
-
-def test_a_terminated_pod_is_in_reports_until_it_is_deleted(scene: Scene) -> None:
-    old, older = pod("old", FOUR_CPUS), pod("older", FOUR_CPUS)
-    for each in (older, old):
-        scene.report_pod(each, "a", "Succeeded")
-    scene.report_pod(pod("p", ONE_CPU), "a")
-    scene.add_node("a", TWO_ZONES, topology("a", TWO_ZONES, used(0, 1000), ("older", "old", "p")))
-    assert scene.fits(pod("q", FOUR_CPUS)) == ["a"]
-    scene.report_zones(topology("a", TWO_ZONES, used(0, 1000), ("old", "p")))
-    assert scene.fits(pod("q", FOUR_CPUS)) == []
-    scene.delete_pod(older, "a")
-    assert scene.fits(pod("q", FOUR_CPUS)) == ["a"]
 
 
 def test_other_agents_report_only_pods_that_are_not_terminated(scene: Scene) -> None:
@@ -322,13 +226,11 @@ class World:
 
     NODES = ("n1", "n2")
 
-    def __init__(
-        self, server: fake_api_server.Server, rng: random.Random, *, other_scheduler: bool = False
-    ) -> None:
+    def __init__(self, scene: Scene, rng: random.Random, *, other_scheduler: bool) -> None:
         """`other_scheduler`: another scheduler binds pods too, without the extender."""
         self.rng = rng
         self._other_scheduler = other_scheduler
-        self.scene = Scene(server)
+        self.scene = scene
         self.kubelets: dict[str, Kubelet] = {}
         self.api: dict[str, Object] = {}
         self.events: dict[str, deque[tuple[Object, ChangeKind]]] = {
@@ -463,8 +365,12 @@ def test_no_zone_resource_is_allocated_twice_or_lost(
 ) -> None:
     """In any order of reports and events, no kubelet rejects a pod unless another scheduler binds
     pods too. Once all events are delivered, the filter returns the nodes whose kubelet has room."""
-    with fake_api_server.serving() as server:
-        world = World(server, random.Random(seed), other_scheduler=other_scheduler)
+    with (
+        fake_api_server.serving() as server,
+        contextlib.closing(Transport(FileAccess(server.url))) as transport,
+    ):
+        scene = Scene(server, transport)
+        world = World(scene, random.Random(seed), other_scheduler=other_scheduler)
         for _ in range(steps):
             world.step()
         while any(each["status"]["phase"] == "Pending" for each in world.api.values()):
@@ -475,5 +381,4 @@ def test_no_zone_resource_is_allocated_twice_or_lost(
                 body = pod(f"last-{name}-{cpus}", {"cpu": str(cpus), "memory": "1"})
                 fits = kubelet.admit(body)
                 kubelet.terminate(body["metadata"]["name"])
-                assert (name in world.scene.fits(body)) is fits, (name, cpus)
-        world.scene.transport.close()
+                assert (name in scene.fits(body)) is fits, (name, cpus)

@@ -28,9 +28,7 @@ from agent.model.settings.scheduler import SchedulerSettings, split_names
 from agent.scheduler import process, rules
 from agent.scheduler.extender import extender
 from agent.scheduler.leader import election
-from agent.scheduler.state.binder import Binder, ReservationExpiry
-from agent.scheduler.state.group_reservations import GroupReservations
-from agent.scheduler.state.pod_info import PodInfoCache
+from agent.scheduler.state.binder import ReservationExpiry
 from agent.scheduler.state.pods_api import BindingApi
 from agent.scheduler.state.records import AGENT_LABELS
 from tests.fixtures.fleet import SMALL, owner
@@ -190,9 +188,7 @@ def test_binds_that_wait_for_the_api_server_do_not_delay_a_filter() -> None:
         api.answer = respond_later
         limits = election.bind_limits(election.lease_times(600))
         transport = Transport(FileAccess(api.url), limits=limits, connections=len(bodies))
-        groups, pod_infos = GroupReservations(cache), PodInfoCache()
-        binder = Binder(cache, groups, BindingApi(transport), pod_infos)
-        handlers = clusters.handlers(cache, groups, binder.bind, pod_infos)
+        handlers = clusters.Extender(cache, BindingApi(transport)).handlers
         routes = extender.routes(handlers, lambda: None, extender.metrics())
         server = HttpServer("127.0.0.1:0", routes, process.LIMITS, NodeAddresses())
         server.start()

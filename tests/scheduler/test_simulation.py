@@ -52,18 +52,6 @@ def _node(uid: str | None) -> int | None:
     return None if uid is None else int(uid.partition("/")[0])
 
 
-def test_nothing_is_allocated_twice() -> None:
-    trace_nodes, demand = sample()
-    cluster = TraceCluster(trace_nodes, PlacementPolicy.RESIDUAL, random.Random(42))
-    for kind in arrivals(demand, cluster.gpus, 1.3, 42):
-        cluster.count_arrival(kind)
-        cluster.place(kind)
-    for each in cluster.allocators:
-        assert not each.overlaps()
-        assert each.free.cpu_milli >= 0
-        assert each.free.memory_bytes >= 0
-
-
 def test_a_load_that_is_not_reached_has_no_result() -> None:
     found = simulation.policy_result([simulation.run(*sample(), PlacementPolicy.RESIDUAL, 1.0, 42)])
     assert found.alloc_pct_at_130 is None

@@ -20,12 +20,9 @@ from agent.model.nrt.node_status import GPU_MODEL
 from agent.model.pod import apiobjects
 from agent.model.pod_request import GPU_MILLI, PodKind, request_of
 from agent.scheduler import simulation
-from agent.scheduler.extender.extender import ExtenderArgs
 from agent.scheduler.simulation import TraceNode, arrivals, shuffled
 from agent.scheduler.state import records
 from agent.scheduler.state.cluster import SchedulerCache
-from agent.scheduler.state.group_reservations import GroupReservations
-from agent.scheduler.state.pod_info import PodInfoCache
 from agent.scheduler.state.pods_seen import PlacementUpdates, PodsSeen
 from agent.scheduler.state.records import AgentSelector
 from tests.scheduler import clusters
@@ -62,13 +59,7 @@ class Scene:
             lambda: True,
             lambda: True,
         )
-        self.handlers = clusters.handlers(
-            self.cluster,
-            GroupReservations(self.cluster),
-            lambda pod, node: None,
-            PodInfoCache(),
-            placing=True,
-        )
+        self.extender = clusters.Extender(self.cluster, clusters.AcceptedBindings(), placing=True)
 
     def _add(self, name: str, node: TraceNode) -> None:
         key = ObjectKey("", name)
@@ -93,12 +84,10 @@ class Scene:
         self.updates.step()
         api_pod = apiobjects.from_object(body)
         nodes = [each for each in self.names if self._allocator(each).free.fits(kind)]
-        fitting = (
-            list(self.handlers.filter(ExtenderArgs(api_pod, nodes)).node_names) if nodes else []
-        )
+        fitting = self.extender.fits(api_pod, nodes) if nodes else []
         if len(fitting) > 1:
-            scores = json.loads(bytes(self.handlers.prioritize(ExtenderArgs(api_pod, fitting))))
-            fitting = [max(scores, key=lambda each: each["Score"])["Host"]]
+            scores = self.extender.scores(api_pod, fitting)
+            fitting = [max(scores, key=scores.__getitem__)]
         for node in fitting:
             node_offer = self._allocator(node).offer(request_of(api_pod))
             assert isinstance(node_offer, NodeOffer)

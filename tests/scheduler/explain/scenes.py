@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent.kube.objects import Change, ChangeKind, ObjectKey
+from agent.model.devices.holding import GPU_CHECKPOINTS
 from agent.model.explanation import Cause, Explanation
-from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.apiobjects import from_object
 from agent.scheduler.explain.explainer import Explainer, by_title, unnamed
 from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
@@ -42,6 +42,24 @@ class Scene:
         record = records.node(json.dumps(body).encode())
         self.cluster.nodes_changed([_change(body, record)])
 
+    def annotate_topology(self, name: str, annotations: dict[str, object]) -> None:
+        """Adds annotations to the NodeResourceTopology of a node, their values as JSON."""
+        body = self.objects[name].topology(name)
+        of_report = body["metadata"].setdefault("annotations", {})
+        of_report |= {key: json.dumps(value) for key, value in annotations.items()}
+        self.topology(body)
+
+    def plug_gpus(self, name: str, *uids: str) -> None:
+        """A device plugin of the node has allocated a GPU to each of these pods."""
+        body = self.objects[name].devices(name)
+        allocation = {"containerName": "c", "resourceName": "nvidia.com/gpu"}
+        allocations = [
+            {**allocation, "podUID": uid, "deviceIDs": [f"{name}-GPU-{minor}"]}
+            for minor, uid in enumerate(uids)
+        ]
+        body["metadata"]["annotations"] = {GPU_CHECKPOINTS: json.dumps(allocations)}
+        self.devices(body)
+
     def topology(self, body: Object) -> None:
         record = records.topology(json.dumps(body).encode())
         self.cluster.topologies_changed([_change(body, record)])
@@ -54,9 +72,7 @@ class Scene:
         self, kind: Kind, name: str, node: str, cpus: str = "", uid: str = "", **annotations: str
     ) -> None:
         """Adds a pod that is bound to the node, with these exclusive CPUs."""
-        body = kind.pod(name, uid=uid, node=node)
-        if cpus:
-            body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
+        body = kind.pod(name, uid=uid, node=node, cpus=cpus)
         body["metadata"]["annotations"] |= annotations
         self.report_pod(body)
 

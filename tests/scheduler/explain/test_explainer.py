@@ -91,9 +91,7 @@ def test_a_node_that_is_nominated_for_other_pods_is_infeasible() -> None:
 
 def test_an_invalid_pod_is_explained_without_nodes() -> None:
     scene = Scene(a=SMALL)
-    pod = owner(4, 4).pod("p")
-    pod["metadata"]["annotations"][GROUP_ANNOTATION] = "no size"
-    explanation = scene.explain_pod(pod)
+    explanation = scene.explain_pod(owner(4, 4).pod("p", group="no size"))
     assert [each.code for each in explanation.causes] == [explainer.INVALID]
     assert GROUP_ANNOTATION in explanation.causes[0].message
     assert explanation.nodes == ()
@@ -102,12 +100,11 @@ def test_an_invalid_pod_is_explained_without_nodes() -> None:
 def test_a_member_of_a_group_is_placed_on_the_node_of_the_other_members() -> None:
     scene = Scene(a=SMALL, b=SMALL)
     scene.run(owner(4, 4), "m0", "a", "0-3", **{GROUP_ANNOTATION: "g/2"})
-    member = owner(4, 4).pod("m1")
-    member["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"
+    member = owner(4, 4).pod("m1", group="g/2")
     scene.report_pod(member)
     explanation = scene.explain_pod(member)
     assert explanation.winner == "a"
     assert list(causes(explanation, "b")) == [explainer.GROUP_ELSEWHERE]
-    member["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
+    member = owner(4, 4).pod("m1", group="g/3")
     scene.report_pod(member)
     assert [each.code for each in scene.explain_pod(member).causes] == [explainer.GROUP_SIZE]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from agent.model.cpu.policies import BIND_LABEL
-from agent.model.devices.holding import GPU_CHECKPOINTS
 from agent.model.nrt.node_annotations import (
     AMPLIFICATION_RATIO,
     CPU_MANAGER_POLICY,
@@ -13,7 +12,7 @@ from agent.model.nrt.node_annotations import (
     RESERVATION,
 )
 from agent.model.objects import LabelSelector
-from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
+from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.pod.apiobjects import GROUP_ANNOTATION
 from agent.scheduler.explain import causes as codes
 from agent.scheduler.explain import explainer
@@ -25,6 +24,7 @@ from tests.scheduler.explain.scenes import SCHEDULER, Scene, causes
 SINGLE_NUMA_NODE = '{"numaTopologyPolicy":"SingleNUMANode"}'
 NUMA_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 JOINT = "scheduling.koordinator.sh/device-joint-allocate"
+REFUSED = {"namespace": "default", "name": "p", "uid": "uid-p", "cpuset": "0-3"}
 
 
 def test_no_numa_node_has_enough_cpus() -> None:
@@ -43,17 +43,7 @@ def test_no_numa_node_has_enough_cpus() -> None:
 
 def test_gpus_that_a_device_plugin_allocated() -> None:
     scene = Scene(a=CARDS)
-    body = scene.objects["a"].devices("a")
-    allocations = [
-        {
-            "podUID": "uid-plugged",
-            "containerName": "c",
-            "resourceName": "nvidia.com/gpu",
-            "deviceIDs": [f"a-GPU-{minor}" for minor in range(8)],
-        }
-    ]
-    body["metadata"]["annotations"] = {GPU_CHECKPOINTS: json.dumps(allocations)}
-    scene.devices(body)
+    scene.plug_gpus("a", *["uid-plugged"] * 8)
     scene.run(guaranteed_pod("1", "1Gi"), "plugged", "a")
     pod = gpu_pod(1).pod("p")
     by_code = causes(scene.explain_pod(pod))
@@ -93,14 +83,9 @@ def test_a_node_with_another_policy() -> None:
 
 def test_a_group_that_waits_for_room() -> None:
     scene = Scene(a=SMALL)
-    pods = []
-    for number in range(3):
-        pod = owner(10, 4).pod(f"m{number}")
-        pod["metadata"]["annotations"] |= {
-            GROUP_ANNOTATION: "training/3",
-            NUMA_SPEC: SINGLE_NUMA_NODE,
-        }
-        pods.append(pod)
+    pods = [owner(10, 4).pod(f"m{number}", group="training/3") for number in range(3)]
+    for pod in pods:
+        pod["metadata"]["annotations"][NUMA_SPEC] = SINGLE_NUMA_NODE
         scene.report_pod(pod)
     explanation = scene.explain_pod(pods[0])
     assert explanation.group is not None
@@ -112,16 +97,19 @@ def test_a_group_that_waits_for_room() -> None:
     assert f"Pod default/m0: metadata.annotations[{GROUP_ANNOTATION}]" in text
 
 
-def test_a_budget_that_protects_a_victim() -> None:
-    scene = Scene(a=SMALL)
-    body = owner(28, 4).pod("protected", node="a")
+def run_protected(scene: Scene, name: str, count: int, cpus: str, allowed: int) -> None:
+    """Runs a pod of lower priority. Its budget allows this number of disruptions."""
+    body = owner(count, 4).pod(name, node="a", cpus=cpus)
     body["metadata"]["labels"]["app"] = "db"
     body["spec"]["priority"] = 9000
-    body["metadata"]["annotations"]["scheduling.koordinator.sh/resource-status"] = json.dumps(
-        {"cpuset": "0-27"}
-    )
     scene.report_pod(body)
-    scene.add_budget("default", "db", Budget("default", "db", LabelSelector({"app": "db"}), 0))
+    budget = Budget("default", "db", LabelSelector({"app": "db"}), allowed)
+    scene.add_budget("default", "db", budget)
+
+
+def test_a_budget_that_protects_a_victim() -> None:
+    scene = Scene(a=SMALL)
+    run_protected(scene, "protected", 28, "0-27", allowed=0)
     pod = owner(8, 4).pod("p")
     explanation = scene.explain_pod(pod)
     assert explainer.BUDGET_PROTECTS in causes(explanation)
@@ -137,15 +125,8 @@ def test_a_budget_that_protects_a_victim() -> None:
 def test_a_budget_that_allows_fewer_disruptions_than_needed() -> None:
     """The budget allows one disruption, and two pods must be evicted to make room."""
     scene = Scene(a=SMALL)
-    for number in range(2):
-        body = owner(16, 4).pod(f"protected-{number}", node="a")
-        body["metadata"]["labels"]["app"] = "db"
-        body["spec"]["priority"] = 9000
-        body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps(
-            {"cpuset": f"{number * 16}-{number * 16 + 15}"}
-        )
-        scene.report_pod(body)
-    scene.add_budget("default", "db", Budget("default", "db", LabelSelector({"app": "db"}), 1))
+    run_protected(scene, "one", 16, "0-15", allowed=1)
+    run_protected(scene, "two", 16, "16-31", allowed=1)
     (verdict,) = scene.explain_pod(owner(20, 4).pod("p")).nodes
     assert verdict.eviction is not None
     assert (verdict.eviction.pods, verdict.eviction.protected) == (2, 1)
@@ -154,12 +135,9 @@ def test_a_budget_that_allows_fewer_disruptions_than_needed() -> None:
 
 def test_a_pod_with_a_claim_of_reserved_cpus() -> None:
     scene = Scene(a=SMALL)
-    body = scene.objects["a"].topology("a")
-    annotations = body["metadata"].setdefault("annotations", {})
-    annotations[CPU_MANAGER_POLICY] = json.dumps({"policy": "none", "reservedCPUs": "0-1"})
-    refused = {"namespace": "default", "name": "p", "uid": "uid-p", "reason": "CPUs 0-1 are kept"}
-    annotations[REFUSED_CLAIMS] = json.dumps([{**refused, "cpuset": "0-3"}])
-    scene.topology(body)
+    refused = {**REFUSED, "reason": "CPUs 0-1 are kept"}
+    manager = {"policy": "none", "reservedCPUs": "0-1"}
+    scene.annotate_topology("a", {CPU_MANAGER_POLICY: manager, REFUSED_CLAIMS: [refused]})
     scene.run(owner(4, 4), "p", "a", "0-3")
     explanation = scene.explain_pod(owner(4, 4).pod("p", node="a"))
     assert [each.code for each in explanation.causes] == [explainer.CLAIM_REFUSED]
@@ -171,10 +149,8 @@ def test_a_pod_with_a_claim_of_reserved_cpus() -> None:
 
 def test_cpus_that_the_kubelet_reserves() -> None:
     scene = Scene(a=SMALL)
-    body = scene.objects["a"].topology("a")
-    annotations = body["metadata"].setdefault("annotations", {})
-    annotations[CPU_MANAGER_POLICY] = json.dumps({"policy": "none", "reservedCPUs": "0-3"})
-    scene.topology(body)
+    manager = {"policy": "none", "reservedCPUs": "0-3"}
+    scene.annotate_topology("a", {CPU_MANAGER_POLICY: manager})
     by_code = causes(scene.explain_pod(owner(30, 4).pod("p")))
     assert next(iter(by_code)) == codes.RESERVED_CPUS
     cause = by_code[codes.RESERVED_CPUS]
@@ -184,10 +160,8 @@ def test_cpus_that_the_kubelet_reserves() -> None:
 
 def test_a_container_for_which_the_kubelet_would_split_a_core() -> None:
     scene = Scene(a=SMALL)
-    body = scene.objects["a"].topology("a")
     manager = {"policy": "static", "options": {"full-pcpus-only": "true"}, "reservedCPUs": "0"}
-    body["metadata"].setdefault("annotations", {})[CPU_MANAGER_POLICY] = json.dumps(manager)
-    scene.topology(body)
+    scene.annotate_topology("a", {CPU_MANAGER_POLICY: manager})
     cause = causes(scene.explain_pod(guaranteed_pod("3", "4Gi").pod("p")))["smt-alignment"]
     assert cause.message.startswith("cpu: CPUs are not a multiple of a core's threads (container ")
     assert [(each.kind, each.field) for each in cause.objects] == [
@@ -198,14 +172,9 @@ def test_a_container_for_which_the_kubelet_would_split_a_core() -> None:
 
 def test_cpus_that_the_node_reserves() -> None:
     scene = Scene(a=SMALL)
-    body = scene.objects["a"].topology("a")
-    annotations = body["metadata"].setdefault("annotations", {})
-    annotations[RESERVATION] = json.dumps({"reservedCPUs": "0-1"})
-    refused = {"namespace": "default", "name": "p", "uid": "uid-p", "cpuset": "0-3"}
-    annotations[REFUSED_CLAIMS] = json.dumps(
-        [{**refused, "reason": "CPUs 0-1 are reserved by the node"}]
-    )
-    scene.topology(body)
+    refused = {**REFUSED, "reason": "CPUs 0-1 are reserved by the node"}
+    reservation = {"reservedCPUs": "0-1"}
+    scene.annotate_topology("a", {RESERVATION: reservation, REFUSED_CLAIMS: [refused]})
     cause = causes(scene.explain_pod(owner(32, 4).pod("q")))[codes.RESERVED_CPUS]
     assert cause.message == "the Node reserves CPUs, which no pod may own: 0-1"
     place = f"Node a: metadata.annotations[{RESERVATION}]"

@@ -87,11 +87,6 @@ def nodes() -> Nodes:
     return Nodes({"a": 4, "b": 2, "c": 2})
 
 
-def test_results_are_in_the_order_of_the_nodes(nodes: Nodes) -> None:
-    cache = EquivalenceCache(nodes)
-    assert values_of(cache.results(CpuCheck(nodes, 3), ["b", "a"])) == ["1 CPUs too few", 1]
-
-
 def test_a_node_is_checked_once_until_it_changes(nodes: Nodes) -> None:
     cache = EquivalenceCache(nodes)
     for _ in range(3):
@@ -127,23 +122,6 @@ def test_equal_results_are_one_object(nodes: Nodes) -> None:
     """5,000 full nodes have one reason, which is stored once."""
     first, second = EquivalenceCache(nodes).results(CpuCheck(nodes, 3), ["b", "c"])
     assert first is second
-
-
-def test_a_missing_node_is_unknown_until_it_is_added(nodes: Nodes) -> None:
-    cache = EquivalenceCache(nodes)
-    assert cache.results(CpuCheck(nodes, 1), ["x"]) == [UNKNOWN_NODE]
-    nodes.set("x", 5)
-    assert values_of(cache.results(CpuCheck(nodes, 1), ["x"])) == [4]
-
-
-def test_a_removed_node_is_unknown(nodes: Nodes) -> None:
-    cache = EquivalenceCache(nodes)
-    cache.results(CpuCheck(nodes, 1), ["a", "b", "c"])
-    nodes.set("a", None)
-    nodes.set("d", 8)
-    results = cache.results(CpuCheck(nodes, 1), ["a", "b", "c", "d"])
-    assert results[0] is UNKNOWN_NODE
-    assert values_of(results[1:]) == [1, 1, 7]
 
 
 def test_a_dropped_class_is_computed_again(nodes: Nodes) -> None:

@@ -17,7 +17,7 @@ from agent.scheduler.extender.extender import (
     ExtenderPreemptionResult,
 )
 from agent.telemetry.schedulermetrics import SchedulerMetrics
-from tests.scheduler.clock import Clock
+from tests.kube.clock import Clock
 from tests.scheduler.extender.requests import ARGS, BINDING, META, POD, encoded
 
 PREEMPTION = {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": META}
@@ -173,15 +173,6 @@ def test_unavailable_verbs_return_the_reason(endpoints: Endpoints) -> None:
     assert endpoints.request("healthz").status == 200
     endpoints.unavailable = None
     assert endpoints.request("filter", ARGS).status == 200
-
-
-def test_encoded_scores_are_sent_unchanged() -> None:
-    class Raw(FirstNode):
-        def prioritize(self, args: ExtenderArgs) -> msgspec.Raw:
-            return msgspec.Raw(b'[{"Host":"n1","Score":3}]')
-
-    routes = extender.routes(Raw(), lambda: None, extender.metrics())
-    assert routes["/prioritize"].handle(encoded(ARGS)).body == b'[{"Host":"n1","Score":3}]'
 
 
 def test_a_process_that_does_not_finish_a_request_is_not_healthy() -> None:

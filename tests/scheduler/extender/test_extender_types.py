@@ -33,16 +33,6 @@ def test_a_recorded_filter_request() -> None:
     assert args.pod.containers[0].requests == {"example.com/gpu": 1}
 
 
-def test_a_recorded_filter_answer() -> None:
-    result = ExtenderFilterResult(["n1"], {"f1": "no gpu group"}, {"f2": "wrong model"})
-    assert json.loads(extender.filter_answer(extender.extender_args(encoded(ARGS)), result)) == {
-        "NodeNames": ["n1"],
-        "FailedNodes": {"f1": "no gpu group"},
-        "FailedAndUnresolvableNodes": {"f2": "wrong model"},
-        "Error": "",
-    }
-
-
 def node_args(*names: str) -> dict[str, Any]:
     items = [{"metadata": {"name": each, "labels": {"l": each}}, "spec": {}} for each in names]
     return {"Pod": POD, "Nodes": {"metadata": {}, "items": items}, "NodeNames": None}
@@ -81,19 +71,6 @@ def test_a_recorded_bind_request() -> None:
     assert json.loads(extender.encode(ExtenderBindingResult("deleted"))) == {"Error": "deleted"}
 
 
-@pytest.mark.parametrize("name", ["", "\0", "no such node", "../n1", "Ünïcode", "n" * 10_000])
-def test_a_node_may_have_any_name(name: str) -> None:
-    """The filter determines whether the node is known."""
-    assert extender.extender_args(encoded({**ARGS, "NodeNames": [name, name]})).node_names == [
-        name,
-        name,
-    ]
-    made = extender.filter_answer(
-        extender.extender_args(encoded(ARGS)), ExtenderFilterResult((), {name: "x"})
-    )
-    assert json.loads(made)["FailedNodes"] == {name: "x"}
-
-
 def without(body: dict[str, Any], *path: str) -> dict[str, Any]:
     first, *rest = path
     others = {key: value for key, value in body.items() if key != first}
@@ -104,12 +81,8 @@ def without(body: dict[str, Any], *path: str) -> dict[str, Any]:
     ("decode", "body", "message"),
     [
         (extender.extender_args, without(ARGS, "Pod"), "`Pod`"),
-        (extender.extender_args, {**ARGS, "Pod": None}, "$.Pod"),
-        (extender.extender_args, {**ARGS, "Pod": []}, "$.Pod"),
         (extender.extender_args, {"Pod": POD}, "NodeNames"),
-        (extender.extender_args, {**ARGS, "NodeNames": "n1"}, "$.NodeNames"),
         (extender.extender_args, {**ARGS, "NodeNames": ["n1", 2]}, "$.NodeNames[1]"),
-        (extender.extender_args, {**ARGS, "NodeNames": {"n1": ""}}, "$.NodeNames"),
         (extender.extender_args, without(ARGS, "Pod", "metadata", "name"), "`name`"),
         (
             extender.extender_args,
@@ -130,8 +103,6 @@ def without(body: dict[str, Any], *path: str) -> dict[str, Any]:
             "default/e1: spec.containers[0].resources.requests.cpu",
         ),
         (extender.extender_args, {**node_args(), "Nodes": {"items": [{}]}}, "Nodes.items[0]"),
-        (extender.extender_args, {**node_args(), "Nodes": {"items": {}}}, "$.Nodes.items"),
-        (extender.extender_args, [ARGS], "object"),
         (extender.preemption_args, {"Pod": POD}, "NodeNameToMetaVictims"),
         (
             extender.preemption_args,
@@ -144,7 +115,6 @@ def without(body: dict[str, Any], *path: str) -> dict[str, Any]:
             "$.NodeNameToVictims",
         ),
         (extender.binding_args, without(BINDING, "Node"), "`Node`"),
-        (extender.binding_args, {**BINDING, "Node": 1}, "$.Node"),
         (extender.binding_args, {**BINDING, "Node": "../n1"}, "Node: '../n1'"),
         (extender.binding_args, {**BINDING, "Node": "n" * 254}, "Node: 'nnn"),
         (extender.binding_args, {**BINDING, "PodName": "e1\0"}, "PodName: 'e1\\x00'"),
@@ -160,9 +130,7 @@ def test_invalid_fields_are_named(decode: Any, body: object, message: str) -> No
     assert str(raised.value).startswith("Extender")
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"\0", b"{", b'{"Pod":"\\ud800"}', b"\xff\xfe", b"[" * 100_000, b"null", b"1e999"]
-)
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null"])
 @pytest.mark.parametrize(
     "decode",
     [extender.extender_args, extender.preemption_args, extender.binding_args],
@@ -204,13 +172,6 @@ def test_any_value_in_any_field_is_accepted_or_rejected(
 ) -> None:
     with contextlib.suppress(BadRequestError):
         decode(encoded(replaced(BODIES[decode], path, value)))
-
-
-@given(st.sampled_from(list(BODIES)), st.data())
-def test_a_truncated_body_is_rejected(decode: Any, data: st.DataObject) -> None:
-    body = encoded(BODIES[decode])
-    with pytest.raises(BadRequestError):
-        decode(body[: data.draw(st.integers(0, len(body) - 1))])
 
 
 @given(

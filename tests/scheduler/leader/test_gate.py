@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -94,12 +96,20 @@ def state() -> ClusterState:
     return ClusterState()
 
 
-@pytest.fixture
-def gate(leader: Leader, state: ClusterState) -> Iterator[LeaderGate]:
-    it = LeaderGate(leader, state)
+@contextlib.contextmanager
+def started(
+    leader: Leader | AlwaysLeader, state: ClusterState, **parts: Any
+) -> Iterator[LeaderGate]:
+    it = LeaderGate(leader, state, **parts)
     it.start()
     yield it
     it.stop()
+
+
+@pytest.fixture
+def gate(leader: Leader, state: ClusterState) -> Iterator[LeaderGate]:
+    with started(leader, state) as it:
+        yield it
 
 
 def lead(leader: Leader, gate: LeaderGate, term: int) -> None:
@@ -173,10 +183,8 @@ def test_a_broken_watch_catches_up_in_the_same_term(
 
 def test_the_callback_runs_before_the_first_answer(leader: Leader, state: ClusterState) -> None:
     reasons: list[str | None] = []
-    gate = LeaderGate(leader, state, lambda: reasons.append(gate.reason()))
-    gate.start()
-    begin_term(gate, leader, state)
-    gate.stop()
+    with started(leader, state, settled=lambda: reasons.append(gate.reason())) as gate:
+        begin_term(gate, leader, state)
     assert reasons == ["the pods bound before this term are not known yet"]
 
 
@@ -209,44 +217,45 @@ def test_a_leader_first_finishes_the_bindings_of_its_former_process(
     leader: Leader, state: ClusterState, continues: bool
 ) -> None:
     former = FormerBindings()
-    gate = LeaderGate(leader, state, former=former)
-    gate.start()
     state.synced = True
     state.may_catch_up.set()
     leader.continues = continues
-    lead(leader, gate, 1)
-    eventually("it finishes them", lambda: former.continued == [continues])
-    assert (gate.reason(), state.catch_ups) == (
-        "the pods bound before this term are not known yet",
-        0,
-    )
-    assert gate.unready() == gate.reason()
-    former.may_end.set()
-    eventually("the leader answers", lambda: gate.reason() is None)
-    assert state.marks == 2, "a watch may have listed its objects before the last Binding"
-    lead(leader, gate, 2)
-    eventually("the leader answers", lambda: gate.reason() is None)
-    assert len(former.continued) == 1
-    gate.stop()
+    with started(leader, state, former=former) as gate:
+        lead(leader, gate, 1)
+        eventually("it finishes them", lambda: former.continued == [continues])
+        assert gate.reason() == "the pods bound before this term are not known yet"
+        assert state.catch_ups == 0
+        assert gate.unready() == gate.reason()
+        former.may_end.set()
+        eventually("the leader answers", lambda: gate.reason() is None)
+        assert state.marks == 2, "a watch may have listed its objects before the last Binding"
+        lead(leader, gate, 2)
+        eventually("the leader answers", lambda: gate.reason() is None)
+        assert len(former.continued) == 1
 
 
 def test_the_end_of_a_term_interrupts_the_former_bindings(
     leader: Leader, state: ClusterState
 ) -> None:
     former = FormerBindings()
-    gate = LeaderGate(leader, state, former=former)
-    gate.start()
     state.synced = True
     state.may_catch_up.set()
-    lead(leader, gate, 1)
-    eventually("it finishes them", lambda: len(former.continued) == 1)
-    leader.leading = False
-    former_open = former.open
-    lead(leader, gate, 2)
-    eventually("it starts again", lambda: len(former.continued) == 2)
-    assert former_open
-    assert state.catch_ups == 0
-    gate.stop()
+    with started(leader, state, former=former) as gate:
+        lead(leader, gate, 1)
+        eventually("it finishes them", lambda: len(former.continued) == 1)
+        leader.leading = False
+        former_open = former.open
+        lead(leader, gate, 2)
+        eventually("it starts again", lambda: len(former.continued) == 2)
+        assert former_open
+        assert state.catch_ups == 0
+
+
+def test_a_single_replica_leads(state: ClusterState) -> None:
+    state.synced = True
+    state.may_catch_up.set()
+    with started(AlwaysLeader(), state) as gate:
+        eventually("the leader answers", lambda: gate.reason() is None)
 
 
 def test_a_term_that_begins_before_the_start_marks_the_watches_as_behind(
@@ -287,22 +296,11 @@ def test_a_process_whose_label_may_be_wrong_is_not_ready(
     leader: Leader, state: ClusterState
 ) -> None:
     label = Label()
-    gate = LeaderGate(leader, state, label=label)
-    gate.start()
-    begin_term(gate, leader, state)
-    assert (label.hurries, gate.unready()) == (1, None)
-    label.problem = "the label is not written yet"
-    assert gate.unready() == label.problem
-    leader.leading = False
-    assert gate.unready() == label.problem
-    assert gate.reason() == "no replica is the leader"
-    gate.stop()
-
-
-def test_a_single_replica_leads(state: ClusterState) -> None:
-    gate = LeaderGate(AlwaysLeader(), state)
-    gate.start()
-    state.synced = True
-    state.may_catch_up.set()
-    eventually("the leader answers", lambda: gate.reason() is None)
-    gate.stop()
+    with started(leader, state, label=label) as gate:
+        begin_term(gate, leader, state)
+        assert (label.hurries, gate.unready()) == (1, None)
+        label.problem = "the label is not written yet"
+        assert gate.unready() == label.problem
+        leader.leading = False
+        assert gate.unready() == label.problem
+        assert gate.reason() == "no replica is the leader"

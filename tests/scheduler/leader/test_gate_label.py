@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from agent.kube.auth import FileAccess
 from agent.kube.transport import MERGE, Transport
 from agent.scheduler.leader.gate import AGAIN_SECONDS, LABEL, LeaderLabel
 from tests.kube.fake_api_server import Request, Server, reply, status
@@ -40,12 +38,11 @@ class Pod:
 
 
 class Environment:
-    def __init__(self, server: Server) -> None:
+    def __init__(self, transport: Transport) -> None:
         self.leading = False
         self.now = 0.0
-        self.transport = Transport(FileAccess(server.url))
         self.label = LeaderLabel(
-            self.transport, ("n", "p"), lambda: self.leading, clock=lambda: self.now
+            transport, ("n", "p"), lambda: self.leading, clock=lambda: self.now
         )
 
     def step(self) -> str | None:
@@ -59,10 +56,8 @@ def pod(server: Server) -> Pod:
 
 
 @pytest.fixture
-def env(server: Server) -> Iterator[Environment]:
-    it = Environment(server)
-    yield it
-    it.transport.close()
+def env(transport: Transport) -> Environment:
+    return Environment(transport)
 
 
 def test_the_label_follows_the_leadership(pod: Pod, env: Environment) -> None:

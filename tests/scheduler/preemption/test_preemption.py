@@ -110,21 +110,6 @@ def test_named_victims_stay_if_resources_do_not_explain_them() -> None:
     assert answer == (["p0", "p1"], 0)
 
 
-def test_victims_release_the_requests_of_the_pod_in_sum() -> None:
-    """CPUs 6 and 7 are free, but other pods may use them: only one of the pods is large enough."""
-    small, smaller = bound_pod("q4"), bound_pod("s5")
-    for body, cpu in ((small, "1500m"), (smaller, "500m")):
-        body["metadata"]["labels"] = {"koordinator.sh/qosClass": "LS"}
-        body["spec"]["containers"][0]["resources"] = {"requests": {"cpu": cpu}}
-    full = cluster(*FULL[:3], small, smaller)
-    assert preempt(full, pending_pod(2), "q4", "s5") == (["p2"], 0)
-
-
-def test_priority_counts_before_the_start_time() -> None:
-    pods = [bound_pod(name, 5 if name in ("p2", "p3") else 1) for name in CPUS]
-    assert preempt(cluster(*pods), pending_pod(4), "p0", "p3") == (["p0", "p1"], 0)
-
-
 def test_a_candidate_without_victims_is_removed() -> None:
     pods = [bound_pod(name, 10 if name in ("p0", "p2") else 1) for name in CPUS]
     assert preempt(cluster(*pods), pending_pod(4), "p1", "p3") is None

@@ -192,12 +192,6 @@ def test_victims_release_devices_of_the_numa_nodes_that_the_policy_admits(
     assert victims(allocator, pod_request, bound_pods) == expected
 
 
-def test_no_victims_of_equal_priority() -> None:
-    allocator = allocator_with(*FULL)
-    bound_pods = [BoundPod(uid, "ns", uid, 5) for uid in ("u0", "u1")]
-    assert victims(allocator, lsr_request(4, 5), bound_pods) is None
-
-
 def test_victims_named_by_kube_scheduler_are_included() -> None:
     allocator = allocator_with(*FULL, pod("plain", {"cpu": 1}))
     bound_pods = [BoundPod(uid, "ns", uid, 0, at) for at, uid in enumerate(("plain", "u0", "u1"))]

@@ -117,7 +117,7 @@ def test_a_new_process_locks_the_node_before_its_first_step(world: World) -> Non
     assert ineligible(world.cluster) == "RebindResource r moves pods of the node"
 
 
-@pytest.mark.parametrize("fault", ["refused", "lost"])
+@pytest.mark.parametrize("fault", ["refused", "conflict", "lost"])
 @pytest.mark.parametrize("number", range(5))
 def test_a_rebind_interrupted_at_any_write_ends_in_the_new_state(
     world: World, number: int, fault: str
@@ -127,7 +127,7 @@ def test_a_rebind_interrupted_at_any_write_ends_in_the_new_state(
     if fault == "lost":
         world.lose = {number}
     else:
-        world.refuse = {number: 500}
+        world.refuse = {number: 409 if fault == "conflict" else 500}
     world.until_write(number)
     world.start()
     assert world.finish()["phase"] == "Succeed"
@@ -147,17 +147,6 @@ def test_a_rebind_interrupted_until_the_deadline_ends_in_the_old_state(
     status = world.finish()
     assert (status["phase"], status["reason"]) == ("Failed", "undone: the deadline has passed")
     assert world.cpus() == OLD
-
-
-def test_a_pod_that_changed_after_the_read_is_read_again(world: World) -> None:
-    fragmented(world)
-    world.rebind()
-    world.step()
-    world.refuse = {1: 409}
-    world.step()
-    assert world.cpus() == OLD
-    world.finish()
-    assert world.cpus() == NEW
 
 
 def test_a_process_that_does_not_lead_writes_nothing(world: World) -> None:

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from agent.allocate.node_allocator.answer import NodeOffer
-from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.pod.apiobjects import PodGroup
 from agent.scheduler.state.binder import ReservationExpiry
@@ -15,9 +13,9 @@ from agent.scheduler.state.cluster import EXPIRY_SECONDS, SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pods_api import BindingApi
 from tests.kube import fake_api_server
+from tests.kube.clock import Clock
 from tests.kube.fake_api_server import Request, Server
 from tests.scheduler import objects
-from tests.scheduler.clock import Clock
 from tests.scheduler.clusters import allocated_pods
 
 REQUEST = objects.pod_request({"cpu": "1"}, name="a")
@@ -39,11 +37,9 @@ def groups(cluster: SchedulerCache, clock: Clock) -> GroupReservations:
 
 @pytest.fixture
 def expiry(
-    server: Server, cluster: SchedulerCache, groups: GroupReservations
-) -> Iterator[ReservationExpiry]:
-    transport = Transport(FileAccess(server.url))
-    yield ReservationExpiry(cluster, groups, BindingApi(transport))
-    transport.close()
+    transport: Transport, cluster: SchedulerCache, groups: GroupReservations
+) -> ReservationExpiry:
+    return ReservationExpiry(cluster, groups, BindingApi(transport))
 
 
 def answer_with(server: Server, code: int, body: Any) -> None:

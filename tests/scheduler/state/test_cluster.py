@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.properties import AllocatorRules
@@ -15,13 +18,20 @@ from agent.model.pod.apiobjects import from_object
 from agent.model.pod_request import PodRequest, request_of
 from agent.model.settings import plugin_args
 from agent.scheduler.state import records
-from agent.scheduler.state.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
+from agent.scheduler.state.cluster import (
+    EXPIRY_SECONDS,
+    ChangedNodes,
+    ChangeLog,
+    ReserveError,
+    SchedulerCache,
+)
+from agent.scheduler.state.node_info import NodeInfo
 from agent.scheduler.state.pod_info import pod_info
 from agent.scheduler.state.records import AgentSelector
 from tests.allocate.node_allocator.builders import pod
 from tests.kept import kept_bytes
+from tests.kube.clock import Clock
 from tests.scheduler import objects
-from tests.scheduler.clock import Clock
 from tests.scheduler.clusters import allocated_pods, ineligibility
 
 ADDED, DELETED = ChangeKind.ADDED, ChangeKind.DELETED
@@ -115,12 +125,6 @@ def test_a_pod_counts_while_it_is_bound_and_has_not_ended(
     assert not allocated_pods(cluster)
 
 
-def test_a_deleted_pod_has_no_allocation(cluster: SchedulerCache) -> None:
-    report_pod(cluster, "a", "n1")
-    delete_pod(cluster, "a", "n1")
-    assert not allocated_pods(cluster)
-
-
 def test_a_pod_deleted_in_an_old_state_has_no_allocation(cluster: SchedulerCache) -> None:
     cluster.topologies_changed(
         [objects.topology_change(objects.topology("n1", policy="single-numa-node", pods=()))]
@@ -132,35 +136,6 @@ def test_a_pod_deleted_in_an_old_state_has_no_allocation(cluster: SchedulerCache
     state = cluster.node("n1")
     assert state is not None
     assert isinstance(state.allocator.offer(PLAIN), NodeOffer)
-
-
-def test_a_pod_with_the_same_name_is_another(cluster: SchedulerCache) -> None:
-    report_pod(cluster, "a", "n1", uid="1")
-    delete_pod(cluster, "a", "n1", uid="1")
-    report_pod(cluster, "a", "n2", uid="2")
-    assert (allocated_pods(cluster), allocated_pods(cluster, "n2")) == (set(), {"a"})
-
-
-def test_an_old_event_of_a_bound_pod_releases_nothing(cluster: SchedulerCache) -> None:
-    report_pod(cluster, "a", "n1")
-    report_pod(cluster, "a")
-    assert allocated_pods(cluster) == {"a"}
-
-
-def test_pods_that_are_reported_before_their_node_count_when_it_is_added() -> None:
-    cache = SchedulerCache()
-    report_pod(cache, "a", "late", cpus="0-1")
-    assert cache.node("late") is None
-    cache.nodes_changed([objects.node_change(objects.node("late"))])
-    assert allocated_pods(cache, "late") == {"a"}
-
-
-def test_pods_are_kept_without_their_node(cluster: SchedulerCache) -> None:
-    report_pod(cluster, "a", "n1")
-    cluster.nodes_changed([objects.node_change(objects.node("n1"), DELETED)])
-    assert cluster.node("n1") is None
-    cluster.nodes_changed([objects.node_change(objects.node("n1"))])
-    assert allocated_pods(cluster) == {"a"}
 
 
 def test_no_memory_is_kept_for_deleted_nodes() -> None:
@@ -201,44 +176,6 @@ def test_a_reservation_stays_until_the_pod_is_reported_as_bound(
     report_pod(cluster, "a", "n1", requests={"cpu": "1"})
     assert cluster.reservation("uid-a") is None
     assert allocated_pods(cluster) == {"a"}
-
-
-def test_release_frees_the_reservation(cluster: SchedulerCache) -> None:
-    cluster.reserve("n1", offered("a"))
-    assert cluster.release("uid-a")
-    assert not allocated_pods(cluster)
-    assert not cluster.release("uid-a")
-
-
-def test_a_late_release_does_not_release_a_bound_pod(cluster: SchedulerCache) -> None:
-    cluster.reserve("n1", offered("a"))
-    report_pod(cluster, "a", "n1")
-    assert not cluster.release("uid-a")
-    assert allocated_pods(cluster) == {"a"}
-
-
-def test_a_pod_deleted_before_it_is_bound_releases_its_reservation(cluster: SchedulerCache) -> None:
-    cluster.reserve("n1", offered("a"))
-    delete_pod(cluster, "a")
-    assert not allocated_pods(cluster)
-    cluster.confirm("uid-a")
-    assert cluster.reservation("uid-a") is None
-
-
-def test_a_pod_that_another_client_bound_elsewhere_releases_its_reservation(
-    cluster: SchedulerCache,
-) -> None:
-    cluster.reserve("n1", offered("a"))
-    report_pod(cluster, "a", "n2")
-    assert (allocated_pods(cluster), allocated_pods(cluster, "n2")) == (set(), {"a"})
-
-
-def test_annotations_override_the_reservation(cluster: SchedulerCache) -> None:
-    cluster.reserve("n1", offered("a"))
-    report_pod(cluster, "a", "n1", requests={"cpu": "1"}, cpus="5")
-    state = cluster.node("n1")
-    assert state is not None
-    assert str(state.allocator.holdings["uid-a"].allocation.cpus) == "5"
 
 
 def test_a_confirmed_reservation_is_overdue_after_its_time(
@@ -291,42 +228,74 @@ def test_nothing_is_reserved_on_a_missing_node(cluster: SchedulerCache) -> None:
 
 
 # Eligibility
-def test_every_pod_is_eligible_for_a_complete_node(cluster: SchedulerCache) -> None:
-    assert [cluster.eligible("n1", each) for each in (PLAIN, LSR, GPU)] == [None] * 3
+XPU = "example.com/xpu"
+LISTED = request_of(from_object(objects.pod("new", requests={XPU: "1"})), {XPU})
 
 
-@pytest.mark.parametrize("pod_request", [PLAIN, LSR, GPU])
-def test_no_pod_is_eligible_for_a_missing_node(
-    cluster: SchedulerCache, pod_request: PodRequest
-) -> None:
-    report_pod(cluster, "a", "n3")
-    assert ineligibility(cluster, "n3", pod_request) == "the node is not known"
-    assert ineligibility(cluster, "n4", pod_request) == "the node is not known"
+def xpu_devices(node: str, *resources: str, kind: ChangeKind = ADDED) -> Change[Any]:
+    devices = [Device("xpu", name, at, {name: 100}) for at, name in enumerate(resources)]
+    return objects.devices_change(device_object.encode(node, devices), kind)
 
 
-def test_without_a_topology_only_pods_with_cpus_are_ineligible(cluster: SchedulerCache) -> None:
+def unreadable_devices(node: str) -> Change[Any]:
+    body = device_object.encode(node, [])
+    body["spec"]["devices"] = [{"type": "xpu", "resources": {XPU: "x"}}]
+    return objects.devices_change(body)
+
+
+def without_node(cluster: SchedulerCache) -> None:
+    cluster.nodes_changed([objects.node_change(objects.node("n1"), DELETED)])
+
+
+def without_topology(cluster: SchedulerCache) -> None:
     cluster.topologies_changed([objects.topology_change(objects.topology("n1"), DELETED)])
-    assert ineligibility(cluster, "n1", LSR) == "it has no NodeResourceTopology"
-    assert cluster.eligible("n1", PLAIN) is None
-    assert cluster.eligible("n1", GPU) is None
 
 
-def test_without_a_device_object_only_pods_with_devices_are_ineligible(
-    cluster: SchedulerCache,
-) -> None:
-    cluster.devices_changed([objects.devices_change(objects.devices("n1"), DELETED)])
-    assert ineligibility(cluster, "n1", GPU) == "it has no Device"
-    assert cluster.eligible("n1", PLAIN) is None
-    assert cluster.eligible("n1", LSR) is None
-
-
-def test_an_invalid_object_counts_as_missing(cluster: SchedulerCache) -> None:
+def with_invalid_topology(cluster: SchedulerCache) -> None:
     body = objects.topology("n1")
     body["zones"][0]["resources"][0]["capacity"] = "x"
     cluster.topologies_changed([objects.topology_change(body)])
-    reason = ineligibility(cluster, "n1", LSR)
-    assert "NodeResourceTopology n1: zones[0].resources['cpu'].capacity" in reason
-    assert cluster.eligible("n1", PLAIN) is None
+
+
+def without_devices(cluster: SchedulerCache) -> None:
+    cluster.devices_changed([objects.devices_change(objects.devices("n1"), DELETED)])
+
+
+def with_invalid_devices(cluster: SchedulerCache) -> None:
+    cluster.devices_changed([unreadable_devices("n1")])
+
+
+INVALID_TOPOLOGY = "NodeResourceTopology n1: zones[0].resources['cpu'].capacity"
+INVALID_DEVICES = "Device n1: spec.devices[0].resources['example.com/xpu']"
+
+
+@pytest.mark.parametrize(
+    ("change", "plain", "lsr", "gpu", "listed"),
+    [
+        pytest.param(lambda cluster: None, "", "", "", "", id="complete"),
+        pytest.param(without_node, *["the node is not known"] * 4, id="no Node"),
+        pytest.param(
+            without_topology, "", "it has no NodeResourceTopology", "", "", id="no topology"
+        ),
+        pytest.param(with_invalid_topology, "", INVALID_TOPOLOGY, "", "", id="invalid topology"),
+        pytest.param(without_devices, "", "", "it has no Device", "", id="no Device"),
+        pytest.param(with_invalid_devices, "", "", *[INVALID_DEVICES] * 2, id="invalid Device"),
+    ],
+)
+def test_a_node_is_ineligible_for_pods_that_need_a_missing_object(
+    cluster: SchedulerCache,
+    change: Callable[[SchedulerCache], None],
+    plain: str,
+    lsr: str,
+    gpu: str,
+    listed: str,
+) -> None:
+    report_pod(cluster, "a", "n1")
+    change(cluster)
+    for pod_request, reason in ((PLAIN, plain), (LSR, lsr), (GPU, gpu), (LISTED, listed)):
+        shown = ineligibility(cluster, "n1", pod_request)
+        assert reason in shown
+        assert bool(reason) is bool(shown)
 
 
 def test_a_fault_of_a_node_is_logged_once(
@@ -384,21 +353,6 @@ def changes(cluster: SchedulerCache, *actions: Any) -> list[set[str]]:
     return found
 
 
-def test_every_change_that_matters_is_logged(cluster: SchedulerCache) -> None:
-    assert changes(
-        cluster,
-        lambda: report_pod(cluster, "a", "n1"),
-        lambda: report_pod(cluster, "a", "n1", cpus="0"),
-        lambda: delete_pod(cluster, "a", "n1"),
-        lambda: cluster.reserve("n2", offered("b")),
-        lambda: cluster.release("uid-b"),
-        lambda: cluster.nodes_changed([objects.node_change(objects.node("n1", labels={"a": "b"}))]),
-        lambda: cluster.topologies_changed([objects.topology_change(objects.topology("n2", 4))]),
-        lambda: cluster.devices_changed([objects.devices_change(objects.devices("n1"), DELETED)]),
-        lambda: cluster.pods_changed([objects.pod_change(objects.agent("n1", ready=False))]),
-    ) == [{"n1"}, {"n1"}, {"n1"}, {"n2"}, {"n2"}, {"n1"}, {"n2"}, {"n1"}, {"n1"}]
-
-
 def test_irrelevant_changes_are_not_logged(cluster: SchedulerCache) -> None:
     report_pod(cluster, "a", "n1")
     cluster.reserve("n2", offered("b"))
@@ -453,55 +407,39 @@ def test_two_threads_never_reserve_the_same_pod(cluster: SchedulerCache) -> None
     assert not allocated_pods(cluster) & allocated_pods(cluster, "n2")
 
 
-def test_every_node_uses_the_rules_of_the_cache() -> None:
-    """The default policy is single-numa-node, and only CPUs are scored."""
-    settings = {
-        "kind": "CPUOrchestrationPluginArgs",
-        "numaTopologyAlignmentPolicy": "SingleNUMANode",
-        "scoringStrategy": {"measures": ["Resources"], "resources": [{"name": "cpu"}]},
-    }
-    cache = SchedulerCache(rules=AllocatorRules(scoring=plugin_args.decode(settings)))
+def node_with_rules(**settings: Any) -> tuple[SchedulerCache, NodeInfo]:
+    """A cache of one node, whose rules have these settings."""
+    args = plugin_args.decode({"kind": "CPUOrchestrationPluginArgs", **settings})
+    cache = SchedulerCache(rules=AllocatorRules(scoring=args))
     cache.nodes_changed([objects.node_change(objects.node("n1"))])
     cache.topologies_changed([objects.topology_change(objects.topology("n1"))])
     state = cache.node("n1")
     assert state is not None
-    found = state.allocator.offer(LSR)
-    assert isinstance(found, NodeOffer)
-    assert found.score == 50
-    assert found.holding().allocation.amounts == {0: {"cpu": 2000}}
+    return cache, state
+
+
+def test_every_node_uses_the_rules_of_the_cache() -> None:
+    """The default policy is single-numa-node, and only CPUs are scored."""
+    strategy = {"measures": ["Resources"], "resources": [{"name": "cpu"}]}
+    _, state = node_with_rules(
+        numaTopologyAlignmentPolicy="SingleNUMANode", scoringStrategy=strategy
+    )
+    offer = state.allocator.offer(LSR)
+    assert isinstance(offer, NodeOffer)
+    assert offer.score == 50
+    assert offer.holding().allocation.amounts == {0: {"cpu": 2000}}
     assert state.allocator.properties.allocatable["cpu"] == 8000
 
 
 def test_the_rules_of_the_cache_have_the_default_bind_policy() -> None:
-    settings = {
-        "kind": "CPUOrchestrationPluginArgs",
-        "defaultCPUBindPolicy": "ConstrainedBurst",
-        "numaTopologyAlignmentPolicy": "None",
-    }
-    cache = SchedulerCache(rules=AllocatorRules(scoring=plugin_args.decode(settings)))
-    cache.nodes_changed([objects.node_change(objects.node("n1"))])
-    cache.topologies_changed([objects.topology_change(objects.topology("n1"))])
-    state = cache.node("n1")
-    assert state is not None
+    cache, state = node_with_rules(
+        defaultCPUBindPolicy="ConstrainedBurst", numaTopologyAlignmentPolicy="None"
+    )
     shares = pod("s", {"cpu": 1}, "LS", limits={"cpu": 2})
     request = pod_info(shares, cache.device_resources(), cache.default_bind).pod_request
-    found = state.allocator.offer(request)
-    assert isinstance(found, NodeOffer)
-    assert found.holding().allocation.amounts == {0: {"cpu": 1000}}
-
-
-XPU = "example.com/xpu"
-
-
-def xpu_devices(node: str, *resources: str, kind: ChangeKind = ADDED) -> Change[Any]:
-    found = [Device("xpu", name, at, {name: 100}) for at, name in enumerate(resources)]
-    return objects.devices_change(device_object.encode(node, found), kind)
-
-
-def unreadable_devices(node: str) -> Change[Any]:
-    body = device_object.encode(node, [])
-    body["spec"]["devices"] = [{"type": "xpu", "resources": {XPU: "x"}}]
-    return objects.devices_change(body)
+    offer = state.allocator.offer(request)
+    assert isinstance(offer, NodeOffer)
+    assert offer.holding().allocation.amounts == {0: {"cpu": 1000}}
 
 
 @pytest.mark.parametrize(
@@ -527,12 +465,28 @@ def test_the_device_resources_are_those_of_all_device_objects(
     assert cache.device_resources() == listed
 
 
-def test_a_node_with_an_unreadable_device_object_has_no_listed_devices(
-    cluster: SchedulerCache,
-) -> None:
-    body = objects.pod("new", requests={XPU: "1"})
-    pod_request = request_of(from_object(body), {XPU})
-    assert cluster.eligible("n1", pod_request) is None
-    cluster.devices_changed([unreadable_devices("n1")])
-    reason = ineligibility(cluster, "n1", pod_request)
-    assert "Device n1: spec.devices[0].resources['example.com/xpu']" in reason
+@given(names=st.lists(st.sampled_from("abcdef"), max_size=30), serial=st.integers(0, 30))
+def test_the_log_has_every_change_after_a_serial(names: list[str], serial: int) -> None:
+    log = ChangeLog()
+    for name in names:
+        log.add(name)
+    assert log.since(serial) == ChangedNodes(len(names), frozenset(names[serial:]))
+
+
+@given(names=st.lists(st.sampled_from("abcdef"), max_size=30), serial=st.integers(0, 30))
+def test_dropped_changes_count_as_all_nodes(names: list[str], serial: int) -> None:
+    log = ChangeLog(max_names=3)
+    for name in names:
+        log.add(name)
+    changes = log.since(serial)
+    if changes.names is None:
+        assert len(set(names[serial:])) > 3
+    else:
+        assert changes.names == set(names[serial:])
+
+
+def test_the_log_has_one_entry_for_each_name() -> None:
+    log = ChangeLog()
+    for number in range(1000):
+        log.add(f"n{number % 5}")
+    assert log.since(0).names == {f"n{number}" for number in range(5)}

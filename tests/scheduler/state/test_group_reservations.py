@@ -8,13 +8,13 @@ from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.refusal import Refusal
 from agent.kube.objects import ChangeKind
-from agent.model.pod.apiobjects import GROUP_ANNOTATION, PodGroup
+from agent.model.pod.apiobjects import PodGroup
 from agent.model.pod_request import PodRequest
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import MISSING_SECONDS, GroupReservations
 from tests.fixtures.fleet import SMALL, owner
+from tests.kube.clock import Clock
 from tests.scheduler import clusters
-from tests.scheduler.clock import Clock
 
 PAIR = PodGroup("default", "g", 2)
 TRIO = PodGroup("default", "g", 3)
@@ -45,9 +45,7 @@ def held_cpus(cluster: SchedulerCache, node: str) -> int:
 def create_pending(cluster: SchedulerCache, group: PodGroup, *names: str) -> None:
     """Creates pods of the group without a node."""
     for name in names:
-        body = owner(8, 8).pod(name)
-        body["metadata"]["annotations"][GROUP_ANNOTATION] = f"{group.name}/{group.size}"
-        clusters.report_pod(cluster, body)
+        clusters.report_pod(cluster, EIGHT.pod(name, group=f"{group.name}/{group.size}"))
 
 
 def rejection_reason(groups: GroupReservations, group: PodGroup, name: str, cpus: int = 8) -> str:
@@ -159,38 +157,16 @@ def test_a_namespace_whose_members_were_not_created_reserves_only_for_existing_p
 def test_bound_terminating_and_deleted_members_are_not_waiting(cluster: SchedulerCache) -> None:
     create_pending(cluster, TRIO, "p0", "p1", "p2")
     assert len(cluster.waiting_members(TRIO)) == 3
-    body = owner(8, 8).pod("p0", node="a")
-    body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
-    clusters.report_pod(cluster, body)
-    assert (len(cluster.waiting_members(TRIO)), list(cluster.bound_members(TRIO))) == (
-        2,
-        ["uid-p0"],
-    )
-    create_pending(cluster, TRIO, "p0")  # an old event, from before it was bound
-    assert (len(cluster.waiting_members(TRIO)), list(cluster.bound_members(TRIO))) == (
-        2,
-        ["uid-p0"],
-    )
-    clusters.report_pod(cluster, owner(8, 8).pod("p1"), ChangeKind.DELETED)
-    terminating = owner(8, 8).pod("p2")
-    terminating["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
+    clusters.report_pod(cluster, EIGHT.pod("p0", node="a", group="g/3"))
+    for _ in range(2):
+        assert len(cluster.waiting_members(TRIO)) == 2
+        assert list(cluster.bound_members(TRIO)) == ["uid-p0"]
+        create_pending(cluster, TRIO, "p0")  # an old event, from before it was bound
+    clusters.report_pod(cluster, EIGHT.pod("p1"), ChangeKind.DELETED)
+    terminating = EIGHT.pod("p2", group="g/3")
     terminating["metadata"]["deletionTimestamp"] = "2026-10-01T10:00:00Z"
     clusters.report_pod(cluster, terminating)
     assert cluster.waiting_members(TRIO) == set()
-
-
-def test_late_members_must_go_to_the_node_of_the_others(
-    cluster: SchedulerCache, groups: GroupReservations, clock: Clock
-) -> None:
-    create_pending(cluster, TRIO, "p0", "p1", "p2")
-    groups.reserve(TRIO, pod_request("p0"), "a")
-    take(groups, TRIO, "p0")
-    clock.now += 60
-    groups.expire()
-    assert held_cpus(cluster, "a") == 8
-    assert groups.node(TRIO) == "a"
-    assert groups.rejection(TRIO, pod_request("p1")) is None
-    assert held_cpus(cluster, "a") == 24, "the parts of two members are reserved again"
 
 
 def test_late_members_get_the_reason_that_their_node_is_full(
@@ -313,9 +289,7 @@ def test_a_bound_group_is_restored_from_the_watch(
     clock.now += 60
     groups.expire()
     for name in ("p0", "p1"):
-        body = EIGHT.pod(name, node="a")
-        body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"
-        clusters.report_pod(cluster, body)
+        clusters.report_pod(cluster, EIGHT.pod(name, node="a", group="g/2"))
     clock.now += 1
     groups.expire()
     assert groups.node(PAIR) == "a"
@@ -328,8 +302,7 @@ def test_a_bound_group_is_restored_from_the_watch(
 
 def first_of_trio(cluster: SchedulerCache) -> clusters.Object:
     """Reports a bound pod of the group."""
-    body = owner(8, 8).pod("p0", node="b")
-    body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
+    body = EIGHT.pod("p0", node="b", group="g/3")
     clusters.report_pod(cluster, body)
     return body
 
@@ -363,16 +336,13 @@ def test_a_member_with_another_size_than_the_bound_ones_is_refused(cluster: Sche
 
 def test_a_complete_group_accepts_no_more_members(cluster: SchedulerCache) -> None:
     for name in ("p0", "p1"):
-        body = owner(8, 8).pod(name, node="b")
-        body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"
-        clusters.report_pod(cluster, body)
+        clusters.report_pod(cluster, EIGHT.pod(name, node="b", group="g/2"))
     assert GroupReservations(cluster).rejection(PAIR, pod_request("p2")) is not None
 
 
 def test_a_bound_pod_that_changes_its_group_leaves_the_first(cluster: SchedulerCache) -> None:
-    body = EIGHT.pod("p0", node="b")
-    for text in ("g/2", "h/2"):
-        body["metadata"]["annotations"][GROUP_ANNOTATION] = text
+    for group in ("g/2", "h/2"):
+        body = EIGHT.pod("p0", node="b", group=group)
         clusters.report_pod(cluster, body)
     assert cluster.bound_members(PAIR) == {}
     assert cluster.bound_members(PodGroup("default", "h", 2)).keys() == {"uid-p0"}

@@ -49,6 +49,11 @@ def report_pod(
     cluster.pods_changed([objects.pod_change(body)])
 
 
+def delete_pod(cluster: SchedulerCache, name: str, node: str = "n1") -> None:
+    change = objects.pod_change(objects.pod(name, node, phase="Running"), ChangeKind.DELETED)
+    cluster.pods_changed([change])
+
+
 def fits(cluster: SchedulerCache, pod_request: Any = THREE) -> bool | str:
     """True, or the reason of the rejection."""
     if (ineligibility := cluster.eligible("n1", pod_request)) is not None:
@@ -103,20 +108,6 @@ def test_a_reservation_is_subtracted_until_the_report_counts_it(cluster: Schedul
     assert fits(cluster) is True
 
 
-def test_a_released_reservation_is_free_again(cluster: SchedulerCache) -> None:
-    report(cluster)
-    state = cluster.node("n1")
-    assert state is not None
-    four = objects.pod_request({"cpu": "4"}, name="four", kube_class=GUARANTEED)
-    for number in range(2):
-        pod_request = objects.pod_request({"cpu": "2"}, name=f"p{number}", kube_class=GUARANTEED)
-        found = state.allocator.offer(pod_request)
-        assert isinstance(found, NodeOffer)
-        cluster.reserve("n1", found)
-        cluster.release(found.uid)
-    assert fits(cluster, four) is True
-
-
 def test_a_report_of_other_pods_is_not_used(cluster: SchedulerCache) -> None:
     report(cluster, ["other"])
     assert fits(cluster) == OTHER_PODS
@@ -124,6 +115,41 @@ def test_a_report_of_other_pods_is_not_used(cluster: SchedulerCache) -> None:
     assert fits(cluster, small) is True
     assert fits(cluster, objects.pod_request({"cpu": "2"}, qos="LSR")) is True
     report_pod(cluster, "other", "1")
+    assert fits(cluster) is True
+
+
+def test_a_report_may_count_a_running_pod_before_the_watch_reports_it(
+    cluster: SchedulerCache,
+) -> None:
+    for name in ("slow", "fast"):
+        report_pod(cluster, name, "1", phase="Pending")
+    report(cluster, ["fast"])
+    assert fits(cluster) == OTHER_PODS
+    report_pod(cluster, "fast", "1")
+    assert fits(cluster) is True
+    four = objects.pod_request({"cpu": "4"}, name="four", kube_class=GUARANTEED)
+    assert fits(cluster, four) is not True, "the report does not count the slow pod"
+
+
+@pytest.mark.parametrize("last_node", ["n1", ""])
+def test_the_report_may_count_a_deleted_pod(cluster: SchedulerCache, last_node: str) -> None:
+    report(cluster, ["old"])
+    report_pod(cluster, "old", "4")
+    delete_pod(cluster, "old", last_node)
+    assert fits(cluster) is True
+    report(cluster, ["old"], 2000)
+    assert "NUMA nodes 0, 1 have at most 2 left each" in str(fits(cluster))
+
+
+def test_a_terminated_pod_is_in_reports_until_it_is_deleted(cluster: SchedulerCache) -> None:
+    for name in ("older", "old"):
+        report_pod(cluster, name, "4", phase="Succeeded")
+    report_pod(cluster, "p", "1")
+    report(cluster, ["older", "old", "p"])
+    assert fits(cluster) is True
+    report(cluster, ["old", "p"])
+    assert fits(cluster) == OTHER_PODS
+    delete_pod(cluster, "older")
     assert fits(cluster) is True
 
 

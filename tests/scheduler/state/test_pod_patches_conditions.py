@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from agent.kube.auth import FileAccess
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
 from agent.model import bounds
@@ -17,9 +15,9 @@ from agent.model.nrt.node_annotations import REFUSED_CLAIMS
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_patches import FREE_WRITES, LASTING_SECONDS, ClaimConditions
 from agent.scheduler.state.records import CLAIM_REFUSED
+from tests.kube.clock import Clock
 from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.scheduler import objects
-from tests.scheduler.clock import Clock
 
 Object = dict[str, Any]
 
@@ -99,10 +97,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(server: Server, api: Api, clock: Clock) -> Iterator[Scene]:
-    transport = Transport(FileAccess(server.url))
-    yield Scene(api, transport, clock)
-    transport.close()
+def scene(transport: Transport, api: Api, clock: Clock) -> Scene:
+    return Scene(api, transport, clock)
 
 
 def test_a_refusal_that_lasts_sets_a_condition_until_it_ends(scene: Scene) -> None:

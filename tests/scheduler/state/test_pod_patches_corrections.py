@@ -6,23 +6,21 @@ from __future__ import annotations
 import json
 import socket
 import urllib.parse
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.refusal import Refusal
-from agent.kube.auth import FileAccess
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
 from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_patches import FREE_WRITES, Corrections
+from tests.kube.clock import Clock
 from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.scheduler import objects
-from tests.scheduler.clock import Clock
 
 Object = dict[str, Any]
 
@@ -102,10 +100,8 @@ def api(server: Server) -> Api:
 
 
 @pytest.fixture
-def corrections(server: Server, cluster: SchedulerCache, clock: Clock) -> Iterator[Corrections]:
-    transport = Transport(FileAccess(server.url))
-    yield Corrections(transport, cluster, lambda: True, clock=clock)
-    transport.close()
+def corrections(transport: Transport, cluster: SchedulerCache, clock: Clock) -> Corrections:
+    return Corrections(transport, cluster, lambda: True, clock=clock)
 
 
 def report_pod(
@@ -172,20 +168,6 @@ def test_a_refused_write_is_repeated_and_counted(
     assert cpus_of(body) == "4-5"
 
 
-def test_a_deleted_pod_is_not_corrected(
-    cluster: SchedulerCache, api: Api, corrections: Corrections
-) -> None:
-    body = api.put("lse", "2-3")
-    report_pod(cluster, body)
-    report(cluster, lse="4-5")
-    api.refusals = [503]
-    corrections.step()
-    assert corrections.open == 1
-    report_pod(cluster, body, ChangeKind.DELETED)
-    corrections.step()
-    assert corrections.open == 0
-
-
 def test_a_step_ends_if_the_server_does_not_answer(
     cluster: SchedulerCache, api: Api, corrections: Corrections, server: Server, clock: Clock
 ) -> None:
@@ -212,23 +194,6 @@ def test_a_pod_with_the_same_name_and_another_uid_is_not_changed(
     corrections.step()
     assert api.patches == []
     assert corrections.open == 0
-
-
-def test_only_the_leader_writes(
-    cluster: SchedulerCache, api: Api, server: Server, clock: Clock
-) -> None:
-    leads = False
-    transport = Transport(FileAccess(server.url))
-    corrections = Corrections(transport, cluster, lambda: leads, clock=clock)
-    body = api.put("lse", "2-3")
-    report_pod(cluster, body)
-    report(cluster, lse="4-5")
-    corrections.step()
-    assert server.requests == []
-    leads = True
-    corrections.step()
-    assert cpus_of(body) == "4-5", "also a difference that was reported before"
-    transport.close()
 
 
 def test_only_the_report_of_a_static_kubelet_is_used(
@@ -293,41 +258,37 @@ def test_reported_cpus_stay_allocated_after_the_reservation_ends(cluster: Schedu
     assert isinstance(offer_of(cluster, 6), Refusal)
 
 
+MAIN = {"main": "2"}
+NO_CPUS = "the kubelet's static CPU policy assigns it no CPUs: "
+
+
+@pytest.mark.parametrize("qos", ["LSE", "LSR"])
 @pytest.mark.parametrize(
-    ("kube_class", "containers", "pod_cpus", "reason"),
+    ("containers", "more", "reason"),
     [
-        ("Guaranteed", [("main", "2")], "", ""),
-        ("Burstable", [("main", "2")], "", "the pod is not Guaranteed"),
-        (
-            "Guaranteed",
-            [("main", "1"), ("one", "500m"), ("two", "500m")],
-            "",
-            "container one requests 500m CPU",
-        ),
-        (
-            "Guaranteed",
-            [("main", "2")],
-            "2",
-            "the pod has resources as a whole (spec.resources)",
-        ),
+        (MAIN, {}, ""),
+        (MAIN, {"kube_class": "Burstable"}, "the pod is not Guaranteed"),
+        ({"main": "1", "one": "500m", "two": "500m"}, {}, "container one requests 500m CPU"),
+        (MAIN, {"pod_cpus": "2"}, "the pod has resources as a whole (spec.resources)"),
+        ({"main": "1500m", "envoy": "500m"}, {}, "container main requests 1500m CPU"),
+        ({"main": "2", "envoy": "0"}, {}, ""),
     ],
 )
-@pytest.mark.parametrize("qos", ["LSE", "LSR"])
 def test_a_pod_to_which_a_static_kubelet_assigns_no_cpus_is_rejected(
-    cluster: SchedulerCache,
-    qos: str,
-    kube_class: str,
-    containers: list[tuple[str, str]],
-    pod_cpus: str,
-    reason: str,
+    cluster: SchedulerCache, containers: dict[str, str], more: dict[str, str], reason: str, qos: str
 ) -> None:
-    body = objects.pod("new", labels={"koordinator.sh/qosClass": qos}, kube_class=kube_class)
+    """Container envoy has shared CPUs."""
+    body = objects.pod(
+        "new",
+        labels={"koordinator.sh/qosClass": qos},
+        annotations={"topolet.io/shared-containers": "envoy"},
+        kube_class=more.get("kube_class", "Guaranteed"),
+    )
     body["spec"]["containers"] = [
-        {"name": name, "resources": {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}}
-        for name, cpu in containers
+        {"name": name, "resources": amounts(cpu)} for name, cpu in containers.items()
     ]
-    if pod_cpus:
-        body["spec"]["resources"] = {"requests": {"cpu": pod_cpus}, "limits": {"cpu": pod_cpus}}
+    if "pod_cpus" in more:
+        body["spec"]["resources"] = amounts(more["pod_cpus"])
     pod_request = objects.request_of(objects.from_object(body))
     state = cluster.node("n1")
     assert state is not None
@@ -336,34 +297,13 @@ def test_a_pod_to_which_a_static_kubelet_assigns_no_cpus_is_rejected(
         assert isinstance(offer, NodeOffer)
         return
     assert isinstance(offer, Refusal)
-    assert offer.unresolvable
-    assert offer.text == f"the kubelet's static CPU policy assigns it no CPUs: {reason}"
+    assert (offer.unresolvable, offer.text) == (True, NO_CPUS + reason)
     cluster.topologies_changed([objects.topology_change(topology(policy="none"))])
     assert isinstance(state.allocator.offer(pod_request), NodeOffer)
 
 
-def test_a_container_with_shared_cpus_may_request_parts_of_cpus(cluster: SchedulerCache) -> None:
-    body = objects.pod(
-        "new",
-        labels={"koordinator.sh/qosClass": "LSE"},
-        annotations={"topolet.io/shared-containers": "envoy"},
-        kube_class="Guaranteed",
-    )
-    body["spec"]["containers"] = [
-        {"name": name, "resources": {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}}
-        for name, cpu in (("main", "1500m"), ("envoy", "500m"))
-    ]
-    state = cluster.node("n1")
-    assert state is not None
-    offer = state.allocator.offer(objects.request_of(objects.from_object(body)))
-    assert isinstance(offer, Refusal)
-    assert "container main requests 1500m CPU" in offer.text
-    for place, cpu in enumerate(("2", "0")):
-        for amounts in body["spec"]["containers"][place]["resources"].values():
-            amounts["cpu"] = cpu
-    assert isinstance(
-        state.allocator.offer(objects.request_of(objects.from_object(body))), NodeOffer
-    )
+def amounts(cpu: str) -> Object:
+    return {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}
 
 
 def test_a_report_that_changes_again_and_again_causes_few_writes_and_is_not_remembered(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -25,10 +24,8 @@ def pods(server: Server) -> PodServer:
 
 
 @pytest.fixture
-def bindings(server: Server) -> Iterator[BindingApi]:
-    transport = Transport(FileAccess(server.url))
-    yield BindingApi(transport)
-    transport.close()
+def bindings(transport: Transport) -> BindingApi:
+    return BindingApi(transport)
 
 
 def test_a_binding_has_the_pods_uid_and_its_annotations(
@@ -95,12 +92,9 @@ def test_after_a_server_error_the_outcome_is_unknown(
     assert str(code) in outcome.error
 
 
-def test_without_any_answer_the_outcome_is_unknown(pods: PodServer, server: Server) -> None:
+def test_without_any_answer_the_outcome_is_unknown(bindings: BindingApi, server: Server) -> None:
     server.answer = lambda *_: False
-    transport = Transport(FileAccess(server.url))
-    outcome = BindingApi(transport).bind(POD, "n", NOTES)
-    transport.close()
-    assert outcome.bound is None
+    assert bindings.bind(POD, "n", NOTES).bound is None
 
 
 def test_the_read_of_the_outcome_has_its_own_time_limits(

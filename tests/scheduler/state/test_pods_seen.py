@@ -22,8 +22,8 @@ from agent.scheduler.state.pods_seen import PlacementUpdates, PodsSeen
 from agent.scheduler.state.records import AgentSelector, PodRecord
 from tests.fixtures import fleet
 from tests.fixtures.fleet import CARDS
+from tests.kube.clock import Clock
 from tests.scheduler import clusters
-from tests.scheduler.clock import Clock
 from tests.scheduler.objects import pod_request
 
 HALF = {"cpu": "4", "memory": "8Gi", "koordinator.sh/gpu-core": "50"} | {

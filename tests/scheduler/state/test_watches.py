@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from agent.kube import objects as kinds
-from agent.kube.auth import FileAccess
 from agent.kube.errors import ServerError
 from agent.kube.objects import Change, ChangeKind, Discovery
 from agent.kube.schedule import WatchPace
@@ -80,14 +79,12 @@ def reported() -> Recorder:
 
 
 @pytest.fixture
-def watch(server: Server, api: Api, reported: Recorder) -> Iterator[KindWatch[Item]]:
-    transport = Transport(FileAccess(server.url))
+def watch(transport: Transport, api: Api, reported: Recorder) -> Iterator[KindWatch[Item]]:
     kind_watch = KindWatch(
         transport, Discovery(transport), kinds.TOPOLOGY, as_type(Item), reported, PACE
     )
     yield kind_watch
     kind_watch.stop()
-    transport.close()
 
 
 def test_a_missing_kind_does_not_delay_the_sync(watch: KindWatch[Item], reported: Recorder) -> None:
@@ -188,9 +185,8 @@ def pods() -> PodNames:
 
 
 @pytest.fixture
-def watching(server: Server, pods: PodNames) -> Iterator[Watches]:
+def watching(server: Server, transport: Transport, pods: PodNames) -> Iterator[Watches]:
     """Watches of a cluster of unbound pods, which have reported all objects."""
-    transport = Transport(FileAccess(server.url))
     watches = Watches(
         transport,
         SchedulerCache(),
@@ -206,7 +202,6 @@ def watching(server: Server, pods: PodNames) -> Iterator[Watches]:
     watches.mark_behind()
     yield watches
     watches.stop()
-    transport.close()
 
 
 def lists(server: Server) -> int:
@@ -269,10 +264,9 @@ def test_a_broken_watch_is_behind_until_it_has_caught_up(
     assert pods == {"first", "second"}
 
 
-def test_the_most_stale_watch_is_named_with_its_age(server: Server) -> None:
+def test_the_most_stale_watch_is_named_with_its_age(server: Server, transport: Transport) -> None:
     now = 0.0
     pace = msgspec.structs.replace(PACE, clock=lambda: now, wait=lambda event, _: event.wait(0.01))
-    transport = Transport(FileAccess(server.url))
     watches = Watches(transport, SchedulerCache(), stale_seconds=30, pace=pace, check_seconds=0.01)
     watches.start()
     eventually("synced", lambda: watches.synced and server.watching == 2)
@@ -289,7 +283,6 @@ def test_the_most_stale_watch_is_named_with_its_age(server: Server) -> None:
     server.put("second")
     eventually("no watch is stale", lambda: watches.stale() is None)
     watches.stop()
-    transport.close()
 
 
 def test_an_interrupted_catch_up_is_not_complete(watching: Watches, server: Server) -> None:
