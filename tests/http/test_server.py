@@ -167,7 +167,7 @@ def exchange(
     return reply.status, reply.read().decode()
 
 
-def status(client: http.client.HTTPConnection) -> int:
+def probe_status(client: http.client.HTTPConnection) -> int:
     """The status of GET /healthz on a new connection, which is closed."""
     with contextlib.closing(client):
         return exchange(client, "GET", "/healthz")[0]
@@ -219,7 +219,7 @@ def test_invalid_requests_get_an_error(
     code, text = exchange(client, method, path, body, content_type)
     assert (code, message in text) == (status, True), text
     client.close()
-    assert status(https_connection(server, authority)) == 200
+    assert probe_status(https_connection(server, authority)) == 200
 
 
 def test_a_503_closes_the_connection(plain: HttpServer) -> None:
@@ -460,7 +460,7 @@ def test_with_a_client_ca_clients_need_a_certificate(
     foreign.client("kube-scheduler")
     for name, issuer in (("", None), ("kube-scheduler", foreign)):
         with pytest.raises(REFUSED):
-            status(https_connection(server, clients, name, issuer))
+            probe_status(https_connection(server, clients, name, issuer))
     for name in ("kube-scheduler", "another"):
         client = https_connection(server, clients, name)
         assert exchange(client, "POST", "/echo", b"hello") == (200, '"hello"')
@@ -472,10 +472,10 @@ def test_only_clients_with_an_accepted_name_are_answered(
 ) -> None:
     server = start_server(client_ca=str(clients.folder / "ca.crt"), clients=["kube-scheduler", "x"])
     for _ in range(5):
-        assert status(https_connection(server, clients, "another")) == 403
+        assert probe_status(https_connection(server, clients, "another")) == 403
     refusals = [each for each in caplog.messages if "certificate refused" in each]
     assert refusals == [f"port {server.port}: client certificate refused: names another"]
-    assert status(https_connection(server, clients, "kube-scheduler")) == 200
+    assert probe_status(https_connection(server, clients, "kube-scheduler")) == 200
 
 
 def test_a_replaced_client_ca_is_used(
@@ -486,11 +486,11 @@ def test_a_replaced_client_ca_is_used(
     path = str(tmp_path / "client-ca.crt")
     files.replace(path, (clients.folder / "ca.crt").read_bytes(), durable=False)
     server = start_server(client_ca=path)
-    assert status(https_connection(server, clients, "kube-scheduler")) == 200
+    assert probe_status(https_connection(server, clients, "kube-scheduler")) == 200
     files.replace(path, (other.folder / "ca.crt").read_bytes(), durable=False)
     with pytest.raises(REFUSED):
-        status(https_connection(server, clients, "kube-scheduler"))
-    assert status(https_connection(server, clients, "kube-scheduler", other)) == 200
+        probe_status(https_connection(server, clients, "kube-scheduler"))
+    assert probe_status(https_connection(server, clients, "kube-scheduler", other)) == 200
 
 
 def test_a_reply_larger_than_the_buffers_of_a_socket_is_complete(plain: HttpServer) -> None:
