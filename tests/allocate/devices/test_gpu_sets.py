@@ -17,19 +17,14 @@ def best(matrix: Matrix, free: set[int], count: int) -> tuple[int, ...] | None:
     return None if mask is None else tuple(members(mask))
 
 
-@given(MATRICES, st.data())
-def test_the_result_is_the_best_set_by_definition(matrix: Matrix, data: st.DataObject) -> None:
-    free = data.draw(st.integers(1, (1 << len(matrix)) - 1))
-    table = BandwidthTable(matrix)
-    for count in range(1, free.bit_count() + 1):
-        chosen = table.best(free, count)
-        assert chosen is not None
-        assert tuple(members(chosen)) == best_by_enumeration(matrix, free, count)
-
-
-@given(MATRICES, st.integers(0, 2**60), st.data())
-def test_equal_sums_are_ordered_by_distance(matrix: Matrix, seed: int, data: st.DataObject) -> None:
-    distance = symmetric(len(matrix), lambda i, j: 1 << (seed >> (i + 8 * j) & 3))
+@given(MATRICES, st.none() | st.integers(0, 2**60), st.data())
+def test_the_result_is_the_best_set_by_definition(
+    matrix: Matrix, seed: int | None, data: st.DataObject
+) -> None:
+    """Equal sums are ordered by distance, if that is known."""
+    distance = None
+    if seed is not None:
+        distance = symmetric(len(matrix), lambda i, j: 1 << (seed >> (i + 8 * j) & 3))
     free = data.draw(st.integers(1, (1 << len(matrix)) - 1))
     table = BandwidthTable(matrix, distance)
     for count in range(1, free.bit_count() + 1):

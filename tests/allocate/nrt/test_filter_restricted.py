@@ -229,21 +229,3 @@ def test_under_single_numa_node_a_container_fits_on_the_numa_node_of_an_init_con
                 "container main requests 7 cpu: the kubelet's topology manager prefers 1 NUMA "
                 "node: at most 6 left there"
             )
-
-
-def test_a_reusable_part_of_a_core_may_bind_the_pod_to_its_numa_node() -> None:
-    """A limitation of the filter: amounts do not show that the kubelet assigns a whole core to the
-    next container, so that the last container must reuse the CPU of the init container, on a core
-    that is partly used."""
-    layout_ = layouts.of(machines.cpus((1, 2, 4, 2), "adjacent"))
-    policy = static_cpu_manager.make(layout_, StaticOptions(), NumaPolicy.RESTRICTED, 1)
-    kubelet = Kubelet(policy, StaticState(layout_.cpus, {}), {0: 0, 1: 0}, {0: 0, 1: 0})
-    zones = tuple(
-        Zone(node.id, {"cpu": Amounts(8000, 8000, CPU * (node.cpus & ~1).bit_count())})
-        for node in layout_.nodes
-    )
-    topology = NodeTopology("n", zones, "restricted", "container", annotations=STATIC)
-    containers = [container(name, memory=1, cpu=cpu) for name, cpu in (("a", 2000), ("b", 6000))]
-    pod = api_pod(*containers, init=(container("i", memory=1, cpu=CPU),))
-    assert not isinstance(filter(zoned_node(topology, ()), numa_request_of(pod)), Refusal)
-    assert not kubelet.admits(pod, "container")

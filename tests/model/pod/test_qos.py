@@ -1,5 +1,8 @@
+from __future__ import annotations
+
 import pytest
 
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import (
     CPU_OWNERS,
@@ -7,12 +10,14 @@ from agent.model.pod.qos import (
     PRIORITY_CLASS_LABEL,
     QOS_LABEL,
     KubeClass,
+    Pool,
     PoolKind,
     PriorityClass,
     QoS,
     is_qos_root,
     kube_class,
     label_faults,
+    pool_cpus,
     pool_of_class,
     qos_of,
     usable_pools,
@@ -137,3 +142,10 @@ def test_the_pods_of_each_pool_have_cpus_while_pools_that_are_not_dedicated_have
 
 def test_pods_that_may_own_cpus_share_the_ls_pool_while_they_own_none() -> None:
     assert {pool_of_class(qos).name for qos in CPU_OWNERS} == {"ls"}
+
+
+def test_pool_cpus_of_all_or_of_some_nodes() -> None:
+    pools = (Pool(0, 0, "0-1"), Pool(0, 1, "2"), Pool(1, 2, "7"))
+    assert pool_cpus(pools) == CpuSet([0, 1, 2, 7])
+    assert pool_cpus(pools, (2, 0, 5)) == CpuSet([0, 1, 7])
+    assert pool_cpus(pools, (5,)) == CpuSet()
