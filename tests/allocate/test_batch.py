@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.allocate.batch import (
     EXTENDED_RESOURCE_SPEC,
@@ -120,36 +121,25 @@ GIB = 1 << 30
 FULL = BatchResources(500, 1000, GIB, 2 * GIB)
 
 
+LEAST = LinuxResources(shares=2, quota=NO_QUOTA, memory_limit_bytes=UNLIMITED)
+
+
 @pytest.mark.parametrize(
     ("amounts", "limits"),
     [
         (FULL, LinuxResources(shares=512, quota=CpuQuota(100_000), memory_limit_bytes=2 * GIB)),
-        (BatchResources(), LinuxResources(shares=2, quota=NO_QUOTA, memory_limit_bytes=UNLIMITED)),
-        (
-            BatchResources(cpu_request_milli=1),
-            LinuxResources(shares=2, quota=NO_QUOTA, memory_limit_bytes=UNLIMITED),
-        ),
-        (
-            BatchResources(cpu_request_milli=1999),
-            LinuxResources(shares=2046, quota=NO_QUOTA, memory_limit_bytes=UNLIMITED),
-        ),
-        (
-            BatchResources(cpu_limit_milli=1),
-            LinuxResources(shares=2, quota=CpuQuota(1_000), memory_limit_bytes=UNLIMITED),
-        ),
-        (
-            BatchResources(cpu_limit_milli=15),
-            LinuxResources(shares=2, quota=CpuQuota(1_500), memory_limit_bytes=UNLIMITED),
-        ),
+        (BatchResources(), LEAST),
+        (BatchResources(cpu_request_milli=1), LEAST),
+        (BatchResources(cpu_request_milli=1999), replace(LEAST, shares=2046)),
+        (BatchResources(cpu_limit_milli=1), replace(LEAST, quota=CpuQuota(1_000))),
+        (BatchResources(cpu_limit_milli=15), replace(LEAST, quota=CpuQuota(1_500))),
         (
             BatchResources(memory_request_bytes=5, memory_limit_bytes=7),
-            LinuxResources(shares=2, quota=NO_QUOTA, memory_limit_bytes=7),
+            replace(LEAST, memory_limit_bytes=7),
         ),
         (
             BatchResources(MAX_CPU_MILLI, MAX_CPU_MILLI),
-            LinuxResources(
-                shares=262_144, quota=CpuQuota(10_000_000_000), memory_limit_bytes=UNLIMITED
-            ),
+            replace(LEAST, shares=262_144, quota=CpuQuota(10_000_000_000)),
         ),
     ],
 )

@@ -44,6 +44,9 @@ def system_rules(
     return PoolRules(reserved, node_reserved=node_reserved, dedicated=dedicated)
 
 
+RESERVED = CpuSet.parse("0-1")
+
+
 def claim_of(pod: Pod) -> CpuSet:
     return resource_status(pod.annotations).cpus()
 
@@ -211,13 +214,59 @@ def test_a_refusal_names_the_same_owner_in_any_order_of_claims() -> None:
         ]
 
 
-def test_refused_pod_whose_pool_equals_its_claim_is_still_refused_after_a_restart() -> None:
-    topology = machine(1, 2)
-    pods = [pod("a", "LSE", "0"), pod("b", "LSE", "1", created_at=1), pod("c", "LS")]
-    before = decided(topology, *pods)
-    assert wanted(before) == {"a": "0", "b": "1", "c": "1"}
-    after = decided(topology, *pods, running_on={"a": "0", "b": "1", "c": "1"})
-    assert after == before
+@pytest.mark.parametrize(
+    ("topology", "pods", "rules", "reason"),
+    [
+        pytest.param(
+            machine(1, 2),
+            [pod("a", "LSE", "0"), pod("b", "LSE", "1", created_at=1), pod("c", "LS")],
+            PoolRules(),
+            "CPUs 1 are all that pod ns/c and others share",
+            id="its pool equals its claim",
+        ),
+        pytest.param(
+            machine(),
+            [pod("p", "LSE", "0-4")],
+            PoolRules(),
+            "CPUs 4 do not exist",
+            id="missing",
+        ),
+        pytest.param(
+            machine(1, 1),
+            [pod("p", "LSE", "0-1")],
+            PoolRules(),
+            "CPUs 1 do not exist",
+            id="one",
+        ),
+        *(
+            pytest.param(
+                machine(),
+                [pod("a", "LSR", "0-2" if others else "0-3"), *others],
+                PoolRules(RESERVED),
+                "CPUs 0-1 are reserved by the kubelet",
+                id=f"reserved CPUs, with {len(others)} others",
+            )
+            for others in ([], [pod("b", "BE"), pod("c", "LSE", "3")])
+        ),
+        pytest.param(
+            machine(),
+            [pod("s", "SYSTEM", "0-1")],
+            system_rules(RESERVED),
+            "CPUs 0-1 belong to SYSTEM pods",
+            id="the CPUs of its class",
+        ),
+    ],
+)
+def test_a_refused_pod_is_still_refused_after_a_restart(
+    topology: Topology, pods: list[Pod], rules: PoolRules, reason: str
+) -> None:
+    """It runs on its pool, which may be equal to its claim."""
+    first = decided(topology, *pods, rules=rules)
+    assert [each.reason for each in first.refusals] == [reason]
+    running = {uid: cpuset for uid, cpuset in wanted(first).items() if cpuset}
+    for owned_before in ((), tuple(owner.uid for owner in first.owners)):
+        again = decided(topology, *pods, owned_before=owned_before, running_on=running, rules=rules)
+        assert again == first
 
 
 def test_isolated_cpus_are_never_shared_and_owned_on_request() -> None:
@@ -233,26 +282,10 @@ def test_claim_gets_its_online_cpus_regardless_of_the_age_of_pods() -> None:
     assert [each.reason for each in decision.refusals] == ["CPUs 3 are offline"]
 
 
-def test_claim_of_a_nonexistent_cpu_is_refused_after_a_restart_too() -> None:
-    claim = pod("p", "LSE", "0-4")
-    before = decided(machine(), claim)
-    assert not before.owners
-    after = decided(machine(), claim, running_on={"p": "0-3"})
-    assert after == before
-
-
 def test_owner_of_an_offline_cpu_keeps_the_others_after_a_restart_too() -> None:
     topology = msgspec.structs.replace(machine(), offline=CpuSet([4]))
     decision = decided(topology, pod("a", "LSE", "3-4"), running_on={"a": "3"})
     assert wanted(decision) == {"a": "3"}
-
-
-def test_claim_of_nonexistent_cpus_stays_refused_when_its_pool_is_the_rest_of_the_claim() -> None:
-    claimant = pod("a", "LSE", "0-1")
-    first = decided(machine(1, 1), claimant)
-    second = decided(machine(1, 1), claimant, running_on={"a": "0"})
-    assert second == first
-    assert "CPUs 1 do not exist" in second.refusals[0].reason
 
 
 @st.composite
@@ -364,33 +397,9 @@ def test_owner_that_cannot_move_keeps_its_cpu_despite_an_older_claim() -> None:
     ]
 
 
-RESERVED = CpuSet.parse("0-1")
-
-
 def test_pods_own_reserved_cpus_if_that_is_configured() -> None:
     rules = PoolRules(RESERVED, owners_on_reserved=True)
     assert wanted(decided(machine(), pod("a", "LSE", "1-2"), rules=rules)) == {"a": "1-2"}
-
-
-@pytest.mark.parametrize("others", [[], [pod("b", "BE")], [pod("c", "LSE", "3")]])
-def test_a_pod_that_shares_reserved_cpus_does_not_own_them_in_the_next_decision(
-    others: list[Pod],
-) -> None:
-    """The pool that a refused pod shares may be equal to its claim."""
-    pods = [pod("a", "LSR", "0-2" if others and others[0].qos is QoS.LSE else "0-3"), *others]
-    first = decided(machine(), *pods, rules=PoolRules(RESERVED))
-    owned = tuple(owner.uid for owner in first.owners)
-    assert "a" not in owned
-    running = {uid: cpuset for uid, cpuset in wanted(first).items() if cpuset}
-    for owned_before in (owned, ()):
-        again = decided(
-            machine(),
-            *pods,
-            owned_before=owned_before,
-            running_on=running,
-            rules=PoolRules(RESERVED),
-        )
-        assert again == first
 
 
 @pytest.mark.parametrize(
@@ -596,15 +605,6 @@ def test_invariants_hold_with_any_reservation(
         owned_before=tuple(owner.uid for owner in decision.owners),
     )
     assert again.owners == decision.owners
-
-
-def test_system_pod_on_its_class_cpus_does_not_own_them_after_a_restart() -> None:
-    rules = system_rules(RESERVED)
-    claimant = pod("s", "SYSTEM", "0-1")
-    first = decided(machine(), claimant, rules=rules)
-    assert wanted(first) == {"s": "0-1"}
-    assert first.pods["s"].refused == "CPUs 0-1 belong to SYSTEM pods"
-    assert decided(machine(), claimant, rules=rules, running_on={"s": "0-1"}) == first
 
 
 @pytest.mark.parametrize(("qos", "cpuset"), [("", "3"), ("BE", "2-3")])

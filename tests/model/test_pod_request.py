@@ -89,49 +89,25 @@ def test_sidecars_overhead_and_requests_of_the_pod_count() -> None:
     assert request_of(whole).requests == {"cpu": 5250, "memory": 10}
 
 
+def limited(name: str, cpu: int = 0, **more: str) -> dict[str, Any]:
+    """A container; 0 sets no limit."""
+    return {"name": name, **({"resources": {"limits": {"cpu": cpu}}} if cpu else {}), **more}
+
+
+WITHOUT_LIMIT = {"containers": [limited("c")]}
+TWO_CPUS = {"containers": [limited("c", 2)]}
+SIDECAR = {"restartPolicy": "Always"}
+
+
 @pytest.mark.parametrize(
     ("spec", "limit_milli"),
     [
-        ({"containers": [{"name": "c"}]}, None),
-        ({"containers": [{"name": "c", "resources": {"limits": {"cpu": 2}}}]}, 2000),
-        (
-            {
-                "containers": [
-                    {"name": "c", "resources": {"limits": {"cpu": 2}}},
-                    {"name": "d"},
-                ]
-            },
-            None,
-        ),
-        (
-            {
-                "containers": [{"name": "c", "resources": {"limits": {"cpu": 2}}}],
-                "initContainers": [{"name": "s", "restartPolicy": "Always"}],
-            },
-            None,
-        ),
-        (
-            {
-                "containers": [{"name": "c", "resources": {"limits": {"cpu": 2}}}],
-                "initContainers": [
-                    {
-                        "name": "s",
-                        "restartPolicy": "Always",
-                        "resources": {"limits": {"cpu": 1}},
-                    },
-                    {"name": "i", "resources": {"limits": {"cpu": 9}}},
-                ],
-            },
-            3000,
-        ),
-        (
-            {
-                "containers": [{"name": "c"}],
-                "resources": {"limits": {"cpu": 4}},
-                "overhead": {"cpu": 1},
-            },
-            5000,
-        ),
+        (WITHOUT_LIMIT, None),
+        (TWO_CPUS, 2000),
+        ({"containers": [limited("c", 2), limited("d")]}, None),
+        ({**TWO_CPUS, "initContainers": [limited("s", **SIDECAR)]}, None),
+        ({**TWO_CPUS, "initContainers": [limited("s", 1, **SIDECAR), limited("i", 9)]}, 3000),
+        ({**WITHOUT_LIMIT, "resources": {"limits": {"cpu": 4}}, "overhead": {"cpu": 1}}, 5000),
     ],
 )
 def test_the_limit_of_containers_that_run_concurrently(

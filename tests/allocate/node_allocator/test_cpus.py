@@ -123,25 +123,11 @@ def test_offers(node, requested, held, cpus, amounts) -> None:
             id="half a core",
         ),
         pytest.param(
-            node_options(policies=NodePolicies(bind_label=FULL)),
-            owner(3),
-            [],
-            [(Reason.SMT_ALIGNMENT, "cpu", 3000, None)],
-            id="half a core on a node that allocates only whole cores",
-        ),
-        pytest.param(
             node_options(),
             owner(15),
             [claim("b", "0-1")],
             [(Reason.NOT_ENOUGH_CPUS, "cpu", 15_000, 14_000)],
             id="more than is free",
-        ),
-        pytest.param(
-            node_options((1, 1, 2, 2)),
-            owner(2, spec=ResourceSpec(required=FULL)),
-            [claim("b", "0"), claim("c", "2")],
-            [(Reason.BIND_POLICY_UNMET, "cpu", 2000, 0)],
-            id="no whole core is free",
         ),
         pytest.param(
             TopologyOptions(None),
@@ -196,20 +182,6 @@ def test_offers(node, requested, held, cpus, amounts) -> None:
             [],
             [(Reason.NO_NUMA_RESOURCES, "", None, None)],
             id="a NUMA policy without NUMA resources",
-        ),
-        pytest.param(
-            numa(NumaPolicy.RESTRICTED),
-            ls_pod(1000, numa=NumaSpec(NumaPolicy.SINGLE_NUMA_NODE)),
-            [],
-            [(Reason.NUMA_POLICY_CONFLICT, "", None, None)],
-            id="another NUMA policy than the node's",
-        ),
-        pytest.param(
-            node_options(policies=NodePolicies(arm=True)),
-            owner(2, spec=ResourceSpec(SPREAD)),
-            [],
-            [(Reason.ARCHITECTURE, "", None, None)],
-            id="a policy without support on ARM",
         ),
     ],
 )

@@ -217,38 +217,26 @@ def test_zones_of_other_writers_are_ignored() -> None:
     assert decode({"metadata": {"name": "n"}, "zones": others}).zones == (Zone(4),)
 
 
+def object_with(*zones: dict[str, object]) -> dict[str, object]:
+    return {"metadata": {"name": "n"}, "zones": zones}
+
+
+def zone_with(**cpu: object) -> dict[str, object]:
+    return {"name": "node-0", "type": "Node", "resources": [{"name": "cpu", **cpu}]}
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
         (None, "NodeResourceTopology without a name: Expected `object`"),
         ({"metadata": {"name": "n"}}, "NodeResourceTopology n: .*missing required field `zones`"),
-        ({"metadata": {"name": "n"}, "zones": [{"name": 1}]}, r"n: zones\[0\]\.name: Expected"),
+        (object_with({"name": 1}), r"n: zones\[0\]\.name: Expected"),
         (
-            {
-                "metadata": {"name": "n"},
-                "zones": [
-                    {
-                        "name": "node-0",
-                        "type": "Node",
-                        "resources": [
-                            {"name": "cpu", "capacity": 1, "allocatable": "1", "available": "x"}
-                        ],
-                    }
-                ],
-            },
+            object_with(zone_with(capacity=1, allocatable="1", available="x")),
             r"n: zones\[0\]\.resources\['cpu'\]\.available: 'x' is not a quantity",
         ),
         (
-            {
-                "metadata": {"name": "n"},
-                "zones": [
-                    {
-                        "name": "node-0",
-                        "type": "Node",
-                        "resources": [{"name": "cpu", "capacity": 1, "allocatable": 1}],
-                    }
-                ],
-            },
+            object_with(zone_with(capacity=1, allocatable=1)),
             "n: .*missing required field `available`",
         ),
     ],

@@ -239,51 +239,41 @@ SIDECAR = {"restartPolicy": "Always"}
 @pytest.mark.parametrize(
     ("containers", "spec", "difference"),
     [
-        ([container_spec("a", "2", "2")], {}, ""),
-        ([container_spec("a", "2000m", "2")], {}, ""),
-        ([container_spec("a", "", "2")], {}, ""),
-        ([container_spec("a", "", "")], {}, ""),
-        ([container_spec("a", "2", "4")], {}, "container a: requests.cpu is 2, limits.cpu is 4"),
+        ([("a", "2", "2")], {}, ""),
+        ([("a", "2000m", "2")], {}, ""),
+        ([("a", "", "2")], {}, ""),
+        ([("a", "", "")], {}, ""),
+        ([("a", "2", "4")], {}, "container a: requests.cpu is 2, limits.cpu is 4"),
+        ([("a", "2", "")], {}, "container a: requests.cpu is 2, limits.cpu is not set"),
         (
-            [container_spec("a", "2", "")],
-            {},
-            "container a: requests.cpu is 2, limits.cpu is not set",
-        ),
-        (
-            [container_spec("a", "2", "2"), container_spec("b", "500m", "1")],
+            [("a", "2", "2"), ("b", "500m", "1")],
             {},
             "container b: requests.cpu is 500m, limits.cpu is 1",
         ),
         # The sums are equal.
-        (
-            [container_spec("a", "1", "2"), container_spec("b", "2", "1")],
-            {},
-            "container a: requests.cpu is 1, limits.cpu is 2",
-        ),
+        ([("a", "1", "2"), ("b", "2", "1")], {}, "container a: requests.cpu is 1, limits.cpu is 2"),
         # Init containers that are not sidecars terminate before the others start.
-        ([container_spec("a", "2", "2")], {"initContainers": [container_spec("i", "1", "3")]}, ""),
+        ([("a", "2", "2")], {"initContainers": [container_spec("i", "1", "3")]}, ""),
         (
-            [container_spec("a", "2", "2")],
+            [("a", "2", "2")],
             {"initContainers": [container_spec("s", "1", "3", **SIDECAR)]},
             "container s: requests.cpu is 1, limits.cpu is 3",
         ),
         # Pod-level resources override those of the containers.
+        ([("a", "1", "")], {"resources": container_spec("", "2", "2")["resources"]}, ""),
         (
-            [container_spec("a", "1", "")],
-            {"resources": container_spec("", "2", "2")["resources"]},
-            "",
-        ),
-        (
-            [container_spec("a", "2", "2")],
+            [("a", "2", "2")],
             {"resources": container_spec("", "2", "4")["resources"]},
             "spec.resources: requests.cpu is 2, limits.cpu is 4",
         ),
     ],
 )
 def test_the_first_difference_between_limit_and_request_is_named(
-    qos: str, containers: list[dict[str, Any]], spec: dict[str, Any], difference: str
+    qos: str, containers: list[tuple[str, str, str]], spec: dict[str, Any], difference: str
 ) -> None:
-    assert unequal_cpu(from_object(pod_of_class(qos, *containers, **spec))) == difference
+    """`containers`: names, requests and limits."""
+    specs = [container_spec(*each) for each in containers]
+    assert unequal_cpu(from_object(pod_of_class(qos, *specs, **spec))) == difference
 
 
 @pytest.mark.parametrize("qos", ["LS", "BE", "SYSTEM", "", "x"])
