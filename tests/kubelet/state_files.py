@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import strategies as st
-
 BY_POD = {"pod": {"container1": "4-6", "container2": "1-3"}}
 KUBELETS_OWN: dict[str, tuple[int, dict[str, Any]]] = {
     "containers by id": (
@@ -80,11 +78,3 @@ FILLED: dict[str, Any] = {
     },
     "entries": {"pod": {"container1": [BLOCK]}},
 }
-
-
-def json_of(fields: list[str]) -> st.SearchStrategy[Any]:
-    """Any JSON whose objects have some of these fields."""
-    return st.recursive(
-        st.none() | st.integers() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(fields), inner),
-    )

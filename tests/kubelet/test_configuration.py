@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.kubelet.configuration import (
     ConfigurationError,
@@ -151,16 +148,3 @@ def test_a_flag_without_a_pair_is_named() -> None:
 def test_reserved_memory_without_its_node_is_named(text: str) -> None:
     with pytest.raises(ConfigurationError, match=f"reserved-memory: '{text}' is not NODE:LIMITS"):
         of_command_line(["kubelet", f"--reserved-memory={text}"], None, "here")
-
-
-json_like = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner),
-    max_leaves=6,
-)
-
-
-@given(st.dictionaries(st.sampled_from([*WRITTEN, "kubeletconfig"]), json_like))
-def test_no_object_raises_another_error(content: dict[str, Any]) -> None:
-    with contextlib.suppress(ConfigurationError):
-        of_object(json.loads(json.dumps(content)), "here")

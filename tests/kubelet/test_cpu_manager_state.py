@@ -22,7 +22,7 @@ from agent.kubelet.cpu_manager_state import (
 from agent.kubelet.statefile import Checked, StateFileError
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from tests.conftest import DATA
-from tests.kubelet.state_files import KUBELETS_OWN, json_of
+from tests.kubelet.state_files import KUBELETS_OWN
 
 VECTORS = DATA / "vectors" / "kubelet-state-files.jsonl"
 
@@ -278,15 +278,6 @@ def test_file_is_written_as_go_does() -> None:
 def test_versions_that_are_not_written(state: CpuManagerState) -> None:
     with pytest.raises(ValueError, match="can be written"):
         encode(state)
-
-
-FIELDS = ["policyName", "entries", "podEntries", "cpuSet", "data", "originals", "u"]
-
-
-@given(json_of(FIELDS))
-def test_any_json_is_a_state_or_a_state_file_error(value: Any) -> None:
-    with contextlib.suppress(StateFileError):
-        assert decode(json.dumps(value).encode()).problems is not None
 
 
 def test_the_watch_reports_a_replaced_file_of_a_folder_that_is_created_later(

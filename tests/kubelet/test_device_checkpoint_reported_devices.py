@@ -1,13 +1,10 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.allocate.device_holders.reported_devices import Carriers, answered
 from agent.kubelet import device_checkpoint
@@ -103,9 +100,3 @@ def test_checkpoint_of_another_boot_is_reported(
     found, reported = reported_devices_of(checkpoint(["GPU-a"], BootID=recorded), boot)
     assert reported == problems
     assert len(found) == 1
-
-
-@given(st.binary(max_size=60))
-def test_any_bytes_are_carriers_or_a_value_error(answer: bytes) -> None:
-    with contextlib.suppress(ValueError):
-        answered(answer)

@@ -7,14 +7,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from google.protobuf.message import DecodeError
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.kubelet import podresources
 from agent.kubelet.podresources import (
     MAX_REPLY_BYTES,
-    FieldError,
     KubeletDownError,
     MalformedPodResourcesError,
     NotServedError,
@@ -324,67 +320,3 @@ def test_reply_beyond_the_limit_is_refused_and_the_next_is_read(
         client.pods()
     kubelet.set_pods(*large[:-1])
     assert len(client.pods()) == len(large) - 1
-
-
-ids = st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=3)
-small = st.text(max_size=3)
-topologies = st.builds(
-    lambda nodes: pb.TopologyInfo(nodes=[pb.NUMANode(ID=each) for each in nodes]), ids
-)
-blocks = st.lists(
-    st.builds(
-        pb.ContainerMemory,
-        memory_type=small,
-        size=st.integers(0, (1 << 64) - 1),
-        topology=topologies,
-    ),
-    max_size=2,
-)
-devices = st.builds(
-    pb.ContainerDevices,
-    resource_name=small,
-    device_ids=st.lists(small, max_size=2),
-    topology=topologies,
-)
-containers = st.builds(
-    pb.ContainerResources,
-    name=small,
-    cpu_ids=ids,
-    memory=blocks,
-    devices=st.lists(devices, max_size=2),
-)
-any_pods = st.builds(
-    pb.PodResources,
-    name=small,
-    namespace=small,
-    containers=st.lists(containers, max_size=2),
-    cpu_ids=ids,
-    memory=blocks,
-)
-
-
-@given(any_pods)
-def test_any_message_is_read_within_bounds_or_refused(message: pb.PodResources) -> None:
-    try:
-        value = podresources.pod(message)
-    except FieldError:
-        return
-    assert value.key == (message.namespace, message.name)
-    assert set(value.cpus) == set(message.cpu_ids)
-    for sent, read in zip(message.containers, value.containers, strict=True):
-        assert set(read.cpus) == set(sent.cpu_ids)
-        assert sum(each.size_bytes for each in read.memory) == sum(m.size for m in sent.memory)
-        assert {each.id for each in read.devices} == {i for d in sent.devices for i in d.device_ids}
-        nodes = {node for each in read.devices for node in each.nodes}
-        assert nodes <= {node.ID for d in sent.devices for node in d.topology.nodes}
-        assert all(node >= 0 for node in nodes)
-
-
-@given(st.binary(max_size=60))
-def test_any_bytes_are_read_within_bounds_or_refused(raw: bytes) -> None:
-    try:
-        value = podresources.allocatable(pb.AllocatableResourcesResponse.FromString(raw))
-    except (DecodeError, FieldError):
-        return
-    assert all(node >= 0 for block in value.memory for node in block.nodes)
-    assert all(device.id and device.resource for device in value.devices)

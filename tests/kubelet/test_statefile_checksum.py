@@ -34,20 +34,3 @@ def test_order_of_keys_does_not_matter(entries: dict[str, str]) -> None:
 
 def test_numbers_are_sorted_by_value() -> None:
     assert statefile.go_map({10: "c", 9: "b", -1: "a"}) == "map[-1:a 9:b 10:c]"
-
-
-def test_nil_differs_from_empty() -> None:
-    assert (statefile.go_map({}), statefile.go_slice([])) == ("map[]", "[]")
-    assert statefile.go_map(None) == statefile.go_slice(None) == "<nil>"
-
-
-def test_bytes_are_numbers() -> None:
-    assert statefile.go_slice(b"\n\x1f\xff") == "[10 31 255]"
-
-
-def test_types_of_fields() -> None:
-    inner = statefile.go_struct(("A", "int", "1"))
-    assert statefile.go_pointer(inner) == "<*>{A:(int)1}"
-    assert statefile.go_struct(("X", "t.S", inner), ("Y", "[]int", "[1]")) == (
-        "{X:(t.S){A:(int)1} Y:([]int)[1]}"
-    )

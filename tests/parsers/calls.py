@@ -1,12 +1,14 @@
-"""The functions of `agent` that decode something."""
+"""The functions of `agent` that decode something, and those that an action calls."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
+
+from tests.structure.paths import code_pairs, module_of
 
 _AGENT: Final = Path(__file__).resolve().parents[2] / "agent"
 _DECODING: Final = re.compile(
@@ -27,6 +29,15 @@ def decoding() -> Iterator[str]:
         if not name.startswith(_WITHOUT):
             module = name.removesuffix(".py").replace("/", ".")
             yield from (f"{module}:{each}" for each in sorted(_functions(path)))
+
+
+def called(action: Callable[[], object]) -> set[str]:
+    """The functions of `agent` that the action calls in this thread, named in the same way."""
+    names: set[str] = set()
+    for code in {called for _, called in code_pairs(action)}:
+        if module := module_of(code).removeprefix("agent."):
+            names.add(f"{module}:{code.co_qualname.replace('.<locals>', '')}")
+    return names
 
 
 def _functions(path: Path) -> set[str]:

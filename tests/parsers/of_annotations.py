@@ -45,7 +45,7 @@ from agent.scheduler.state import koordinator_reservations, pods_seen, records
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.view import explanation as words
 from tests.parsers import mutations
-from tests.parsers.target import Target
+from tests.parsers.target import Target, json_target, outcome_of
 
 Read = Callable[[Mapping[str, str]], object]
 
@@ -128,18 +128,8 @@ def _reported_cpus(texts: Mapping[str, str]) -> object:
     return node_annotations.reported_cpus(topology)
 
 
-_TEXTS: Final[list[tuple[str, Read, tuple[str, ...], tuple[str, ...]]]] = [
-    (
-        annotations.RESOURCE_STATUS,
-        _status,
-        (_STATUS, "{}"),
-        (
-            "model.pod.annotations:resource_status",
-            "model.pod.annotations:with_cpus",
-            "model.pod.annotations:with_allocation",
-            "model.pod.annotations:decoded",
-        ),
-    ),
+_TEXTS: Final[list[tuple[str, Read, tuple[str, ...]]]] = [
+    (annotations.RESOURCE_STATUS, _status, (_STATUS, "{}")),
     (
         annotations.EXTENDED_RESOURCE_SPEC,
         _batch,
@@ -159,20 +149,13 @@ _TEXTS: Final[list[tuple[str, Read, tuple[str, ...], tuple[str, ...]]]] = [
                 }
             ),
         ),
-        ("allocate.batch:batch_resources",),
     ),
     (
         annotations.RESERVATION_ALLOCATED,
         annotations.reservation_uid,
         ('{"uid": "a", "name": "b"}',),
-        ("model.pod.annotations:reservation_uid",),
     ),
-    (
-        annotations.DEVICE_ALLOCATED,
-        _allocated,
-        (_ALLOCATED,),
-        ("model.devices.device_allocation:_by_type",),
-    ),
+    (annotations.DEVICE_ALLOCATED, _allocated, (_ALLOCATED,)),
     (
         annotations.RESOURCE_SPEC,
         lambda texts: (
@@ -180,13 +163,11 @@ _TEXTS: Final[list[tuple[str, Read, tuple[str, ...], tuple[str, ...]]]] = [
             spec_text(texts[annotations.RESOURCE_SPEC], policies.BindPolicy.DEFAULT, forced=True),
         ),
         ('{"preferredCPUBindPolicy": "FullPCPUs", "preferredCPUExclusivePolicy": "None"}',),
-        ("model.pod.annotations:resource_spec", "allocate.node_allocator.answer:spec_text"),
     ),
     (
         annotations.NUMA_TOPOLOGY_SPEC,
         annotations.numa_spec,
         ('{"numaTopologyPolicy": "Restricted", "singleNUMANodeExclusive": "Required"}',),
-        ("model.pod.annotations:numa_spec",),
     ),
     (
         device_allocation.DEVICE_ALLOCATE_HINT,
@@ -195,55 +176,42 @@ _TEXTS: Final[list[tuple[str, Read, tuple[str, ...], tuple[str, ...]]]] = [
             '{"gpu": {"selector": {"matchLabels": {"a": "b"}}, "vfSelector": null}}',
             '{"rdma": {"allocateStrategy": "ApplyForAll", "exclusivePolicy": "DeviceLevel"}}',
         ),
-        ("model.devices.device_allocation:device_preferences",),
     ),
     (
         device_allocation.DEVICE_JOINT_ALLOCATE,
         device_allocation.device_preferences,
         ('{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}',),
-        ("model.devices.device_allocation:device_preferences",),
     ),
     (
         device_allocation.GPU_PARTITION_SPEC,
         device_allocation.device_preferences,
         ('{"allocatePolicy": "Restricted", "ringBusBandwidth": "10Gi"}',),
-        ("model.devices.device_allocation:device_preferences",),
     ),
     (
         node_annotations.SYSTEM_QOS,
         lambda texts: node_annotations.system_qos(texts).cpus(),
         ('{"cpuset": "0-1", "cpusetExclusive": false}',),
-        ("model.nrt.node_annotations:system_qos",),
     ),
     (
         node_annotations.RESERVATION,
         _reservation,
         ('{"resources": {"cpu": "2"}, "reservedCPUs": "0-3", "applyPolicy": "Default"}',),
-        ("model.nrt.node_annotations:node_reservation",),
     ),
     (
         node_annotations.AMPLIFICATION_RATIO,
         node_annotations.amplification_ratios,
         ('{"cpu": 1.5, "memory": 2}',),
-        ("model.nrt.node_annotations:amplification_ratios",),
     ),
-    (
-        node_annotations.CPU_TOPOLOGY,
-        _reported_cpus,
-        (_TOPOLOGY_DETAIL,),
-        ("model.nrt.node_annotations:_cpus",),
-    ),
+    (node_annotations.CPU_TOPOLOGY, _reported_cpus, (_TOPOLOGY_DETAIL,)),
     (
         node_annotations.CPU_MANAGER_POLICY,
         _manager,
         ('{"policy": "static", "options": {"full-pcpus-only": "true"}, "reservedCPUs": "0,1"}',),
-        ("model.nrt.node_annotations:cpu_manager",),
     ),
     (
         node_annotations.AGENT_SETTINGS,
         node_annotations.reported_settings,
         ('{"ownersOnReserved": true, "memoryManagerPolicy": "Static"}',),
-        ("model.nrt.node_annotations:reported_settings",),
     ),
     (
         node_annotations.POD_CPU_ALLOCS,
@@ -252,53 +220,35 @@ _TEXTS: Final[list[tuple[str, Read, tuple[str, ...], tuple[str, ...]]]] = [
             node_annotations.kubelet_allocated(texts),
         ),
         ('[{"namespace": "a", "name": "b", "uid": "u", "cpuset": "1", "managedByKubelet": true}]',),
-        (
-            "model.nrt.node_annotations:kubelet_allocated",
-            "model.nrt.node_annotations:only_kubelet_allocated",
-        ),
     ),
     (
         node_annotations.REFUSED_CLAIMS,
         node_annotations.refused_claims,
         ('[{"namespace": "a", "name": "b", "uid": "u", "cpuset": "1-2", "reason": "r"}]',),
-        ("model.nrt.node_annotations:refused_claims",),
     ),
     (
         node_annotations.CPU_SHARED_POOLS,
         lambda texts: node_annotations.shared_pools(texts, node_annotations.CPU_SHARED_POOLS),
         ('[{"socket": 0, "node": 0, "cpuset": "0-3"}]',),
-        ("model.nrt.node_annotations:shared_pools",),
     ),
-    (
-        listing.GONE_MINORS,
-        listing.decode_gone,
-        ('{"gpu": {"GPU-1": 3}}',),
-        ("node.device_listing:decode_gone",),
-    ),
+    (listing.GONE_MINORS, listing.decode_gone, ('{"gpu": {"GPU-1": 3}}',)),
     (
         interconnect.GPU_LINKS,
         interconnect.decode_links,
         ('[{"pairs": [[0, 1], [2, 3]], "ancestor": "switch", "nvlinks": 4, "mbPerSecond": 1000}]',),
-        ("model.devices.interconnect:decode_links",),
     ),
-    (
-        holding.DEVICES_CHECKPOINTS,
-        reported_devices.of_device_object,
-        (_CHECKPOINTS,),
-        ("model.devices.holding:decode",),
-    ),
+    (holding.DEVICES_CHECKPOINTS, reported_devices.of_device_object, (_CHECKPOINTS,)),
     (
         device_object.GPU_PARTITIONS,
         lambda texts: partitions.partitions({}, texts, {}),
         ('{"2": [{"minors": [0, 1], "gpuLinkType": "NVLink", "ringBusBandwidth": "400G"}]}',),
-        ("allocate.devices.partitions:_decoded",),
     ),
 ]
-"""Annotations that are JSON: key, reader, examples, and the functions that are tried."""
+"""Annotations that are JSON: key, reader and examples."""
 
 
 def _annotations() -> Iterator[Target]:
-    for key, read, seeds, parses in _TEXTS:
+    for key, read, seeds in _TEXTS:
 
         def of_text(text: str, key: str = key, read: Read = read) -> object:
             return read({key: text})
@@ -308,9 +258,7 @@ def _annotations() -> Iterator[Target]:
             of_text,
             mutations.of_json,
             seeds,
-            parses,
-            (AnnotationError,),
-            (f"annotation {key}: ",),
+            raises={AnnotationError: f"annotation {key}: "},
         )
 
 
@@ -321,9 +269,7 @@ def _plain_annotations() -> Iterator[Target]:
         lambda text: annotations.shared_containers({shared: text}),
         mutations.of_text,
         ("a, b,c", "istio-proxy"),
-        (),
-        (AnnotationError,),
-        (shared,),
+        raises={AnnotationError: shared},
     )
     ratio = node_annotations.CPU_NORMALIZATION_RATIO
     yield Target(
@@ -331,27 +277,22 @@ def _plain_annotations() -> Iterator[Target]:
         lambda text: node_annotations.cpu_normalization_ratio({ratio: text}),
         mutations.of_text,
         ("1.5", "100"),
-        ("model.nrt.node_annotations:cpu_normalization_ratio",),
-        (AnnotationError,),
-        (ratio,),
+        raises={AnnotationError: ratio},
     )
     group = apiobjects.GROUP_ANNOTATION
     pod = apiobjects.from_object(_POD)
     yield Target(
         f"annotation {group}",
-        lambda text: apiobjects.group_of(_with_annotation(pod, group, text)),
+        lambda text: apiobjects.group_of(msgspec.structs.replace(pod, annotations={group: text})),
         mutations.of_text,
         ("train/4", "a-b.c/64"),
-        ("model.pod.apiobjects:group_of",),
-        (GroupError,),
-        (f"pod ns/p: annotation {group}",),
+        raises={GroupError: f"pod ns/p: annotation {group}"},
     )
     yield Target(
         f"annotation {gpu_devices.CORDONED_GPUS}",
         lambda text: gpu_devices.unknown_cordons({gpu_devices.CORDONED_GPUS: text}, _GPUS),
         mutations.of_text,
         ("GPU-1,00000000:3B:00.0", "0000:3b:00.0"),
-        ("model.devices.gpus:pci_address",),
     )
     yield Target(
         "labels of a pod",
@@ -361,21 +302,12 @@ def _plain_annotations() -> Iterator[Target]:
         ),
         mutations.of_text,
         ("LSE", "BE"),
-        (),
     )
     yield Target(
         "labels of a Node",
         lambda text: node_annotations.label_faults(dict.fromkeys(_NODE_LABELS, text)),
         mutations.of_text,
         ("FullPCPUsOnly", "SingleNUMANode"),
-        (),
-    )
-
-
-def _with_annotation(pod: apiobjects.ApiPod, key: str, text: str) -> apiobjects.ApiPod:
-    return apiobjects.ApiPod(
-        **{name: getattr(pod, name) for name in pod.__struct_fields__ if name != "annotations"},
-        annotations={key: text},
     )
 
 
@@ -527,256 +459,142 @@ _NODE_LABELS: Final = (
 )
 
 
-def _json(value: object) -> bytes:
-    return json.dumps(value).encode()
-
-
 def _objects() -> Iterator[Target]:
-    of_json = mutations.of_json_bytes
     of_agents = records.pods(records.AgentSelector("ns", {"koordinator.sh/qosClass": "LSR"}))
-    yield Target(
+    yield json_target(
         "Pod",
         lambda text: (apiobjects.decode(text), of_agents(text)),
-        of_json,
-        (_json(_POD),),
-        (
-            "model.pod.apiobjects:decode",
-            "model.pod.apiobjects:_nanoseconds",
-            "model.objects:decoded",
-            "model.objects:_loose",
-            "scheduler.state.records:pods.read",
-            "scheduler.state.records:_conditions_of",
-        ),
-        (ObjectError,),
-        ("Pod ",),
+        _POD,
+        raises={ObjectError: "Pod "},
     )
-    yield Target(
+    yield json_target(
         "Node",
         lambda text: (apiobjects.decode_node(text), records.node(text)),
-        of_json,
-        (_json(_NODE),),
-        ("model.pod.apiobjects:decode_node", "scheduler.state.records:node"),
-        (ObjectError,),
-        ("Node ",),
+        _NODE,
+        raises={ObjectError: "Node "},
     )
-    yield Target(
-        "NodeResourceTopology",
-        records.topology,
-        of_json,
-        (_json(_TOPOLOGY),),
-        (
-            "model.nrt.resource_topology:decode",
-            "model.nrt.resource_topology:zone_node",
-            "model.nrt.resource_topology:_max_numa_nodes",
-            "scheduler.state.records:topology",
-        ),
-    )
-    yield Target(
+    yield json_target("NodeResourceTopology", records.topology, _TOPOLOGY)
+    yield json_target(
         "Device",
         lambda text: (records.devices(text), _device(text)),
-        of_json,
-        (_json(_DEVICE),),
-        (
-            "model.devices.device_object:read",
-            "scheduler.state.records:devices",
-            "node.gpus:_seconds",
-        ),
-        (ObjectError,),
-        ("Device ",),
+        _DEVICE,
+        raises={ObjectError: "Device "},
     )
     yield Target(
         "objects as values",
         lambda value: (
-            _raised(lambda: apiobjects.from_object(value), ObjectError),
-            _raised(lambda: resource_topology.decode(value), ObjectError),
-            _raised(lambda: device_object.decode(value), ObjectError),
+            outcome_of(lambda: apiobjects.from_object(value), ObjectError),
+            outcome_of(lambda: resource_topology.decode(value), ObjectError),
+            outcome_of(lambda: device_object.decode(value), ObjectError),
         ),
         mutations.of_values,
         (_POD, _NODE, _TOPOLOGY, _DEVICE),
-        (
-            "model.pod.apiobjects:from_object",
-            "model.objects:converted",
-        ),
     )
-    yield Target(
+    yield json_target(
         "Reservation",
         koordinator_reservations.reservation,
-        of_json,
-        (
-            _json(
-                {
-                    "metadata": {"name": "r", "uid": "u", "annotations": {"a": "b"}},
-                    "spec": {
-                        "template": {
-                            "metadata": {"annotations": {annotations.RESOURCE_STATUS: _STATUS}}
-                        }
-                    },
-                    "status": {"phase": "Available", "nodeName": "n"},
-                }
-            ),
-        ),
-        ("scheduler.state.koordinator_reservations:reservation",),
-        (ObjectError,),
-        ("Reservation ",),
+        {
+            "metadata": {"name": "r", "uid": "u", "annotations": {"a": "b"}},
+            "spec": {
+                "template": {"metadata": {"annotations": {annotations.RESOURCE_STATUS: _STATUS}}}
+            },
+            "status": {"phase": "Available", "nodeName": "n"},
+        },
+        raises={ObjectError: "Reservation "},
     )
-    yield Target(
+    yield json_target(
         "ConfigMap of the pods seen",
         pods_seen.content,
-        of_json,
-        (_json({"data": {pods_seen.KEY: '[[4000,1024,1,500,["T4"],7],[1,2,0,0,[],1]]'}}),),
-        ("scheduler.state.pods_seen:content", "scheduler.state.pods_seen:decode"),
-        (ObjectError,),
-        ("ConfigMap",),
+        {"data": {pods_seen.KEY: '[[4000,1024,1,500,["T4"],7],[1,2,0,0,[],1]]'}},
+        raises={ObjectError: "ConfigMap"},
     )
-    yield Target(
+    yield json_target(
         "PodDisruptionBudget",
         lambda text: disruption_budgets.read(text).covers("p", {"a": "b"}),
-        of_json,
-        (
-            _json(
-                {
-                    "metadata": {"name": "b", "namespace": "ns"},
-                    "spec": {
-                        "selector": {
-                            "matchLabels": {"a": "b"},
-                            "matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}],
-                        }
-                    },
-                    "status": {
-                        "disruptionsAllowed": 1,
-                        "disruptedPods": {"q": "2026-01-02T03:04:05Z"},
-                    },
+        {
+            "metadata": {"name": "b", "namespace": "ns"},
+            "spec": {
+                "selector": {
+                    "matchLabels": {"a": "b"},
+                    "matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}],
                 }
-            ),
-        ),
-        ("scheduler.preemption.disruption_budgets:read",),
-        (ObjectError,),
-        ("PodDisruptionBudget ",),
+            },
+            "status": {
+                "disruptionsAllowed": 1,
+                "disruptedPods": {"q": "2026-01-02T03:04:05Z"},
+            },
+        },
+        raises={ObjectError: "PodDisruptionBudget "},
     )
-    yield Target(
+    yield json_target(
         "RebindResource",
         rebind_resource.decode,
-        of_json,
-        (
-            _json(
-                {
-                    "metadata": {"name": "r", "uid": "u", "resourceVersion": "1"},
-                    "spec": {"nodeName": "n", "deadlineInSeconds": 60, "maxPods": 3},
-                    "status": {"phase": "Pending", "updateTimestamp": "2026-01-02T03:04:05Z"},
-                }
-            ),
-        ),
-        ("model.rebind_resource:decode",),
-        (ObjectError,),
-        ("RebindResource ",),
+        {
+            "metadata": {"name": "r", "uid": "u", "resourceVersion": "1"},
+            "spec": {"nodeName": "n", "deadlineInSeconds": 60, "maxPods": 3},
+            "status": {"phase": "Pending", "updateTimestamp": "2026-01-02T03:04:05Z"},
+        },
+        raises={ObjectError: "RebindResource "},
     )
-    yield Target(
+    yield json_target(
         "Lease",
         lambda text: election.read_holder(_Answers(text), "ns", "l"),
-        of_json,
-        (
-            _json(
-                {
-                    "metadata": {"name": "l", "resourceVersion": "1"},
-                    "spec": {
-                        "holderIdentity": "h",
-                        "leaseDurationSeconds": 15,
-                        "renewTime": "2026-01-02T03:04:05.000000Z",
-                        "leaseTransitions": 3,
-                    },
-                }
-            ),
-        ),
-        ("scheduler.leader.election:_decoded", "scheduler.leader.election:_spec_of"),
-        (MalformedError,),
-        ("Lease ",),
+        {
+            "metadata": {"name": "l", "resourceVersion": "1"},
+            "spec": {
+                "holderIdentity": "h",
+                "leaseDurationSeconds": 15,
+                "renewTime": "2026-01-02T03:04:05.000000Z",
+                "leaseTransitions": 3,
+            },
+        },
+        raises={MalformedError: "Lease "},
     )
-
-
-def _raised(read: Callable[[], object], kind: type[Exception]) -> object:
-    try:
-        return read()
-    except kind as error:
-        return str(error)
 
 
 def _responses() -> Iterator[Target]:
-    of_json = mutations.of_json_bytes
-    yield Target(
+    yield json_target(
         "page of a list",
         lambda body: (wire.page("list of p", body), errors.status_of(body)),
-        of_json,
-        (_json({"metadata": {"resourceVersion": "5", "continue": "t"}, "items": [{}]}),),
-        ("kube.wire:page", "kube.errors:status_of"),
-        (MalformedError,),
-        ("list of p: ",),
+        {"metadata": {"resourceVersion": "5", "continue": "t"}, "items": [{}]},
+        raises={MalformedError: "list of p: "},
     )
-    yield Target(
+    yield json_target(
         "event of a watch",
         _event,
-        of_json,
-        (
-            _json(
-                {
-                    "type": "BOOKMARK",
-                    "object": {
-                        "metadata": {
-                            "name": "p",
-                            "resourceVersion": "5",
-                            "annotations": {"k8s.io/initial-events-end": "true"},
-                        }
-                    },
+        {
+            "type": "BOOKMARK",
+            "object": {
+                "metadata": {
+                    "name": "p",
+                    "resourceVersion": "5",
+                    "annotations": {"k8s.io/initial-events-end": "true"},
                 }
-            ),
-        ),
-        ("kube.wire:event", "kube.wire:metadata", "kube.wire:not_newer"),
-        (MalformedError,),
-        ("watch of p: ",),
+            },
+        },
+        raises={MalformedError: "watch of p: "},
     )
-    yield Target(
+    yield json_target(
         "Status",
         lambda body: str(errors.refusal("GET /p", errors.status_of(body))),
-        of_json,
-        (
-            _json(
-                {
-                    "code": 409,
-                    "reason": "Conflict",
-                    "message": 'User "u" cannot get resource "pods" in API group ""',
-                    "details": {"causes": [{"field": ".a"}], "retryAfterSeconds": 5},
-                }
-            ),
-        ),
-        ("kube.errors:status_of",),
+        {
+            "code": 409,
+            "reason": "Conflict",
+            "message": 'User "u" cannot get resource "pods" in API group ""',
+            "details": {"causes": [{"field": ".a"}], "retryAfterSeconds": 5},
+        },
     )
     yield Target(
-        "Retry-After",
-        _retry_after,
-        mutations.of_text,
-        ("5", "Wed, 21 Oct 2026 07:28:00 GMT"),
-        ("kube.transport:_seconds",),
+        "Retry-After", _retry_after, mutations.of_text, ("5", "Wed, 21 Oct 2026 07:28:00 GMT")
     )
-    yield Target(
+    yield json_target(
         "APIResourceList",
         lambda body: kinds.Discovery(_Answers(body)).version(kinds.TOPOLOGY),
-        of_json,
-        (_json({"resources": [{"name": "noderesourcetopologies"}]}),),
-        ("kube.objects:Discovery._served_version",),
-        (MalformedError,),
-        ("GET /apis/",),
+        {"resources": [{"name": "noderesourcetopologies"}]},
+        raises={MalformedError: "GET /apis/"},
     )
-    yield Target(
-        "stored object",
-        _stored,
-        of_json,
-        (_json(_TOPOLOGY), _json(_POD), _json(_DEVICE)),
-        (
-            "kube.cluster:decoded_object",
-            "kube.cluster:_has_key",
-            "model.nrt.node_status:_same",
-        ),
-        (MalformedError,),
-        ("/path: ",),
+    yield json_target(
+        "stored object", _stored, _TOPOLOGY, _POD, _DEVICE, raises={MalformedError: "/path: "}
     )
 
 
@@ -827,41 +645,30 @@ def _stored(body: bytes) -> object:
 
 
 def _requests() -> Iterator[Target]:
-    of_json = mutations.of_json_bytes
     args = {"Pod": _POD, "NodeNames": ["a", "b"]}
     whole = {"Pod": _POD, "Nodes": {"items": [{"metadata": {"name": "a"}}]}}
-    yield Target(
+    yield json_target(
         "ExtenderArgs",
         extender.extender_args,
-        of_json,
-        (_json(args), _json(whole)),
-        ("scheduler.extender.extender:_decoded",),
-        (BadRequestError,),
-        ("ExtenderArgs: ",),
+        args,
+        whole,
+        raises={BadRequestError: "ExtenderArgs: "},
     )
     meta = {"n": {"Pods": [{"UID": "u"}], "NumPDBViolations": 1}}
     victims = {"n": {"Pods": [{"metadata": {"name": "p", "uid": "u"}}]}}
-    yield Target(
+    yield json_target(
         "ExtenderPreemptionArgs",
         extender.preemption_args,
-        of_json,
-        (
-            _json({"Pod": _POD, "NodeNameToMetaVictims": meta}),
-            _json({"Pod": _POD, "NodeNameToVictims": victims}),
-        ),
-        ("scheduler.extender.extender:_decoded",),
-        (BadRequestError,),
-        ("ExtenderPreemptionArgs: ",),
+        {"Pod": _POD, "NodeNameToMetaVictims": meta},
+        {"Pod": _POD, "NodeNameToVictims": victims},
+        raises={BadRequestError: "ExtenderPreemptionArgs: "},
     )
     binding = {"PodName": "p", "PodNamespace": "ns", "PodUID": "u", "Node": "n"}
-    yield Target(
+    yield json_target(
         "ExtenderBindingArgs",
         extender.binding_args,
-        of_json,
-        (_json(binding),),
-        ("scheduler.extender.extender:_decoded",),
-        (BadRequestError,),
-        ("ExtenderBindingArgs: ",),
+        binding,
+        raises={BadRequestError: "ExtenderBindingArgs: "},
     )
     review = {
         "apiVersion": "admission.k8s.io/v1",
@@ -880,57 +687,41 @@ def _requests() -> Iterator[Target]:
             },
         },
     }
-    yield Target(
+    yield json_target(
         "AdmissionReview",
         lambda body: webhook.scheduler_verdict(webhook.decode(body), "s"),
-        of_json,
-        (_json(review),),
-        ("scheduler.webhook:decode",),
-        (webhook.ReviewError,),
-        ("AdmissionReview: ",),
+        review,
+        raises={webhook.ReviewError: "AdmissionReview: "},
     )
-    yield Target(
+    yield json_target(
         "request for explanations",
         lambda body: _EXPLAINER.explain_all(*endpoint.decode_request(body)[:2]),
-        of_json,
-        (_json({"pods": [_POD], "drained": ["n"], "leaseHolder": "h"}),),
-        ("scheduler.explain.endpoint:decode_request",),
-        (BadRequestError,),
-        ("explain: ",),
+        {"pods": [_POD], "drained": ["n"], "leaseHolder": "h"},
+        raises={BadRequestError: "explain: "},
     )
-    yield Target(
+    yield json_target(
         "query of the page of the cluster",
         page.decode_state_query,
-        of_json,
-        (_json({"lease_holder": "h", "search": "n", "range": {"column": "gpus", "low": 1}}),),
-        ("scheduler.page:_decoded",),
-        (BadRequestError,),
-        ("page: ",),
+        {"lease_holder": "h", "search": "n", "range": {"column": "gpus", "low": 1}},
+        raises={BadRequestError: "page: "},
     )
-    yield Target(
+    yield json_target(
         "query about a node, a pod or a decision",
         page.decode_detail_query,
-        of_json,
-        (_json({"lease_holder": "h", "pod": "n/p", "explain": True}),),
-        ("scheduler.page:_decoded",),
-        (BadRequestError,),
-        ("page: ",),
+        {"lease_holder": "h", "pod": "n/p", "explain": True},
+        raises={BadRequestError: "page: "},
     )
-    yield Target(
+    yield json_target(
         "explanations",
         lambda text: words.draw(endpoint.named(endpoint.decode_answer(text), {})[0]),
-        of_json,
-        (_json(_EXPLANATIONS),),
-        ("scheduler.explain.endpoint:decode_answer",),
-        (JsonError, IndexError),
+        _EXPLANATIONS,
+        raises={JsonError: "", IndexError: ""},
     )
-    yield Target(
+    yield json_target(
         "list of objects for their names",
         endpoint.decode_titles,
-        of_json,
-        (_json({"items": [{"metadata": {"name": "n", "namespace": "ns", "uid": "u"}}]}),),
-        ("scheduler.explain.endpoint:decode_titles",),
-        (JsonError,),
+        {"items": [{"metadata": {"name": "n", "namespace": "ns", "uid": "u"}}]},
+        raises={JsonError: ""},
     )
 
 
@@ -963,27 +754,21 @@ def _values() -> Iterator[Target]:
         lambda text: (quantities.milli(text), quantities.whole(text)),
         mutations.of_text,
         ("1500m", "1.5Gi", "2e3", "+.5"),
-        ("model.quantities:_scaled",),
-        (QuantityError,),
-        ("is not a quantity",),
+        raises={QuantityError: "is not a quantity"},
     )
     yield Target(
         "list of CPUs",
         lambda text: list(CpuSet.parse(text)),
         mutations.of_text,
         ("0-3,8", "0-15:2/4"),
-        ("model.cpu.cpuset:_number",),
-        (CpuSetError,),
-        ("CPU list",),
+        raises={CpuSetError: "CPU list"},
     )
     yield Target(
         "mask of CPUs",
         lambda text: list(CpuSet.parse_mask(text)),
         mutations.of_text,
         ("ff,ffffffff", "0x0f"),
-        ("model.cpu.cpuset:CpuSet.parse_mask", "model.cpu.cpuset:_short_words"),
-        (CpuSetError,),
-        ("CPU mask",),
+        raises={CpuSetError: "CPU mask"},
     )
     yield Target(
         "cgroup parent",
@@ -995,14 +780,12 @@ def _values() -> Iterator[Target]:
             "/a.slice/a-kubepods.slice/a-kubepods-pod1234.slice",
             "kubepods.slice:cri-containerd:abc",
         ),
-        (),
     )
     yield Target(
         "PCI address",
         lambda text: (pci.address_key(text), pci.is_address(text), gpus.pci_address(text)),
         mutations.of_name,
         ("0000:3b:00.0", "00000000:3B:00.0\0"),
-        ("model.devices.pci:address_key", "model.devices.gpus:pci_address"),
     )
 
 

@@ -60,6 +60,7 @@ from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import NotificationError
 from agent.model.objects import ObjectError
 from agent.model.pod.apiobjects import from_object
+from agent.model.pod.pod_resources import PodResources
 from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import SnapshotError
 from agent.model.verdict import Code, Refuse
@@ -77,8 +78,9 @@ from agent.rpc.held_calls import HeldCalls
 from agent.scheduler.explain import saved
 from agent.scheduler.leader import candidate
 from agent.scheduler.state.records import AgentSelector
+from tests.kubelet.state_files import BLOCK, ENTRY, FILLED
 from tests.parsers import mutations
-from tests.parsers.target import Target
+from tests.parsers.target import Target, json_target, message_target, outcome_of
 
 _VECTORS: Final = Path(__file__).parents[1] / "data/vectors/kubelet-state-files.jsonl"
 _MAX_OF_EACH: Final = 6
@@ -157,26 +159,20 @@ def _cri_requests() -> Iterator[Target]:
     _pod_config(sandbox.config).linux.cgroup_parent = "/kubepods/burstable/podu"
     update = cri_pb2.UpdateContainerResourcesRequest(container_id="c")
     update.linux.cpuset_cpus, update.linux.cpu_shares = "0-3", 512
-    yield Target(
-        "CreateContainerRequest",
-        _created,
-        mutations.of_message,
-        (_create_request(),),
-        (),
-        (wire.WireError,),
+    yield message_target(
+        "CreateContainerRequest", _created, _create_request(), raises={wire.WireError: ""}
     )
-    yield Target(
+    yield message_target(
         "other requests of CRI",
         lambda message: (
-            _or_error(lambda: cri.run_pod_sandbox(message), wire.WireError),
-            _or_error(lambda: cri.update_container(message), wire.WireError),
-            _or_error(lambda: cri.removed_id(message), wire.WireError),
-            _or_error(lambda: cri.created_id(message), wire.WireError),
+            outcome_of(lambda: cri.run_pod_sandbox(message), wire.WireError),
+            outcome_of(lambda: cri.update_container(message), wire.WireError),
+            outcome_of(lambda: cri.removed_id(message), wire.WireError),
+            outcome_of(lambda: cri.created_id(message), wire.WireError),
             cri.update_request_with(message, _CHANGES),
         ),
-        mutations.of_message,
-        (bytes(sandbox.SerializeToString()), bytes(update.SerializeToString())),
-        (),
+        sandbox,
+        update,
     )
     yield Target(
         "names of GPUs",
@@ -190,7 +186,6 @@ def _cri_requests() -> Iterator[Target]:
         ),
         mutations.of_text,
         ("GPU-1,GPU-2", "0,1:0", "nvidia.com/gpu=GPU-1", "all", "k8s.gpu.nvidia.com/claim=u-gpu-0"),
-        (),
     )
     yield Target(
         "mount paths",
@@ -209,15 +204,7 @@ def _cri_requests() -> Iterator[Target]:
             "/dev/nvidia-caps/nvidia-cap12",
             "/dev/infiniband/uverbs0",
         ),
-        (),
     )
-
-
-def _or_error(read: Callable[[], object], *kinds: type[Exception]) -> object:
-    try:
-        return read()
-    except kinds as error:
-        return str(error)
 
 
 _INFO: Final = json.dumps(
@@ -268,52 +255,28 @@ def _info(text: str) -> object:
 
 
 def _runtime() -> Iterator[Target]:
-    yield Target(
-        "verbose status of a container",
-        _info,
-        mutations.of_json,
-        (_INFO,),
-        (
-            "cri.client:status_of",
-            "cri.client:device_carriers",
-        ),
-    )
+    yield Target("verbose status of a container", _info, mutations.of_json, (_INFO,))
     for version in (events.serves_all_callers, _of_name(service.accepts_updates)):
         yield Target(
             f"version of the runtime ({version.__name__})",
             functools.partial(version, "containerd"),
             mutations.of_text,
             ("2.4.2", "v0.12.1"),
-            ("cri.events:serves_all_callers",),
         )
     listed = cri_pb2.ListPodSandboxResponse()
     _pod_config(listed.items.add(id="s", created_at=5, runtime_handler="nvidia"))
-    yield Target(
+    yield message_target(
         "ListPodSandboxResponse",
         client.listed_sandboxes,
-        mutations.of_message,
-        (bytes(listed.SerializeToString()),),
-        (
-            "cri.client:listed_sandboxes",
-            "cri.client:Cri.call",
-            "cri.events:ContainerEvents._has_events",
-        ),
-        (RpcError,),
-        ("ListPodSandbox: ",),
+        listed,
+        raises={RpcError: "ListPodSandbox: "},
     )
     yield Target(
         "a runtime's HTTP/2",
         _unary,
         mutations.of_bytes,
         (_answer(), _answer(headers_first=False)),
-        (
-            "rpc.unary:UnaryConnection._result",
-            "rpc.unary:UnaryConnection.take_messages",
-            "rpc.unary:UnaryConnection._block_part",
-            "rpc.headers:Decoder.decode",
-            "rpc.grpc:percent_decode",
-        ),
-        (unary.ProtocolError,),
+        raises={unary.ProtocolError: ""},
     )
     yield Target(
         "the head of an HTTP request",
@@ -324,29 +287,26 @@ def _runtime() -> Iterator[Target]:
             b"GET http://a/%62 HTTP/1.0\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue",
             b"GET / HTTP/1.1\r\nAccept:" + b" " * 2_000 + b"a" + b"\t" * 2_000,
         ),
-        ("http.requests:_content_length", "http.requests:_path"),
-        (requests.BadRequestError,),
+        raises={requests.BadRequestError: ""},
     )
     yield Target(
         "header blocks",
         lambda block: (
-            _or_error(lambda: headers.Decoder().decode(block), HeaderError),
-            _or_error(lambda: headers.PathReader().read(block), HeaderError),
+            outcome_of(lambda: headers.Decoder().decode(block), HeaderError),
+            outcome_of(lambda: headers.PathReader().read(block), HeaderError),
         ),
         mutations.of_bytes,
         (
             headers.encode([(b":path", b"/a"), (b"grpc-status", b"0")]),
             bytes.fromhex("828684418cf1e3c2e5f23a6ba0ab90f4ff"),
         ),
-        ("rpc.headers:Decoder.decode",),
     )
     yield Target(
         "gzip",
         lambda packed: (grpc.gunzip(packed, 1 << 16), grpc.unpacked_bytes(packed)),
         mutations.of_bytes,
         (gzip.compress(b"a" * 5_000, mtime=0), gzip.compress(bytes(range(256)), mtime=0)),
-        ("rpc.grpc:gunzip",),
-        (MessageError,),
+        raises={MessageError: ""},
     )
 
 
@@ -502,40 +462,17 @@ def _nri() -> Iterator[Target]:
 
     reply = ttrpc_pb2.Response(payload=b"x").SerializeToString()
     whole = [_call(method, each.SerializeToString()) for method, each in kept.items()]
-    yield Target(
-        "calls of NRI",
-        _served,
-        of_message,
-        whole,
-        (
-            "nri.service:PluginService.serve",
-            "nri.service:PluginService._set_up",
-            "nri.service:PluginService._synchronize",
-        ),
-        (MuxError,),
-    )
+    yield Target("calls of NRI", _served, of_message, whole, raises={MuxError: ""})
     yield Target(
         "frames of NRI",
         _served,
         mutations.of_bytes,
         (*whole, encode(TtrpcMessage(RUNTIME, 1, RESPONSE, 0, reply)) + whole[0]),
-        (
-            "nri.ttrpc:Demux._split",
-            "nri.ttrpc:Demux._messages",
-            "nri.ttrpc:Session._called",
-            "nri.ttrpc:_reply",
-        ),
-        (MuxError,),
+        raises={MuxError: ""},
     )
     update = nri_pb2.UpdateContainersResponse()
     update.failed.add(container_id="c")
-    yield Target(
-        "UpdateContainersResponse",
-        link.update_failure,
-        mutations.of_message,
-        (bytes(update.SerializeToString()),),
-        ("nri.link:update_failure",),
-    )
+    yield message_target("UpdateContainersResponse", link.update_failure, update)
 
 
 def _koordinator() -> Iterator[Target]:
@@ -560,31 +497,16 @@ def _koordinator() -> Iterator[Target]:
             koordinator_messages.container_ref(message),
         )
 
-    yield Target(
-        "ContainerResourceHookRequest",
-        read,
-        mutations.of_message,
-        (bytes(request.SerializeToString()),),
-        (
-            "koordinator.service:HookService._create",
-            "koordinator.service:HookService._exists",
-            "koordinator.service:HookService._stopped",
-            "koordinator.service:HookService._update",
-        ),
-        (DecodeError, wire.WireError),
+    yield message_target(
+        "ContainerResourceHookRequest", read, request, raises={DecodeError: "", wire.WireError: ""}
     )
-    yield Target(
+    yield message_target(
         "PodSandboxHookRequest",
         lambda raw: koordinator_messages.sandbox_of(
             koordinator_hooks_pb2.PodSandboxHookRequest.FromString(raw)
         ),
-        mutations.of_message,
-        (bytes(sandbox.SerializeToString()),),
-        (
-            "koordinator.service:HookService._sandbox_announced",
-            "koordinator.service:HookService._sandbox_stopped",
-        ),
-        (DecodeError,),
+        sandbox,
+        raises={DecodeError: ""},
     )
 
 
@@ -594,32 +516,11 @@ def _state_files(name: str) -> list[bytes]:
     return [each.encode() for each in found[:_MAX_OF_EACH]]
 
 
-_BLOCK: Final = {"numaAffinity": [0], "type": "memory", "size": 512}
-_MEMORY: Final = {
-    "policyName": "Static",
-    "machineState": {
-        "0": {
-            "numberOfAssignments": 1,
-            "memoryMap": {
-                "memory": {
-                    "total": 2048,
-                    "systemReserved": 512,
-                    "allocatable": 1536,
-                    "reserved": 512,
-                    "free": 1024,
-                }
-            },
-            "cells": [0],
-        }
-    },
-    "entries": {"u": {"c": [_BLOCK]}},
-    "checksum": 5,
-}
-_MEMORY_OF_PODS: Final = _MEMORY | {"podEntries": {"u": {"memoryBlocks": [_BLOCK]}}}
+_MEMORY_OF_PODS: Final = FILLED | {"podEntries": {"u": {"memoryBlocks": [BLOCK]}}}
 _MEMORY_AS_DATA: Final = {
     "policyName": "",
     "machineState": {},
-    "data": json.dumps(_MEMORY),
+    "data": json.dumps(FILLED),
     "dataChecksum": 5,
 }
 _CONFIGURATION: Final = {
@@ -639,63 +540,37 @@ _CONFIGURATION: Final = {
 
 
 def _kubelet() -> Iterator[Target]:
-    of_json = mutations.of_json_bytes
-    yield Target(
+    yield json_target(
         "cpu_manager_state",
         lambda raw: (state := cpu_manager_state.decode(raw), state.by_uid),
-        of_json,
-        _state_files("cpu_manager_state"),
-        ("kubelet.statefile:parse",),
-        (StateFileError,),
+        *_state_files("cpu_manager_state"),
+        raises={StateFileError: ""},
     )
-    yield Target(
+    yield json_target(
         "memory_manager_state",
         memory_manager_state.decode,
-        of_json,
-        [json.dumps(each).encode() for each in (_MEMORY, _MEMORY_OF_PODS, _MEMORY_AS_DATA)],
-        (
-            "kubelet.memory_manager_state:_converted",
-            "kubelet.memory_manager_state:_machine",
-            "kubelet.statefile:parse",
-        ),
-        (StateFileError,),
+        FILLED,
+        _MEMORY_OF_PODS,
+        _MEMORY_AS_DATA,
+        raises={StateFileError: ""},
     )
-    entry = {
-        "PodUID": "u",
-        "ContainerName": "c",
-        "ResourceName": "nvidia.com/gpu",
-        "DeviceIDs": {"-1": ["GPU-1"], "0": None},
-        "AllocResp": "Ch8KFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSBXRlZ3Jh",
-    }
+    entry = ENTRY | {"DeviceIDs": {"-1": ["GPU-1"], "0": None}}
+    registered = {"nvidia.com/gpu": ["a"]}
     files = [
         {
-            "Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {"nvidia.com/gpu": ["a"]}},
+            "Data": {"PodDeviceEntries": [entry], "RegisteredDevices": registered},
             "BootID": "b",
             "Checksum": 5,
         },
-        {"Data": {"PodDeviceEntries": [{**entry, "DeviceIDs": ["a"]}]}, "Checksum": 5},
+        {"Data": {"PodDeviceEntries": [ENTRY | {"DeviceIDs": ["a"]}]}, "Checksum": 5},
     ]
-    yield Target(
-        "device checkpoint",
-        _checkpoint,
-        of_json,
-        [json.dumps(each).encode() for each in files],
-        (
-            "kubelet.device_checkpoint:decode",
-            "kubelet.device_checkpoint:_node",
-            "kubelet.device_checkpoint:_registered",
-            "kubelet.device_checkpoint:_text.entry_text",
-        ),
-        (StateFileError,),
-    )
+    yield json_target("device checkpoint", _checkpoint, *files, raises={StateFileError: ""})
     yield Target(
         "KubeletConfiguration",
         lambda value: configuration.to_object(configuration.of_object(value, "configz")),
         mutations.of_values,
         (_CONFIGURATION, _CONFIGURATION["kubeletconfig"]),
-        ("kubelet.configuration:_decoded",),
-        (ConfigurationError,),
-        ("configz: ",),
+        raises={ConfigurationError: "configz: "},
     )
     yield Target(
         "command line of a kubelet",
@@ -706,12 +581,7 @@ def _kubelet() -> Iterator[Target]:
             "kubelet\0--reserved-memory=0:memory=1Gi,hugepages-2Mi=4Mi;1:memory=2Gi",
             "kubelet\0--topology-manager-policy-options=max-allowable-numa-nodes=8",
         ),
-        (
-            "kubelet.configuration:_reserved_memory",
-            "kubelet.configuration:_max_numa_nodes",
-        ),
-        (ConfigurationError,),
-        ("kubelet 5: ",),
+        raises={ConfigurationError: "kubelet 5: "},
     )
     yield Target(
         "command lines of processes",
@@ -722,7 +592,6 @@ def _kubelet() -> Iterator[Target]:
             "k3s\0server\0--kubelet-arg=a=b\0--kubelet-arg\0c=d",
             "kubelite\0--kubelet-args-file=/a",
         ),
-        (),
     )
 
 
@@ -759,18 +628,44 @@ def _pod_resources() -> Iterator[Target]:
     claimed.cdi_devices.add(name="k8s.gpu.nvidia.com/device=gpu-0")
 
     def read(raw: bytes) -> object:
-        found = podresources.pods(podresources_pb2.ListPodResourcesResponse.FromString(raw))
+        message = podresources_pb2.ListPodResourcesResponse.FromString(raw)
+        found = podresources.pods(message)
+        for sent in message.pod_resources:
+            _check_pod(sent, podresources.pod(sent))
         reported = reported_devices.of_pod_resources(found, {each.key: "u" for each in found})
         return found, [holder_names.meaning(each, _HOLDERS) for each in reported]
 
-    yield Target(
-        "ListPodResourcesResponse",
-        read,
-        mutations.of_message,
-        (bytes(listed.SerializeToString()),),
-        ("kubelet.podresources:PodResourcesClient._call", "kubelet.podresources:corrected"),
-        (FieldError, DecodeError),
+    yield message_target(
+        "ListPodResourcesResponse", read, listed, raises={FieldError: "", DecodeError: ""}
     )
+    allocatable = podresources_pb2.AllocatableResourcesResponse(
+        cpu_ids=[1, 3], memory=container.memory, devices=container.devices
+    )
+    yield message_target(
+        "AllocatableResourcesResponse",
+        lambda raw: podresources.allocatable(
+            podresources_pb2.AllocatableResourcesResponse.FromString(raw)
+        ),
+        allocatable,
+        raises={FieldError: "", DecodeError: ""},
+    )
+
+
+def _check_pod(sent: podresources_pb2.PodResources, pod: PodResources) -> None:
+    """The value has all that was sent, and nothing else."""
+    assert pod.key == (sent.namespace, sent.name)
+    assert set(pod.cpus) == set(sent.cpu_ids)
+    for message, container in zip(sent.containers, pod.containers, strict=True):
+        assert set(container.cpus) == set(message.cpu_ids)
+        assert sum(each.size_bytes for each in container.memory) == sum(
+            each.size for each in message.memory
+        )
+        assert {each.id for each in container.devices} == {
+            name for each in message.devices for name in each.device_ids
+        }
+        nodes = {node for each in container.devices for node in each.nodes}
+        assert nodes <= {node.ID for each in message.devices for node in each.topology.nodes}
+        assert all(node >= 0 for node in nodes)
 
 
 def _device_names() -> Iterator[Target]:
@@ -784,14 +679,12 @@ def _device_names() -> Iterator[Target]:
         ],
         mutations.of_name,
         ("GPU-1::3", "MIG-GPU-1/2/3", "gpu-0-mig-1g", "0-3,8", "index:0", "uid-gpu-0"),
-        (),
     )
     yield Target(
         "MIG's capabilities",
         lambda text: device_files.capabilities(text, text),
         mutations.of_text,
         ("gpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n", "Character devices:\n236 nvidia-caps\n"),
-        ("model.devices.device_files:capabilities",),
     )
 
 
@@ -808,14 +701,8 @@ def _own_files(folder: Path) -> Iterator[Target]:
         pods,
         {"c": snapshot.Wanted(LinuxResources("1"))},
     )
-    yield Target(
-        "snapshot",
-        snapshot.decode,
-        mutations.of_json_bytes,
-        (snapshot.encode(decided),),
-        ("model.snapshot:decode",),
-        (SnapshotError,),
-        ("snapshot: ",),
+    yield json_target(
+        "snapshot", snapshot.decode, snapshot.encode(decided), raises={SnapshotError: "snapshot: "}
     )
     announced = notifications.PodAnnounced("u", "ns", "p", {"a": "b"}, {"c": "d"}, "/kubepods/podu")
     datagrams = [
@@ -832,14 +719,11 @@ def _own_files(folder: Path) -> Iterator[Target]:
             notifications.SnapshotRequest(),
         )
     ]
-    yield Target(
+    yield json_target(
         "notification",
         notifications.decode,
-        mutations.of_json_bytes,
-        datagrams,
-        ("model.notifications:decode",),
-        (NotificationError,),
-        ("notification: ",),
+        *datagrams,
+        raises={NotificationError: "notification: "},
     )
     keeping = {
         "node": {"uid": "u", "labels": {"a": "b"}},
@@ -853,40 +737,25 @@ def _own_files(folder: Path) -> Iterator[Target]:
         "sent_at": 5.0,
     }
     config = {"remote-endpoint": "/a", "failure-policy": "Ignore", "runtime-hooks": ["a"]}
-    for name, read, parses, example, kinds in (
-        ("cluster.json", _cluster_memory, ("node.cluster_view:ClusterCache._stored",), keeping, ()),
-        (
-            "sent Binding",
-            _sent_bindings,
-            ("scheduler.leader.candidate:_read",),
-            binding,
-            (ValueError, OSError),
-        ),
-        (
-            "registration of a hook server",
-            _registrations,
-            ("koordinator.server:_read",),
-            config,
-            (),
-        ),
+    for name, read, example, errors in (
+        ("cluster.json", _cluster_memory, keeping, {}),
+        ("sent Binding", _sent_bindings, binding, {ValueError: "", OSError: ""}),
+        ("registration of a hook server", _registrations, config, {}),
         (
             "identity of a scheduler",
             _identity,
-            ("scheduler.leader.candidate:IdentityFile._former",),
             {"identity": "a", "boot_id": "b", "device": 1, "inode": 2},
-            (),
+            {},
         ),
         (
             "object of the embedded store",
             _from_store,
-            ("kube.store:served", "kube.documents:parse"),
             {"metadata": {"name": "n", "resourceVersion": "5"}, "spec": {"nodeName": "n"}},
-            (DocumentError, StoreError),
+            {DocumentError: "", StoreError: ""},
         ),
         (
             "saved objects",
             _from_saved,
-            ("kube.documents:_of_file",),
             {
                 "kind": "PodList",
                 "items": [
@@ -911,7 +780,7 @@ def _own_files(folder: Path) -> Iterator[Target]:
                     },
                 ],
             },
-            (DocumentError, ObjectError),
+            {DocumentError: "", ObjectError: ""},
         ),
     ):
         path = folder / name.replace(" ", "-")
@@ -920,39 +789,23 @@ def _own_files(folder: Path) -> Iterator[Target]:
             path.write_bytes(raw)
             return read(str(path))
 
-        yield Target(
-            name,
-            of_file,
-            mutations.of_json_bytes,
-            (json.dumps(example).encode(),),
-            parses,
-            kinds,
-        )
-    yield Target(
-        "file of a container's CPUs",
-        notice.decode,
-        mutations.of_json_bytes,
-        (notice.encode(notice.Notice("0-3", 1)),),
-        ("model.notice:decode",),
+        yield json_target(name, of_file, example, raises=errors)
+    yield json_target(
+        "file of a container's CPUs", notice.decode, notice.encode(notice.Notice("0-3", 1))
     )
-    yield Target(
+    yield json_target(
         "record of the audit trail",
         audit.decode,
-        mutations.of_json_bytes,
-        (audit.encode(audit.Record(version=1, time=audit.stamp(0), pod="web", numa_node=1)),),
-        ("model.audit:decode",),
+        audit.encode(audit.Record(version=1, time=audit.stamp(0), pod="web", numa_node=1)),
     )
     finding = {"severity": "error", "code": "c", "text": "t", "remedy": "r"}
     drift = {"severity": "error", "kind": "k", "container": "c", "expected": "0", "found": None}
     findings = {"node": [finding], "findings": [{**drift, "detail": "", "remedy": "r"}]}
-    yield Target(
+    yield json_target(
         "answer of a node's doctor",
         lambda raw: remote.examination(raw, 1),
-        mutations.of_json_bytes,
-        (json.dumps(findings).encode(),),
-        ("cli.remote:examination",),
-        (remote.RemoteError,),
-        ("topolet doctor ends with exit code 1",),
+        findings,
+        raises={remote.RemoteError: "topolet doctor ends with exit code 1"},
     )
     lines = (
         b'{"group": "/kubepods/a", "cpus": "0-3"}\n'
@@ -965,13 +818,7 @@ def _own_files(folder: Path) -> Iterator[Target]:
         read = Journal(journal)
         return read.originals, read.values, read.problems
 
-    yield Target(
-        "journal",
-        read_journal,
-        mutations.of_bytes,
-        (lines,),
-        ("cgroup.journal:_parse",),
-    )
+    yield Target("journal", read_journal, mutations.of_bytes, (lines,))
 
 
 def _cluster_memory(path: str) -> object:
@@ -1127,27 +974,7 @@ def _kernel(folder: Path) -> Iterator[Target]:
             (folder / path).write_bytes(_TREE[path])
 
     yield Target(
-        "sysfs and procfs",
-        machine,
-        _of_files,
-        tuple(_TREE.items()),
-        (
-            "discover.hardware:_of_gpus",
-            "discover.hardware:_size_bytes",
-            "discover.sysfs_devices:_port",
-            "discover.sysfs_devices:_ports",
-            "discover.cpus:_distances",
-            "discover.cpus:_memory_bytes",
-            "discover.cpus:_pool_of_meminfo",
-            "discover.cpus:_pools_of_folder",
-            "discover.pci:_function",
-            "discover.sysfs:SysfsReader.char_device",
-            "discover.sysfs:SysfsReader.hexadecimal",
-            "discover.sysfs:integer",
-            "discover.sysfs:number",
-            "discover.sysfs:numbered",
-        ),
-        (DiscoveryError,),
+        "sysfs and procfs", machine, _of_files, tuple(_TREE.items()), raises={DiscoveryError: ""}
     )
     proc = folder / "proc"
     of_process = {
@@ -1171,41 +998,29 @@ def _kernel(folder: Path) -> Iterator[Target]:
             found: list[object] = [pids(str(proc)), kubelet_process.find(str(proc))]
             with Process(str(proc), 7) as of:
                 found += [of.argv0(), of.name(), of.groups()]
-                found.append(_or_error(of.argv, UnreadableError))
-                found.append(_or_error(of.status, UnreadableError))
+                found.append(outcome_of(of.argv, UnreadableError))
+                found.append(outcome_of(of.status, UnreadableError))
             found += [own_root(each, str(proc / "7")) for each in hierarchies]
             found.append(allowed_cpus(str(proc), 7))
             return found
         finally:
             (proc / "7" / name).write_bytes(of_process[name])
 
-    yield Target(
-        "files of a process",
-        process,
-        _of_files,
-        tuple(of_process.items()),
-        ("host.processes:Process.status", "host.processes:pids", "cgroup.names:_roots"),
-    )
+    yield Target("files of a process", process, _of_files, tuple(of_process.items()))
     yield Target(
         "limits of a cgroup",
         lambda text: (
-            _or_error(lambda: limits.quota_of(text), ValueError),
-            _or_error(lambda: limits.shares_of_weight(text), ValueError),
-            _or_error(lambda: limits.memory_of(text), ValueError),
-            _or_error(lambda: limits.nodes(text), ValueError),
-            _or_error(lambda: limits.max_text(CpuQuota(5_000), text), ValueError),
-            _or_error(lambda: limits.quota_text(CpuQuota(5_000), text), ValueError),
-            _or_error(lambda: limits.same(limits.MAX, text, "max 100000"), ValueError),
-            _or_error(lambda: limits.grows(limits.MEMORY_MAX, text, "5"), ValueError),
+            outcome_of(lambda: limits.quota_of(text), ValueError),
+            outcome_of(lambda: limits.shares_of_weight(text), ValueError),
+            outcome_of(lambda: limits.memory_of(text), ValueError),
+            outcome_of(lambda: limits.nodes(text), ValueError),
+            outcome_of(lambda: limits.max_text(CpuQuota(5_000), text), ValueError),
+            outcome_of(lambda: limits.quota_text(CpuQuota(5_000), text), ValueError),
+            outcome_of(lambda: limits.same(limits.MAX, text, "max 100000"), ValueError),
+            outcome_of(lambda: limits.grows(limits.MEMORY_MAX, text, "5"), ValueError),
         ),
         mutations.of_text,
         ("max 100000", "50000 100000", "-1", "9223372036854771712", "0-1"),
-        (
-            "cgroup.limits:_amount",
-            "cgroup.limits:_parts",
-            "cgroup.limits:memory_of",
-            "cgroup.limits:shares_of_weight",
-        ),
     )
     yield Target(
         "uevents and inotify",
@@ -1215,7 +1030,6 @@ def _kernel(folder: Path) -> Iterator[Target]:
             b"add@/devices/a\0ACTION=add\0SUBSYSTEM=pci\0",
             b"\x0e\x00\x00\x00/run/a.sock\x00\x00\x00\x08\x00\x02\x00\x01\x00\x00\x00",
         ),
-        ("nri.conflicts:socket_attributes",),
     )
 
 

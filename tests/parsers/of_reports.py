@@ -240,6 +240,5 @@ def targets() -> Iterator[Target]:
         lambda given: offers(read(given[0]), given[1]),
         lambda rng, _: (report(rng), rng.sample(REQUESTS, _PODS)),
         (),
-        (),
         weight=100,
     )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
+from google.protobuf.message import Message
 
+from tests.parsers import mutations
 from tests.parsers.mutations import Mutation
 
 MAX_CPU_SECONDS: Final = 2.0
@@ -24,22 +28,56 @@ _BITS_OF_CHARACTER: Final = 4
 _VALUES_EVERY: Final = 16
 _APART: Final = 2**32
 
+Errors = Mapping[type[Exception], str]
+"""A part of the message by the kind of error."""
+
 
 @dataclass(frozen=True)
 class Target:
     """`read` takes an input that `mutation` made of `seeds`, and returns a value or raises one of
-    `raises`, whose message has one of `names`. `parses`: the functions that it tries, as
-    `module:function` below `agent`. `weight`: one input takes as long as so many of others; the
-    suite tries fewer."""
+    `raises`. `weight`: one input takes as long as so many of others; the suite tries fewer."""
 
     name: str
     read: Callable[[Any], object]
     mutation: Mutation
     seeds: Sequence[Any]
-    parses: tuple[str, ...]
-    raises: tuple[type[Exception], ...] = ()
-    names: tuple[str, ...] = ()
+    raises: Errors = field(default_factory=dict)
     weight: int = 1
+
+    def try_examples(self) -> None:
+        """They are valid."""
+        for each in self.seeds:
+            self.read(each)
+
+
+def json_target(
+    name: str,
+    read: Callable[[bytes], object],
+    *examples: object,
+    raises: Errors = MappingProxyType({}),
+) -> Target:
+    """A parser of JSON; the examples are decoded, or bytes."""
+    seeds = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in examples]
+    return Target(name, read, mutations.of_json_bytes, seeds, raises)
+
+
+def message_target(
+    name: str,
+    read: Callable[[bytes], object],
+    *examples: Message | bytes,
+    raises: Errors = MappingProxyType({}),
+) -> Target:
+    """A parser of protobuf."""
+    seeds = [each if isinstance(each, bytes) else each.SerializeToString() for each in examples]
+    return Target(name, read, mutations.of_message, seeds, raises)
+
+
+def outcome_of(read: Callable[[], object], *kinds: type[Exception]) -> object:
+    """What a reader returns, or the message of its error of these kinds."""
+    try:
+        return read()
+    except kinds as error:
+        return str(error)
 
 
 class SlipError(AssertionError):
@@ -57,8 +95,7 @@ def inputs(target: Target, seed: int, first: int, count: int) -> Iterator[tuple[
 def run(target: Target, count: int, seed: int = 0, first: int = 0) -> float:
     """Tries the examples, which must be valid, and then so many inputs. Returns the most seconds of
     CPU time that one took. Raises SlipError."""
-    for each in target.seeds:
-        target.read(each)
+    target.try_examples()
     before = _peak_bytes(reset=True)
     slowest = 0.0
     for number, each in inputs(target, seed, first, count):
@@ -77,10 +114,11 @@ def _tried(target: Target, given: Any, with_value: bool) -> float:
     began = time.thread_time()
     try:
         value = target.read(given)
-    except target.raises as error:
+    except tuple(target.raises) as error:
         message = str(error)
         assert len(message) <= _MAX_MESSAGE_CHARACTERS, f"a message of {len(message)} characters"
-        assert not target.names or any(each in message for each in target.names), message
+        named = [text for kind, text in target.raises.items() if isinstance(error, kind)]
+        assert all(text in message for text in named), message
     else:
         if with_value:
             _check(value, max(_MAX_BITS, _BITS_OF_CHARACTER * len(repr(given))))

@@ -22,6 +22,11 @@ def entered(call: Callable[[], object]) -> frozenset[str]:
 def calls(call: Callable[[], object]) -> list[tuple[str, str]]:
     """The modules of caller and called function for each call in this thread; "" for a module that
     is not of agent."""
+    return [(module_of(caller), module_of(called)) for caller, called in code_pairs(call)]
+
+
+def code_pairs(call: Callable[[], object]) -> list[tuple[CodeType | None, CodeType]]:
+    """The code of caller and called function for each call in this thread."""
     pairs: list[tuple[CodeType | None, CodeType]] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -34,10 +39,11 @@ def calls(call: Callable[[], object]) -> list[tuple[str, str]]:
         call()
     finally:
         sys.setprofile(before)
-    return [(_module(caller), _module(code)) for caller, code in pairs]
+    return pairs
 
 
-def _module(code: CodeType | None) -> str:
+def module_of(code: CodeType | None) -> str:
+    """The module of agent with this code, or ""."""
     file = Path(code.co_filename) if code else _PACKAGE.parent
     if not file.is_relative_to(_PACKAGE):
         return ""
