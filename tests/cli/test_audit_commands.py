@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from agent.__main__ import main
 from agent.cli import remote
 from agent.model.audit import AuditEvent, Record
 from agent.telemetry.audit import Trail
+from tests.cli.conftest import Topolet
 
 
 def write(state: Path, age_seconds: float, process: str, *records: Record) -> None:
@@ -40,15 +39,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def output(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    assert main(arguments) == code
-    return capsys.readouterr().out
-
-
-def test_records_of_the_last_day_with_the_newest_last(
-    state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = output(capsys, "audit").splitlines()[1:]
+def test_records_of_the_last_day_with_the_newest_last(state: Path, topolet: Topolet) -> None:
+    lines = topolet("audit").out.splitlines()[1:]
     assert [each.split()[3] for each in lines] == ["CPUsAssigned", "ContainerAdmitted", "PodEnded"]
 
 
@@ -63,57 +55,47 @@ def test_records_of_the_last_day_with_the_newest_last(
         (["absent"], []),
     ],
 )
-def test_filters(
-    state: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], events: list[str]
-) -> None:
-    calls = json.loads(output(capsys, "audit", *arguments, "-o", "json"))
+def test_filters(state: Path, topolet: Topolet, arguments: list[str], events: list[str]) -> None:
+    calls = topolet("audit", *arguments, "-o", "json").json
     assert calls["schema_version"] == 1
     assert [each["event"] for each in calls["records"]] == events
 
 
-def test_a_history(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = output(capsys, "history", "default/web")
+def test_a_history(state: Path, topolet: Topolet) -> None:
+    text = topolet("history", "default/web").out
     assert text.startswith("Pod default/web, uid u\n")
     assert "The pod owns CPUs 2-3." in text
     assert "long ago" not in text
-    assert main(["history", "absent"]) == 1
-    assert (
-        capsys.readouterr().err
-        == "topolet: the audit trail has no record of pod absent in that time\n"
-    )
-    calls = json.loads(output(capsys, "history", "web", "-o", "json"))
+    printed = topolet("history", "absent", code=1)
+    assert printed.err == "topolet: the audit trail has no record of pod absent in that time\n"
+    calls = topolet("history", "web", "-o", "json").json
     assert [(each["title"], len(each["sentences"])) for each in calls["pods"]] == [
         ("default/web", 2),
         ("other/web", 1),
     ]
 
 
-def test_lines_that_are_not_records_are_counted(
-    state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_that_are_not_records_are_counted(state: Path, topolet: Topolet) -> None:
     path = next((state / "audit").glob("proxy.*"))
     path.write_bytes(path.read_bytes() + b"{torn\n")
-    assert main(["audit"]) == 0
-    captured = capsys.readouterr()
+    captured = topolet("audit")
     assert captured.err == "topolet: 1 line of the audit trail can't be read\n"
     assert "ContainerAdmitted" in captured.out
 
 
-def test_without_a_trail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_trail(tmp_path: Path, topolet: Topolet) -> None:
     for arguments in (["audit"], ["history", "web"]):
-        assert main([*arguments, f"--state-dir={tmp_path}"]) == 1
-        assert f"{tmp_path} has no audit trail" in capsys.readouterr().err
+        printed = topolet(*arguments, f"--state-dir={tmp_path}", code=1)
+        assert f"{tmp_path} has no audit trail" in printed.err
 
 
 @pytest.mark.parametrize("since", ["", "1", "h", "1w", "-1h", "1h x", "٣h"])
-def test_a_wrong_duration(since: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["audit", f"--since={since}"])
-    assert ended.value.code == 2
-    assert "is not a time like 30m, 1h or 2d" in capsys.readouterr().err
+def test_a_wrong_duration(since: str, topolet: Topolet) -> None:
+    printed = topolet("audit", f"--since={since}", code=2)
+    assert "is not a time like 30m, 1h or 2d" in printed.err
 
 
-def test_on_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_another_node(monkeypatch: pytest.MonkeyPatch, topolet: Topolet) -> None:
     """The namespace of the agent is not the namespace of the pod."""
     calls: list[tuple[str, str, str, tuple[str, ...]]] = []
 
@@ -122,8 +104,8 @@ def test_on_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
         return 7
 
     monkeypatch.setattr(remote, "run_on_node", run_on_node)
-    assert main(["history", "web", "-n", "shop", "--node=n1", "--since=1h30m"]) == 7
-    assert main(["audit", "--node=n1", "--agent-namespace=tools", "--container=main"]) == 7
+    topolet("history", "web", "-n", "shop", "--node=n1", "--since=1h30m", code=7)
+    topolet("audit", "--node=n1", "--agent-namespace=tools", "--container=main", code=7)
     assert calls == [
         (
             "history",

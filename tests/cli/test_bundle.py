@@ -9,16 +9,21 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from agent.__main__ import main
 from agent.cli import bundle
 from agent.model.audit import AuditEvent, Record
 from agent.model.settings.agent import KubeletStateSettings
 from agent.node.doctor import Examination
 from agent.telemetry.audit import Trail
-from tests.cli.secret_values import ANSWER, ENVIRONMENT, SECRET, write_checkpoint
+from tests.cli.conftest import Topolet
+from tests.cli.secret_values import (
+    ANSWER,
+    ENVIRONMENT,
+    SECRET,
+    add_container,
+    write_checkpoint,
+)
 from tests.faults.conftest import AgentHarness
 from tests.faults.launcher import Launcher
 from tests.faults.node import SimulatedNode, large_machine
@@ -52,13 +57,7 @@ def node(tmp_path: Path) -> Iterator[SimulatedNode]:
     """A node on which every source of the archive has a secret."""
     node = large_machine(tmp_path, 1)
     node.runtime.environment = ENVIRONMENT
-    pod = node.add_pod("LSE", "1-2")
-    node.create_container(pod, start=True)
-    sandbox = node.runtime.sandboxes[pod.sandbox_id]
-    annotations = {**sandbox.annotations, "example.com/token": SECRET}
-    node.runtime.sandboxes[pod.sandbox_id] = msgspec.structs.replace(
-        sandbox, annotations=annotations, labels={**sandbox.labels, "example.com/token": SECRET}
-    )
+    add_container(node, "LSE", "1-2")
     write_checkpoint(tmp_path / "kubelet")
     (tmp_path / "kubelet" / "cpu_manager_state").write_text(
         json.dumps({"policyName": "none", "defaultCpuSet": "", "checksum": 1, "token": SECRET})
@@ -71,7 +70,7 @@ def node(tmp_path: Path) -> Iterator[SimulatedNode]:
 
 
 def test_the_archive_has_what_a_maintainer_needs_and_no_secret(
-    node: SimulatedNode, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    node: SimulatedNode, tmp_path: Path, topolet: Topolet
 ) -> None:
     with Launcher(tmp_path) as launcher:
         harness = AgentHarness(node, launcher)
@@ -85,8 +84,7 @@ def test_the_archive_has_what_a_maintainer_needs_and_no_secret(
     before = {each: each.read_bytes() for each in node.state.iterdir() if each.is_file()}
     path = tmp_path / "bundle.tar.gz"
     arguments = [*node.restore_words[1:], f"--kubelet-dir={tmp_path / 'kubelet'}"]
-    assert main(["doctor", f"--bundle={path}", *arguments]) == 1
-    printed = capfd.readouterr()
+    printed = topolet("doctor", f"--bundle={path}", *arguments, code=1)
     assert "agent-absent: " in printed.out
     assert f"topolet: {path}: {path.stat().st_size} bytes" in printed.err
     found = unpacked(path.read_bytes())
@@ -116,12 +114,11 @@ def test_the_archive_has_what_a_maintainer_needs_and_no_secret(
 
 
 def test_an_existing_file_is_not_replaced(
-    node: SimulatedNode, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    node: SimulatedNode, tmp_path: Path, topolet: Topolet
 ) -> None:
     path = tmp_path / "bundle.tar.gz"
     path.write_text("existing")
-    assert main(["doctor", f"--bundle={path}", *node.restore_words[1:]]) == 2
-    printed = capfd.readouterr()
+    printed = topolet("doctor", f"--bundle={path}", *node.restore_words[1:], code=2)
     assert f"topolet: {path}: File exists\n" in printed.err
     assert "standard output" not in printed.err
     assert path.read_text() == "existing"

@@ -1,24 +1,19 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from agent.__main__ import COMMANDS, main
-
-
-def script(capsys: pytest.CaptureFixture[str], shell: str) -> str:
-    assert main(["completion", shell]) == 0
-    return capsys.readouterr().out
+from agent.__main__ import COMMANDS
+from tests.cli.conftest import Topolet
 
 
 @pytest.fixture
-def bash(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Path:
+def bash(topolet: Topolet, tmp_path: Path) -> Path:
     path = tmp_path / "topolet.bash"
-    path.write_text(script(capsys, "bash"))
+    path.write_text(topolet("completion", "bash").out)
     return path
 
 
@@ -36,25 +31,22 @@ def completed(bash: Path, *command_line: str, folder: Path | None = None) -> lis
     return done.stdout.split()
 
 
-def test_commands(bash: Path) -> None:
-    assert completed(bash, "topolet", "") == list(COMMANDS)
-    assert completed(bash, "topolet", "pro") == ["proxy"]
-
-
-def test_flags_of_a_command(bash: Path) -> None:
-    assert completed(bash, "topolet", "agent", "--cpu-policy") == [
-        "--cpu-policy",
-        "--cpu-policy-options",
-    ]
-    assert "--no-devices" in completed(bash, "topolet", "agent", "--no-")
-    assert completed(bash, "topolet", "proxy", "--cpu-policy") == []
-
-
-def test_values_of_a_flag(bash: Path) -> None:
-    assert completed(bash, "topolet", "agent", "--cpu-policy", "s") == ["static"]
-    assert completed(bash, "topolet", "agent", "--devices", "") == ["true", "false"]
-    assert completed(bash, "topolet", "doctor", "-o", "") == ["text", "json"]
-    assert completed(bash, "topolet", "completion", "z") == ["zsh"]
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        ([""], list(COMMANDS)),
+        (["pro"], ["proxy"]),
+        (["agent", "--cpu-policy"], ["--cpu-policy", "--cpu-policy-options"]),
+        (["proxy", "--cpu-policy"], []),
+        (["agent", "--no-dev"], ["--no-devices"]),
+        (["agent", "--cpu-policy", "s"], ["static"]),
+        (["agent", "--devices", ""], ["true", "false"]),
+        (["doctor", "-o", ""], ["text", "json"]),
+        (["completion", "z"], ["zsh"]),
+    ],
+)
+def test_commands_flags_and_values(bash: Path, words: list[str], completions: list[str]) -> None:
+    assert completed(bash, "topolet", *words) == completions
 
 
 def test_files(bash: Path, tmp_path: Path) -> None:
@@ -63,14 +55,7 @@ def test_files(bash: Path, tmp_path: Path) -> None:
         assert completed(bash, "topolet", *words, "so", folder=tmp_path) == ["some.toml"]
 
 
-def test_zsh(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "_topolet"
-    path.write_text(script(capsys, "zsh"))
-    assert path.read_text().startswith("#compdef topolet\n")
-    if shutil.which("zsh") is None:
-        pytest.skip("zsh is missing")
-    program = 'compdef() { :; }; eval "$(< $1)"; print -l -- "${_shtab_topolet_agent_options[@]}"'
-    done = subprocess.run(
-        ["zsh", "-fc", program, "zsh", str(path)], capture_output=True, text=True, check=True
-    )
-    assert ":dynamic|none|static:(dynamic none static)" in done.stdout
+def test_zsh(topolet: Topolet) -> None:
+    script = topolet("completion", "zsh").out
+    assert script.startswith("#compdef topolet\n")
+    assert ":dynamic|none|static:(dynamic none static)" in script

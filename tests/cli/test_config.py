@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.__main__ import main
+from tests.cli.conftest import Topolet
 
 
-def test_a_valid_file_of_all_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_valid_file_of_all_processes(tmp_path: Path, topolet: Topolet) -> None:
     path = tmp_path / "config.toml"
     path.write_text('state-dir = "/s"\nhttp = ""\nlease-seconds = 20\n')
-    assert main(["config", "check", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: 3 options, all valid\n"
+    assert topolet("config", "check", str(path)).out == f"{path}: 3 options, all valid\n"
 
 
 @pytest.mark.parametrize(
@@ -26,34 +25,30 @@ def test_a_valid_file_of_all_processes(tmp_path: Path, capsys: pytest.CaptureFix
         ("a =", "Invalid value"),
     ],
 )
-def test_a_file_with_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, problem: str
-) -> None:
+def test_a_file_with_an_error(tmp_path: Path, topolet: Topolet, content: str, problem: str) -> None:
     path = tmp_path / "config.toml"
     path.write_text(content)
-    assert main(["config", "check", str(path)]) == 2
-    printed = capsys.readouterr()
+    printed = topolet("config", "check", str(path), code=2)
     assert printed.out == ""
     assert printed.err.startswith("topolet: ")
     assert problem in printed.err
     assert len(printed.err.splitlines()) == 1
 
 
-def test_each_error_of_a_file_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_error_of_a_file_is_reported(tmp_path: Path, topolet: Topolet) -> None:
     path = tmp_path / "config.toml"
     path.write_text("lease-second = 20\nlease-seconds = -1\nhttp = 3\nperiod-seconds = 'x'\n")
-    assert main(["config", "check", str(path)]) == 2
-    assert [line.split(": ")[2].split(" ")[0] for line in capsys.readouterr().err.splitlines()] == [
+    assert [
+        line.split(": ")[2].split(" ")[0]
+        for line in topolet("config", "check", str(path), code=2).err.splitlines()
+    ] == [
         "lease-second",
         "lease-seconds",
         "http",
         "period-seconds",
     ]
     path.write_text("cpu-policy-options = 'foo'\nnri-socket = 'nri.sock'\nhttp = 'a:b'\n")
-    assert main(["config", "check", str(path)]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 3
+    assert len(topolet("config", "check", str(path), code=2).err.splitlines()) == 3
 
 
 VALUES = """
@@ -66,13 +61,12 @@ scheduler: {enabled: true, settings: {lease-seconds: 20}}
 """
 
 
-def test_the_settings_in_values_of_the_chart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_settings_in_values_of_the_chart(tmp_path: Path, topolet: Topolet) -> None:
     path = tmp_path / "values.yaml"
     path.write_text(VALUES)
-    assert main(["config", "check", "--chart", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: 10 options, all valid\n"
+    assert (
+        topolet("config", "check", "--chart", str(path)).out == f"{path}: 10 options, all valid\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,15 +96,13 @@ def test_the_settings_in_values_of_the_chart(
     ],
 )
 def test_values_of_the_chart_with_errors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, problems: list[str]
+    tmp_path: Path, topolet: Topolet, content: str, problems: list[str]
 ) -> None:
     """All of them are named."""
     path = tmp_path / "values.yaml"
     path.write_text(content)
-    assert main(["config", "check", "--chart", str(path)]) == 2
-    lines = capsys.readouterr().err.splitlines()
+    lines = topolet("config", "check", "--chart", str(path), code=2).err.splitlines()
     assert len(lines) == len(problems)
     for line, problem in zip(lines, problems, strict=True):
         assert line.startswith(f"topolet: {path}: {problem}")
-    assert main(["config", "check", "--chart", "/none"]) == 2
-    assert "/none: No such file" in capsys.readouterr().err
+    assert "/none: No such file" in topolet("config", "check", "--chart", "/none", code=2).err

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from agent.__main__ import main
 from agent.cli import devices
 from agent.model.devices.gpus import pci_address
 from agent.model.devices.pci import Function
 from agent.model.devices.visibility import NodeDevice, NodeVisibility
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import NOTHING, PodWanted, Snapshot, encode
+from tests.cli.conftest import Topolet
 from tests.discover import buses, fakenvml, gpumachines
 from tests.discover.fakenvml import FakeDriver
 from tests.fixtures.trees import machine, write
@@ -35,16 +34,14 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_a_copy_of_a_machine_has_the_values_of_pci(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, tmp_path: Path, topolet: Topolet
 ) -> None:
     arguments = ["devices", f"--root={root}", f"--state-dir={tmp_path}"]
-    assert main([*arguments, "-o", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = topolet(*arguments, "-o", "json").json
     assert found["schema_version"] == 1
     assert [each["kind"] for each in found["devices"]].count("gpu") == 8
     assert {each["id"] for each in found["devices"]} == {""}
-    assert main(arguments) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = topolet(*arguments).out.splitlines()
     assert lines[0].split() == ["DEVICE", "ADDRESS", "NUMA", "NAME", "PODS", "STATE"]
     assert any(line.split()[3] == "15b3:1021" for line in lines)
 
@@ -53,7 +50,7 @@ def test_a_copy_of_a_machine_has_the_values_of_pci(
 def test_values_of_the_driver_and_holders_of_the_snapshot(
     root: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    topolet: Topolet,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cards = gpumachines.a100_hgx()
@@ -73,13 +70,14 @@ def test_values_of_the_driver_and_holders_of_the_snapshot(
     )
     (tmp_path / "snapshot.json").write_bytes(encode(snapshot))
     arguments = [f"--root={root}", f"--state-dir={tmp_path}", f"--gpu-driver-root={driver.root}"]
-    assert main(["devices", *arguments, "-o", "json"]) == 0
-    found = {each["id"]: each for each in json.loads(capsys.readouterr().out)["devices"]}
+    found = {
+        each["id"]: each for each in topolet("devices", *arguments, "-o", "json").json["devices"]
+    }
     assert found[uuid]["holders"] == ["ml/train", "u2"]
     assert found[uuid]["name"] == "NVIDIA A100-SXM4-80GB"
     assert len(found[uuid]["links"]) == 7
-    assert main(["devices", *arguments, "-o", "tree"]) == 0
-    assert "gpu 1: 12 NVLinks through switches, 300 GB/s" in capsys.readouterr().out
+    printed = topolet("devices", *arguments, "-o", "tree")
+    assert "gpu 1: 12 NVLinks through switches, 300 GB/s" in printed.out
 
 
 def test_a_device_that_udev_does_not_know_has_no_name() -> None:
@@ -88,6 +86,6 @@ def test_a_device_that_udev_does_not_know_has_no_name() -> None:
     assert devices.names("/")(Function("ffff:00:00.0")) == ""
 
 
-def test_a_root_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["devices", f"--root={tmp_path}/none"]) == 2
-    assert f"--root {tmp_path}/none: no such folder" in capsys.readouterr().err
+def test_a_root_that_does_not_exist(tmp_path: Path, topolet: Topolet) -> None:
+    printed = topolet("devices", f"--root={tmp_path}/none", code=2)
+    assert f"--root {tmp_path}/none: no such folder" in printed.err

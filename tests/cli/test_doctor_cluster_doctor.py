@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.__main__ import main
+from tests.cli.conftest import Topolet
 from tests.cli.kubectl import CRASHED, RUNNING, pod
 
 HANGS = "hangs"
@@ -94,13 +93,12 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    return Nodes(tmp_path)
+def nodes(programs: Path) -> Nodes:
+    return Nodes(programs)
 
 
 def test_the_findings_of_all_nodes_are_one_table(
-    nodes: Nodes, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, topolet: Topolet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     nodes.examined("n1")
@@ -110,8 +108,7 @@ def test_the_findings_of_all_nodes_are_one_table(
     nodes.add("n5")
     nodes.select("n1", "n2", "n3", "n4")
     nodes.examined("n6", ready=False)
-    assert main(["doctor", "--all"]) == 1
-    lines = [" ".join(each.split()) for each in capfd.readouterr().out.splitlines()]
+    lines = [" ".join(each.split()) for each in topolet("doctor", "--all", code=1).out.splitlines()]
     assert lines[:7] == [
         "NODE SEVERITY FINDING TEXT",
         "n2 error cgroup-differs team/web/main: should be 0-1, is 0-3",
@@ -127,7 +124,7 @@ def test_the_findings_of_all_nodes_are_one_table(
 
 
 def test_a_node_whose_runtime_hangs_is_named_and_not_waited_for(
-    nodes: Nodes, capfd: pytest.CaptureFixture[str]
+    nodes: Nodes, topolet: Topolet
 ) -> None:
     for name in ("n1", "n2", "n3"):
         nodes.examined(name)
@@ -135,9 +132,7 @@ def test_a_node_whose_runtime_hangs_is_named_and_not_waited_for(
     nodes.examined("n4")
     nodes.answer("n4", "", "Error from server: error dialing backend: EOF\n", 1)
 
-    assert main(["doctor", "--all", "--node-seconds=1", "-o", "json"]) == 1
-
-    body = json.loads(capfd.readouterr().out)
+    body = topolet("doctor", "--all", "--node-seconds=1", "-o", "json", code=1).json
     assert body["schema_version"] == 1
     found = {each["node"]: each["findings"][0] for each in body["nodes"]}
     assert {each["code"] for each in found.values()} == {"doctor-does-not-answer"}
@@ -146,36 +141,35 @@ def test_a_node_whose_runtime_hangs_is_named_and_not_waited_for(
     assert "on the host run `topolet doctor`" in found["n1"]["remedy"]
 
 
-def test_warnings_alone_are_no_failure(nodes: Nodes, capfd: pytest.CaptureFixture[str]) -> None:
+def test_warnings_alone_are_no_failure(nodes: Nodes, topolet: Topolet) -> None:
     nodes.examined("n1", PLUGIN)
     nodes.add("n2")
-    assert main(["doctor", "--all"]) == 0
-    assert capfd.readouterr().out.endswith("2 nodes: 0 with findings, 1 without, 1 not examined\n")
+    assert topolet("doctor", "--all").out.endswith(
+        "2 nodes: 0 with findings, 1 without, 1 not examined\n"
+    )
 
 
 def test_a_cluster_that_can_not_be_listed_is_an_error(
-    nodes: Nodes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    nodes: Nodes, tmp_path: Path, topolet: Topolet
 ) -> None:
     nodes.add("n1")
     (tmp_path / "pods").unlink()
-    assert main(["doctor", "--all"]) == 2
-    assert "kubectl get pods" in capfd.readouterr().err
-    assert main(["doctor", "--all", "n1"]) == 2
-    assert "--all: it takes neither NODE nor --bundle" in capfd.readouterr().err
+    assert "kubectl get pods" in topolet("doctor", "--all", code=2).err
+    printed = topolet("doctor", "--all", "n1", code=2)
+    assert "--all: it takes neither NODE nor --bundle" in printed.err
 
 
 @pytest.mark.parametrize(
     "output", ["", "[" * 100_000, "null", '{"node": [1], "findings": []}', '{"node": []}']
 )
 def test_an_answer_that_can_not_be_read_is_that_nodes_finding(
-    nodes: Nodes, output: str, capfd: pytest.CaptureFixture[str]
+    nodes: Nodes, output: str, topolet: Topolet
 ) -> None:
     nodes.examined("n1")
     nodes.examined("n2")
     nodes.answer("n1", output)
-    assert main(["doctor", "--all", "-o", "json"]) == 1
     codes = {
         each["node"]: [finding["code"] for finding in each["findings"]]
-        for each in json.loads(capfd.readouterr().out)["nodes"]
+        for each in topolet("doctor", "--all", "-o", "json", code=1).json["nodes"]
     }
     assert codes == {"n1": ["doctor-does-not-answer"], "n2": []}

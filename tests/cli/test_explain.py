@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.__main__ import main
+from tests.cli.conftest import Topolet
 from tests.cli.saved_objects import bound, of_daemon_set, saved
 from tests.fixtures.fleet import gpu_pod, owner
 
@@ -17,19 +17,17 @@ Object = dict[str, Any]
 NAME = "--scheduler-name=topolet"
 
 
-def test_a_pod_from_the_saved_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pod_from_the_saved_objects(tmp_path: Path, topolet: Topolet) -> None:
     objects = saved(tmp_path, owner(40, 8).pod("p"))
-    assert main(["explain", "p", objects, NAME]) == 0
-    output = capsys.readouterr().out
+    output = topolet("explain", "p", objects, NAME).out
     assert output.startswith("Pod default/p: only node c has room, of 3.\n")
     assert "policies in force:" in output
     assert "a: no room" in output
 
 
-def test_a_pod_that_gets_no_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pod_that_gets_no_node(tmp_path: Path, topolet: Topolet) -> None:
     objects = saved(tmp_path, gpu_pod(16).pod("p"))
-    assert main(["explain", "p", objects, NAME, "-o", "json"]) == 1
-    answer = json.loads(capsys.readouterr().out)
+    answer = topolet("explain", "p", objects, NAME, "-o", "json", code=1).json
     assert answer["schemaVersion"] == 1
     (found,) = answer["explanations"]
     assert (found["pod"], found["winner"]) == ("default/p", "")
@@ -39,9 +37,7 @@ def test_a_pod_that_gets_no_node(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert causes["c"]["objects"][0]["kind"] == "Pod"
 
 
-def test_what_if_for_a_workload_that_does_not_exist_yet(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_if_for_a_workload_that_does_not_exist_yet(tmp_path: Path, topolet: Topolet) -> None:
     folder = tmp_path / "objects"
     folder.mkdir()
     objects = saved(folder)
@@ -51,43 +47,40 @@ def test_what_if_for_a_workload_that_does_not_exist_yet(
     workload = {"kind": "Deployment", "metadata": {"name": "web"}, "spec": {"template": template}}
     file = tmp_path / "web.yaml"
     file.write_text(yaml.safe_dump(workload))
-    assert main(["explain", str(file), "--what-if", objects, NAME, "-n", "shop"]) == 0
-    assert capsys.readouterr().out.startswith("Pod shop/web: node ")
+    assert topolet("explain", str(file), "--what-if", objects, NAME, "-n", "shop").out.startswith(
+        "Pod shop/web: node "
+    )
 
 
-def test_what_if_frees_the_resources_of_the_pod(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_if_frees_the_resources_of_the_pod(tmp_path: Path, topolet: Topolet) -> None:
     objects = saved(tmp_path, bound("p", "a", "0-7"))
-    assert main(["explain", "p", objects, NAME]) == 0
-    assert "It is on node a with CPUs 0-7" in capsys.readouterr().out
-    assert main(["explain", "p", objects, NAME, "--what-if"]) == 0
-    assert "It is on node" not in capsys.readouterr().out
+    assert "It is on node a with CPUs 0-7" in topolet("explain", "p", objects, NAME).out
+    assert "It is on node" not in topolet("explain", "p", objects, NAME, "--what-if").out
 
 
-def test_what_if_a_node_is_drained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_if_a_node_is_drained(tmp_path: Path, topolet: Topolet) -> None:
     """The pods of the node are placed one after the other; those of DaemonSets stay."""
     daemon = of_daemon_set(bound("daemon", "c", "80-87"))
     pods = [bound(f"p{each}", "c", f"{each * 8}-{each * 8 + 7}") for each in range(9)]
     objects = saved(tmp_path, daemon, *pods)
-    assert main(["explain", "--what-if-drained=c", objects, NAME, "-o", "json"]) == 1
-    found = json.loads(capsys.readouterr().out)["explanations"]
+    found = topolet("explain", "--what-if-drained=c", objects, NAME, "-o", "json", code=1).json[
+        "explanations"
+    ]
     winners = [each["winner"] for each in found]
     # Two nodes of 32 CPUs have room for four pods of 8 each.
     assert sorted(filter(None, winners)) == ["a"] * 4 + ["b"] * 4
     assert [each["pod"] for each in found if not each["winner"]] == ["default/p8"]
     assert all(each["drained"] == ["c"] for each in found)
-    assert main(["explain", "--what-if-drained=c", objects, NAME]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = topolet("explain", "--what-if-drained=c", objects, NAME, code=1).out.splitlines()
     assert lines[0].split() == ["POD", "NODE", "CPUS", "REASON"]
     assert lines[1].split() == ["default/p0", "a", "0-3,16-19"]
     assert lines[9].split(maxsplit=3)[:3] == ["default/p8", "-", "-"]
     assert "the NUMA nodes do not have enough" in lines[9]
 
 
-def test_a_drained_node_without_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "--what-if-drained=c", saved(tmp_path), NAME]) == 0
-    assert capsys.readouterr().out == "No pod would have to move.\n"
+def test_a_drained_node_without_pods(tmp_path: Path, topolet: Topolet) -> None:
+    printed = topolet("explain", "--what-if-drained=c", saved(tmp_path), NAME)
+    assert printed.out == "No pod would have to move.\n"
 
 
 @pytest.mark.parametrize(
@@ -100,45 +93,35 @@ def test_a_drained_node_without_pods(tmp_path: Path, capsys: pytest.CaptureFixtu
     ],
 )
 def test_arguments_without_an_explanation(
-    arguments: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], reason: str, tmp_path: Path, topolet: Topolet
 ) -> None:
-    assert main(["explain", *arguments, saved(tmp_path), NAME]) == 2
-    assert reason in capsys.readouterr().err
+    assert reason in topolet("explain", *arguments, saved(tmp_path), NAME, code=2).err
 
 
-def test_an_unreadable_object_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreadable_object_is_reported(tmp_path: Path, topolet: Topolet) -> None:
     invalid = owner(4, 4).pod("invalid")
     invalid["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "much"
     objects = saved(tmp_path, invalid, owner(4, 4).pod("p"))
-    assert main(["explain", "p", objects, NAME]) == 0
-    assert "Pod default/invalid" in capsys.readouterr().err
+    assert "Pod default/invalid" in topolet("explain", "p", objects, NAME).err
 
 
 @pytest.mark.parametrize(
     "text", ["a: [", "- 1", "[]", '{"kind": 5}', "{kind: PodList, items: [1]}"]
 )
-def test_a_file_without_objects(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_without_objects(text: str, tmp_path: Path, topolet: Topolet) -> None:
     objects = saved(tmp_path)
     file = tmp_path / "wrong.yaml"
     file.write_text(text)
-    assert main(["explain", "p", objects, NAME]) == 2
-    assert str(file) in capsys.readouterr().err
+    assert str(file) in topolet("explain", "p", objects, NAME, code=2).err
 
 
-def test_a_placement_of_the_file_chooses_the_node(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_placement_of_the_file_chooses_the_node(tmp_path: Path, topolet: Topolet) -> None:
     """The score depends on the saved pods. Of two equal nodes, the name decides."""
     objects = saved(tmp_path, owner(8, 8).pod("p"))
     file = tmp_path / "args.json"
     file.write_text(json.dumps({"kind": "NodeNUMAResourceArgs", "placement": "Residual"}))
     arguments = ["explain", "p", objects, NAME, "-o", "json", f"--scheduler-args-file={file}"]
-    assert main(arguments) == 0
-    (found,) = json.loads(capsys.readouterr().out)["explanations"]
+    (found,) = topolet(*arguments).json["explanations"]
     scores = {each["node"]: each["offer"]["score"] for each in found["nodes"]}
     assert found["winner"] == max(scores, key=lambda node: scores[node])
     assert scores["a"] != scores["b"], "the nodes are equal"
@@ -157,28 +140,24 @@ SERVICE = {"kind": "Service", "metadata": {"name": "s", "namespace": "ns"}, "spe
     ],
 )
 def test_what_is_no_pod_is_not_explained(
-    found: Object, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    found: Object, problem: str, tmp_path: Path, topolet: Topolet
 ) -> None:
     objects = saved(tmp_path)
     file = tmp_path / "other.yaml"
     file.write_text(yaml.safe_dump(found))
-    assert main(["explain", str(file), objects, NAME]) == 2
-    printed = capsys.readouterr()
+    printed = topolet("explain", str(file), objects, NAME, code=2)
     assert printed.out == ""
     assert f"topolet: {file}: {problem}" in printed.err
     assert f"topolet: {file}: has no pod and no workload\n" in printed.err
 
 
-def test_other_objects_beside_a_workload_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_objects_beside_a_workload_are_named(tmp_path: Path, topolet: Topolet) -> None:
     objects = saved(tmp_path)
     template = {"spec": owner(8, 8).pod("ignored")["spec"]}
     job = {"kind": "CronJob", "metadata": {"name": "nightly"}}
     job["spec"] = {"jobTemplate": {"spec": {"template": template}}}
     file = tmp_path / "app.yaml"
     file.write_text(yaml.safe_dump_all([SERVICE, job]))
-    assert main(["explain", str(file), objects, NAME]) == 0
-    printed = capsys.readouterr()
+    printed = topolet("explain", str(file), objects, NAME)
     assert printed.out.startswith("Pod default/nightly: node ")
     assert "Service ns/s is neither" in printed.err

@@ -1,17 +1,18 @@
-"""The command `topolet kubelet-state`, run as a process."""
+"""The command `topolet kubelet-state`."""
 
 from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Printed, Topolet
 from tests.kubelet.state_files import FILLED, KUBELETS_OWN, REAL
 
+Run = Callable[..., Printed]
 CPUS = json.dumps(KUBELETS_OWN["whole pods"][1])
 
 
@@ -24,20 +25,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "agent", "kubelet-state", f"--kubelet-dir={folder}", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+@pytest.fixture
+def run(folder: Path, topolet: Topolet) -> Run:
+    return lambda *words, code=0: topolet(
+        "kubelet-state", f"--kubelet-dir={folder}", *words, code=code
     )
 
 
-def test_three_files(folder: Path) -> None:
-    done = run(folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == (
+def test_three_files(run: Run) -> None:
+    printed = run()
+    assert printed.err == ""
+    assert printed.out == (
         """\
 cpu_manager_state: version 3, policy static, checksum correct
   shared CPUs: 1-2
@@ -59,10 +57,8 @@ device-plugins/kubelet_internal_checkpoint: version 2, checksum correct
     )
 
 
-def test_json(folder: Path) -> None:
-    done = run(folder, "--output=json")
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
+def test_json(run: Run) -> None:
+    found = run("--output=json").json
     assert found["schema_version"] == 1
     cpus, memory, devices = found["files"]
     assert (cpus["name"], cpus["error"], cpus["state"]["checked"]) == (
@@ -78,37 +74,33 @@ def test_json(folder: Path) -> None:
     assert entry["answer"] == f"{len(answer)} bytes"
 
 
-def test_absent_files_are_not_errors(tmp_path: Path) -> None:
-    done = run(tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [line.split(": ")[1] for line in done.stdout.splitlines()] == ["absent"] * 3
+def test_absent_files_are_not_errors(tmp_path: Path, topolet: Topolet) -> None:
+    printed = topolet("kubelet-state", f"--kubelet-dir={tmp_path}")
+    assert printed.err == ""
+    assert [line.split(": ")[1] for line in printed.out.splitlines()] == ["absent"] * 3
 
 
-def test_torn_and_changed_files_and_problems(folder: Path) -> None:
+def test_torn_and_changed_files_and_problems(folder: Path, run: Run) -> None:
     (folder / "cpu_manager_state").write_text(CPUS.replace("7-9", "x").replace("2284712151", "0"))
-    done = run(folder)
-    assert done.returncode == 0
-    assert "version unknown, policy static, checksum unknown" in done.stdout
-    assert "  problem: podEntries.pod2: CPU list 'x'" in done.stdout
+    printed = run()
+    assert "version unknown, policy static, checksum unknown" in printed.out
+    assert "  problem: podEntries.pod2: CPU list 'x'" in printed.out
     (folder / "cpu_manager_state").write_text(CPUS.replace("7-9", "7-8"))
-    done = run(folder)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "version 3, policy static, checksum WRONG" in done.stdout
+    assert "version 3, policy static, checksum WRONG" in run(code=1).out
     (folder / "cpu_manager_state").write_text(CPUS[:-1])
-    done = run(folder)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "cpu_manager_state: is not JSON: " in done.stdout
-    assert "memory_manager_state: version 1" in done.stdout
+    printed = run(code=1)
+    assert "cpu_manager_state: is not JSON: " in printed.out
+    assert "memory_manager_state: version 1" in printed.out
 
 
-def test_a_refused_write_and_nothing_to_write(folder: Path, tmp_path: Path) -> None:
-    arguments = ("--write-kubelet-state", f"--state-dir={tmp_path / 'none'}", f"--root={tmp_path}")
+def test_a_refused_write_and_nothing_to_write(folder: Path, tmp_path: Path, run: Run) -> None:
+    words = ("--write-kubelet-state", f"--state-dir={tmp_path / 'none'}", f"--root={tmp_path}")
     (tmp_path / "proc").mkdir()
-    done = run(folder, *arguments)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("topolet: the agent's decisions can't be read: ")
+    printed = run(*words, code=1)
+    assert printed.out == ""
+    assert printed.err.startswith("topolet: the agent's decisions can't be read: ")
     assert (folder / "cpu_manager_state").read_text() == CPUS
     (folder / "cpu_manager_state").write_text('{"policyName":"none"}')
-    done = run(folder, *arguments)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Nothing to write: the kubelet's CPU manager policy is none")
+    printed = run(*words)
+    assert printed.err == ""
+    assert printed.out.startswith("Nothing to write: the kubelet's CPU manager policy is none")

@@ -17,6 +17,7 @@ from agent.__main__ import COMMANDS, parser_of
 from agent.cli import options
 from agent.cli.processes import PROXY
 from agent.model.settings.agent import TopologySettings
+from tests.cli.conftest import Topolet
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -25,37 +26,25 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def topolet(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return python("-m", "agent", *arguments)
+def test_no_command_lists_the_commands(topolet: Topolet) -> None:
+    printed = topolet(code=2)
+    assert printed.out == ""
+    assert all(f"  {name} " in printed.err for name in COMMANDS)
 
 
-def test_no_command_lists_the_commands() -> None:
-    done = topolet()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert all(f"  {name} " in done.stderr for name in COMMANDS)
-
-
-def test_unknown_command_is_named() -> None:
-    done = topolet("nonsense", "--help")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "invalid choice: 'nonsense'" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_help_lists_every_command_and_each_has_its_own_help() -> None:
-    done = topolet("--help")
-    assert done.returncode == 0
-    listed = " ".join(done.stdout.split())
+def test_help_lists_every_command_and_each_has_its_own_help(topolet: Topolet) -> None:
+    listed = " ".join(topolet("--help").out.split())
     for name, text in COMMANDS.items():
         assert f" {name} {text}" in listed
         command_help = topolet(name, "--help")
-        assert (command_help.returncode, command_help.stderr) == (0, "")
-        assert command_help.stdout.startswith(f"usage: topolet {name}")
+        assert command_help.err == ""
+        assert command_help.out.startswith(f"usage: topolet {name}")
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [
+        (["nonsense", "--help"], 2, "invalid choice: 'nonsense'"),
         (["proxy", "--hold-seconds=soon"], 2, "hold-seconds"),
         (["proxy", "--config=/nowhere/x.toml"], 2, "/nowhere/x.toml"),
         (
@@ -86,23 +75,28 @@ def test_help_lists_every_command_and_each_has_its_own_help() -> None:
         (["agent", "--reserved-cpus=x"], 2, "reserved-cpus: "),
         (["agent", "--exclude=///"], 2, "exclude: "),
         (["agent", "--http=x:y"], 2, "address 'x:y' is not ADDRESS or ADDRESS:PORT"),
+        (["agent", "--hook-failure-policy=Start=fail"], 2, "'Start=fail': hook"),
         (["nri", "--nri-socket=x"], 2, "endpoint 'x' is not unix:///absolute/path"),
+        (["nri", "--http=9328"], 2, "is not ADDRESS or ADDRESS:PORT"),
+        (["nri", "--hook-failure-policy=Start=fail"], 2, "hook-failure-policy"),
+        (["preflight", "--cpu-policy-options=foo"], 2, "'foo' is not one of"),
         (["topology", "--config=/nowhere/x.toml"], 2, "/nowhere/x.toml: No such file"),
         (["kubelet-state", "--kubelet-dir=/nowhere"], 1, "kubelet-dir: /nowhere does not exist"),
         (["config", "check", "/nowhere/x.toml"], 2, "/nowhere/x.toml: No such file"),
     ],
 )
-def test_wrong_use_is_one_line(arguments: list[str], code: int, reason: str) -> None:
-    done = topolet(*arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert reason in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+def test_wrong_use_is_one_line(
+    arguments: list[str], code: int, reason: str, topolet: Topolet
+) -> None:
+    printed = topolet(*arguments, code=code)
+    assert printed.out == ""
+    assert reason in printed.err.splitlines()[-1]
+    assert "Traceback" not in printed.err
 
 
-def test_invalid_address_leaves_no_socket_behind(tmp_path: Path) -> None:
-    done = topolet("proxy", f"--state-dir={tmp_path}", "--http=a:b")
-    assert done.returncode == 2
-    assert "address 'a:b' is not ADDRESS or ADDRESS:PORT" in done.stderr
+def test_invalid_address_leaves_no_socket_behind(tmp_path: Path, topolet: Topolet) -> None:
+    printed = topolet("proxy", f"--state-dir={tmp_path}", "--http=a:b", code=2)
+    assert "address 'a:b' is not ADDRESS or ADDRESS:PORT" in printed.err
     assert not list(tmp_path.iterdir())
 
 
@@ -136,14 +130,15 @@ LOADED = "import sys\n{}\nprint(*sys.modules)"
             "except SystemExit: import agent.cli.processes",
             HEAVY,
         ),
+        ("import agent.cli.top", {"rich", "curses", "textual", "asyncio"}),
     ],
-    ids=["its imports", "its help"],
+    ids=["imports of the proxy", "help of the proxy", "imports of top"],
 )
-def test_proxy_does_not_load_heavy_modules(code: str, heavy: set[str]) -> None:
+def test_heavy_modules_are_not_loaded(code: str, heavy: set[str]) -> None:
     done = python("-c", LOADED.format(code))
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    assert "agent.cli.processes" in loaded
+    assert loaded & {"agent.cli.processes", "agent.cli.top"}
     assert not loaded & heavy
 
 
@@ -214,28 +209,26 @@ def test_a_variable_that_is_no_option_is_named(variable: str, shown: str) -> Non
 
 
 def test_a_command_names_variables_that_are_no_options(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, topolet: Topolet
 ) -> None:
     monkeypatch.setenv("TOPOLET_PERIOD", "1")
-    error = topolet("audit", f"--state-dir={tmp_path}").stderr
+    error = topolet("audit", f"--state-dir={tmp_path}", code=1).err
     assert error.startswith("topolet: TOPOLET_PERIOD: this option does not exist")
 
 
 @pytest.mark.parametrize("command", [[], ["doctor"], ["explain"], ["agent"]])
 def test_help_has_the_width_of_the_variable_columns(
-    command: list[str], monkeypatch: pytest.MonkeyPatch
+    command: list[str], monkeypatch: pytest.MonkeyPatch, topolet: Topolet
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    text = topolet(*command, "--help").stdout
+    text = topolet(*command, "--help").out
     usage, _, rest = text.partition("\n\n")
     wide = [line for line in rest.splitlines() if len(line) > 40 and "  " in line.strip()]
     wide += [line for line in rest.splitlines() if len(line) > 40 and not line.startswith("  -")]
     assert (usage[:6], wide) == ("usage:", [])
 
 
-@pytest.mark.parametrize(
-    "words", [["completion", "bash"], ["completion", "zsh"], ["agent", "--help"]]
-)
+@pytest.mark.parametrize("words", [["completion", "bash"], ["agent", "--help"]])
 def test_a_reader_that_closes_early_is_no_error(words: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -252,4 +245,4 @@ def test_a_reader_that_closes_early_is_no_error(words: list[str]) -> None:
 
 
 def test_python_m_agent_is_the_command_and_has_a_version() -> None:
-    assert topolet("--version").stdout == f"topolet {metadata.version('topolet')}\n"
+    assert python("-m", "agent", "--version").stdout == f"topolet {metadata.version('topolet')}\n"

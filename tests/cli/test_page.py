@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.__main__ import main
 from agent.host.locks import AGENT_LOCK
 from agent.http.page import page_routes
 from agent.http.peers import NodeAddresses
 from agent.http.requests import Route, text_reply
 from agent.http.server import HttpServer
 from agent.node.daemon import HTTP_LIMITS
+from tests.cli.conftest import Topolet
 from tests.cli.kubectl import RUNNING, pod
 from tests.waiting import DEADLINE_SECONDS
 
@@ -55,19 +55,15 @@ def kubectl(folder: Path, after: str, line: str = "Forwarding from 127.0.0.1:932
     (folder / "pods").write_text(json.dumps({"items": [agent_pod]}))
 
 
-def test_on_a_node_the_page_is_forwarded_by_kubectl(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    kubectl(tmp_path, "exit 0")
-    assert main(["page", "n1", "-n", "tools"]) == 0
-    assert capsys.readouterr().out == "http://localhost:9326/page\n"
-    assert (tmp_path / "forwarded").read_text().strip() == (
+def test_on_a_node_the_page_is_forwarded_by_kubectl(programs: Path, topolet: Topolet) -> None:
+    kubectl(programs, "exit 0")
+    assert topolet("page", "n1", "-n", "tools").out == "http://localhost:9326/page\n"
+    assert (programs / "forwarded").read_text().strip() == (
         "port-forward -n tools pod/a 9326:9999 --address=127.0.0.1"
     )
-    kubectl(tmp_path, "echo 'unable to listen' >&2; exit 1", line="")
-    assert main(["page", "n1", "--port=0"]) == 2
-    assert "pod/a :9999 " in (tmp_path / "forwarded").read_text()
+    kubectl(programs, "echo 'unable to listen' >&2; exit 1", line="")
+    topolet("page", "n1", "--port=0", code=2)
+    assert "pod/a :9999 " in (programs / "forwarded").read_text()
 
 
 HOLDER = "topolet-scheduler-7d-x_5f0c"
@@ -81,22 +77,19 @@ HOLDER = "topolet-scheduler-7d-x_5f0c"
     ],
 )
 def test_the_page_of_the_cluster_is_forwarded_from_the_holder_of_the_lease(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    programs: Path,
+    topolet: Topolet,
     flags: list[str],
     namespace: str,
     port: int,
 ) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    kubectl(tmp_path, "exit 0", line=f"Forwarding from 127.0.0.1:{port} -> 9111")
-    (tmp_path / "lease").write_text(json.dumps({"spec": {"holderIdentity": HOLDER}}))
+    kubectl(programs, "exit 0", line=f"Forwarding from 127.0.0.1:{port} -> 9111")
+    (programs / "lease").write_text(json.dumps({"spec": {"holderIdentity": HOLDER}}))
     ports = [{"name": "extender", "containerPort": 1}, {"name": "http", "containerPort": 9111}]
     leader = {"spec": {"containers": [{"name": "scheduler", "ports": ports}]}}
-    (tmp_path / "leader").write_text(json.dumps(leader))
-    assert main(["page", *flags]) == 0
-    assert capsys.readouterr().out == f"http://localhost:{port}/page#holder={HOLDER}\n"
-    assert (tmp_path / "forwarded").read_text().strip() == (
+    (programs / "leader").write_text(json.dumps(leader))
+    assert topolet("page", *flags).out == f"http://localhost:{port}/page#holder={HOLDER}\n"
+    assert (programs / "forwarded").read_text().strip() == (
         f"port-forward -n {namespace} pod/topolet-scheduler-7d-x {port}:9111 --address=127.0.0.1"
     )
 
@@ -110,21 +103,17 @@ def test_the_page_of_the_cluster_is_forwarded_from_the_holder_of_the_lease(
     ],
 )
 def test_without_a_leading_scheduler_there_is_no_page(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    programs: Path,
+    topolet: Topolet,
     holder: str,
     leader: str,
     message: str,
 ) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    kubectl(tmp_path, "exit 0")
-    (tmp_path / "lease").write_text(json.dumps({"spec": {"holderIdentity": holder}}))
-    (tmp_path / "leader").write_text(leader)
-    assert main(["page", "--scheduler"]) == 2
-    assert message in capsys.readouterr().err
-    assert main(["page", "n1", "--scheduler"]) == 2
-    assert "either NODE or --scheduler" in capsys.readouterr().err
+    kubectl(programs, "exit 0")
+    (programs / "lease").write_text(json.dumps({"spec": {"holderIdentity": holder}}))
+    (programs / "leader").write_text(leader)
+    assert message in topolet("page", "--scheduler", code=2).err
+    assert "either NODE or --scheduler" in topolet("page", "n1", "--scheduler", code=2).err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -150,9 +139,8 @@ def test_a_signal_ends_the_command_and_kubectl(tmp_path: Path, number: signal.Si
                 os.killpg(command.pid, signal.SIGKILL)
 
 
-def test_an_invalid_port(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["page", "n1", "--port=70000"]) == 2
-    assert "--port: 70000" in capsys.readouterr().err
+def test_an_invalid_port(topolet: Topolet) -> None:
+    assert "--port: 70000" in topolet("page", "n1", "--port=70000", code=2).err
 
 
 @pytest.fixture
@@ -177,15 +165,14 @@ def state_folder_locked_by(pid: int, root: Path) -> Path:
     return state
 
 
-def test_without_an_agent(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["page", f"--root={root}", "--state-dir=/run/none"]) == 1
-    error = capsys.readouterr().err
+def test_without_an_agent(root: Path, topolet: Topolet) -> None:
+    error = topolet("page", f"--root={root}", "--state-dir=/run/none", code=1).err
     assert "state-dir /run/none" in error
     assert "kubectl topolet page NODE" in error
 
 
 def test_on_the_machine_of_the_agent(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    root: Path, monkeypatch: pytest.MonkeyPatch, topolet: Topolet
 ) -> None:
     """The command prints the address; on a desktop it also opens the page."""
     routes = {
@@ -208,10 +195,8 @@ def test_on_the_machine_of_the_agent(
         for flags, desktop in (([], ""), (["--no-open"], ":0"), ([], ":0")):
             monkeypatch.setenv("DISPLAY", desktop)
             arguments = ["page", f"--root={root}", state, *flags]
-            assert main(arguments) == 0
-            assert capsys.readouterr().out == f"{address}\n"
+            assert topolet(*arguments).out == f"{address}\n"
         assert opened == [address]
     finally:
         server.close()
-    assert main(["page", f"--root={root}", state]) == 1
-    assert "the agent does not answer" in capsys.readouterr().err
+    assert "the agent does not answer" in topolet("page", f"--root={root}", state, code=1).err

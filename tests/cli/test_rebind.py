@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from agent.__main__ import main
 from agent.cli import rebind
 from agent.model.rebind_resource import (
     RebindPhase,
@@ -19,6 +18,7 @@ from agent.model.rebind_resource import (
     StatusMove,
     StatusPlan,
 )
+from tests.cli.conftest import Printed, Topolet
 from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.kube.fake_api_server import server as server
 
@@ -49,7 +49,8 @@ FAILED: Object = {
 class World:
     """An API server. `statuses`: the statuses of the object, in order; the last one stays."""
 
-    def __init__(self, server: Server, config: Path) -> None:
+    def __init__(self, server: Server, config: Path, topolet: Topolet) -> None:
+        self._topolet = topolet
         self.statuses: list[Object] = [UNTAKEN, PLANNED, MOVED]
         self.specs: list[Object] = []
         self.refuse = 0
@@ -66,8 +67,8 @@ class World:
         }
         config.write_text(json.dumps(kubeconfig))
 
-    def run(self, *arguments: str) -> int:
-        return main(["rebind", "n", self.config, *arguments])
+    def run(self, *arguments: str, code: int = 0) -> Printed:
+        return self._topolet("rebind", "n", self.config, *arguments, code=code)
 
     def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
         if self.refuse:
@@ -87,40 +88,34 @@ class World:
 
 
 @pytest.fixture
-def world(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topolet: Topolet
+) -> World:
     monkeypatch.setattr(rebind, "POLL_SECONDS", 0.0)
-    return World(server, tmp_path / "kubeconfig")
+    return World(server, tmp_path / "kubeconfig", topolet)
 
 
-def test_the_plan_is_shown_when_it_is_made(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert world.run() == 0
-    printed = capsys.readouterr()
+def test_the_plan_is_shown_when_it_is_made(world: World) -> None:
+    printed = world.run()
     assert "RebindResource n-x7k2p of node n: Pending: pods to move: 1" in printed.out
     assert "ns/a  0,4   4-5" in printed.out
     assert printed.err == "RebindResource n-x7k2p is created\n"
     assert world.specs == [{"nodeName": "n", "rebindAction": "RebindCPU"}]
 
 
-def test_wait_shows_the_result(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    assert world.run("--wait", "--max-pods=3") == 0
-    assert "Succeed: pods moved: 1" in capsys.readouterr().out
+def test_wait_shows_the_result(world: World) -> None:
+    assert "Succeed: pods moved: 1" in world.run("--wait", "--max-pods=3").out
     assert world.specs[0]["maxPods"] == 3
 
 
-def test_a_dry_run_waits_for_its_plan(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    assert world.run("--dry-run", "-o", "json") == 0
-    assert json.loads(capsys.readouterr().out)["status"]["plan"] == PLAN
+def test_a_dry_run_waits_for_its_plan(world: World) -> None:
+    assert world.run("--dry-run", "-o", "json").json["status"]["plan"] == PLAN
     assert world.specs[0]["dryRun"] is True
 
 
-def test_a_rebind_that_failed_has_another_exit_code(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rebind_that_failed_has_another_exit_code(world: World) -> None:
     world.statuses = [UNTAKEN, FAILED]
-    assert world.run() == 1
-    assert "Failed: NoController: no scheduler" in capsys.readouterr().out
+    assert "Failed: NoController: no scheduler" in world.run(code=1).out
 
 
 def test_an_object_that_no_scheduler_takes_is_reported_after_a_time() -> None:
@@ -139,18 +134,14 @@ def test_an_object_that_no_scheduler_takes_is_reported_after_a_time() -> None:
     assert (found, seconds[0]) == (text, rebind.UNTAKEN_SECONDS)
 
 
-def test_a_caller_without_the_right_gets_the_servers_reason(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_caller_without_the_right_gets_the_servers_reason(world: World) -> None:
     world.refuse = 403
-    assert world.run() == 2
-    assert "403" in capsys.readouterr().err
+    assert "403" in world.run(code=2).err
 
 
 @pytest.mark.parametrize("argument", ["--max-pods=0", "--max-pods=x"])
 def test_a_wrong_number_is_refused(world: World, argument: str) -> None:
-    with pytest.raises(SystemExit):
-        world.run(argument)
+    world.run(argument, code=2)
     assert not world.specs
 
 
@@ -197,13 +188,11 @@ def test_without_a_plan_the_reason_is_shown() -> None:
 )
 def test_an_object_that_no_scheduler_takes_is_deleted(
     world: World,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     codes: list[int],
     text: str,
 ) -> None:
     monkeypatch.setattr(rebind, "UNTAKEN_SECONDS", 0.0)
     world.statuses, world.delete_codes = [UNTAKEN], list(codes)
-    assert world.run() == 1
-    assert text in capsys.readouterr().err
+    assert text in world.run(code=1).err
     assert world.deleted == [{"resourceVersion": "1", "uid": "u"}] * len(codes)

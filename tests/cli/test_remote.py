@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from agent.__main__ import main
 from agent.cli import remote
 from agent.cli.remote import Agent, RemoteError, why_not_running
+from tests.cli.conftest import Topolet
 from tests.cli.kubectl import CRASHED, RUNNING, Kubectl, pod
 
 MEMCACHE = """E0102 03:04:05.678901   12345 memcache.go:265] "Unhandled Error" err="couldn't get"
@@ -19,10 +19,9 @@ E0102 03:04:05.678912   12345 memcache.go:265] "Unhandled Error" err="couldn't g
 
 
 @pytest.fixture
-def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
+def kubectl(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    return Kubectl(tmp_path)
+    return Kubectl(programs)
 
 
 def test_the_command_runs_in_the_running_pod_of_the_node(kubectl: Kubectl) -> None:
@@ -128,42 +127,37 @@ def test_exit_codes_of_the_command_and_of_kubectl_differ(
 )
 def test_a_node_without_a_running_agent(
     kubectl: Kubectl,
-    capfd: pytest.CaptureFixture[str],
+    topolet: Topolet,
     pods: list[Any],
     node: str,
     refused: str,
     text: str,
 ) -> None:
     kubectl.set_answers(pods=pods, node=node, refused=refused)
-    assert main(["doctor", "n1"]) == 2
-    assert text in capfd.readouterr().err
+    assert text in topolet("doctor", "n1", code=2).err
 
 
 def test_a_kubectl_that_hangs_ends_the_command_with_its_reason(
-    kubectl: Kubectl, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kubectl: Kubectl, topolet: Topolet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "KUBECTL_SECONDS", 0.5)
     kubectl.hang("get pods")
-    assert main(["doctor", "n1"]) == 2
-    assert "kubectl get takes longer than 0.5 s" in capfd.readouterr().err
+    assert "kubectl get takes longer than 0.5 s" in topolet("doctor", "n1", code=2).err
     # This also limits `get pods`, which answers.
     monkeypatch.setattr(remote, "KUBECTL_SECONDS", 3.0)
     kubectl.hang("get node")
-    assert main(["doctor", "n1"]) == 2
-    assert "no agent runs on node n1" in capfd.readouterr().err
+    assert "no agent runs on node n1" in topolet("doctor", "n1", code=2).err
     monkeypatch.setattr(remote, "KUBECTL_SECONDS", 0.5)
     kubectl.hang("logs -n")
     assert remote.logs(Agent(("kubectl",), "ns", "a", "n1", 1), 5) == {}
 
 
 def test_a_name_that_is_not_a_node_and_a_machine_without_kubectl(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    topolet: Topolet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["doctor", "n1,spec.x=y"]) == 2
-    assert "is not the name of a Node" in capfd.readouterr().err
+    assert "is not the name of a Node" in topolet("doctor", "n1,spec.x=y", code=2).err
     monkeypatch.setenv("PATH", "/none")
-    assert main(["topology", "n1"]) == 2
-    assert "NODE needs kubectl" in capfd.readouterr().err
+    assert "NODE needs kubectl" in topolet("topology", "n1", code=2).err
 
 
 def test_a_pod_without_a_started_container_has_its_phase() -> None:

@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
-from agent.__main__ import main
 from agent.cgroup import limits as values
 from agent.cgroup import writer
 from agent.cgroup.hierarchy import Controllers, Hierarchy
@@ -14,6 +11,7 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import LinuxResources
 from agent.model.snapshot import FILE, MAX_BYTES
 from agent.telemetry.audit import read
+from tests.cli.conftest import Topolet
 
 GROUP = "/kubepods/besteffort/podx/box"
 FILES = {
@@ -32,9 +30,7 @@ def make_tree(root: Path) -> None:
             (path / file).write_text(f"{text}\n")
 
 
-def test_every_value_is_restored_after_a_crash(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_value_is_restored_after_a_crash(tmp_path: Path, topolet: Topolet) -> None:
     root, state = tmp_path / "cgroup", tmp_path / "state"
     make_tree(root)
     (root / "memory" / GROUP[1:] / "memory.usage_in_bytes").write_text("4096\n")
@@ -55,8 +51,7 @@ def test_every_value_is_restored_after_a_crash(
         f"--cgroup-root={root}",
         f"--runtime-endpoint=unix://{tmp_path}/none",
     ]
-    assert main(arguments) == 0
-    output = capsys.readouterr().out
+    output = topolet(*arguments).out
     assert f"{GROUP}: 1 -> 0-3\n" in output
     assert f"{GROUP} cpu.shares: 1024 -> 2\n" in output
     assert "1 cpusets restored, and 2 other values\n" in output
@@ -69,12 +64,11 @@ def test_every_value_is_restored_after_a_crash(
         ("cpuset.cpus", "1", "0-3"),
         ("cpu.shares", "1024", "2"),
     ]
-    assert main(arguments) == 0
-    assert capsys.readouterr().out == "0 cpusets restored\n"
+    assert topolet(*arguments).out == "0 cpusets restored\n"
 
 
 def test_a_snapshot_that_is_too_large_does_not_prevent_the_restore(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, topolet: Topolet
 ) -> None:
     root, state = tmp_path / "cgroup", tmp_path / "state"
     make_tree(root)
@@ -83,16 +77,13 @@ def test_a_snapshot_that_is_too_large_does_not_prevent_the_restore(
     with (state / FILE).open("wb") as snapshot:
         snapshot.truncate(MAX_BYTES + 1)
     arguments = [f"--state-dir={state}", f"--cgroup-root={root}", "--runtime-endpoint=unix:///none"]
-    assert main(["restore", *arguments]) == 0
-    assert "1 cpusets restored\n" in capsys.readouterr().out
+    assert "1 cpusets restored\n" in topolet("restore", *arguments).out
 
 
-def test_nothing_is_restored_while_a_plugin_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_restored_while_a_plugin_runs(tmp_path: Path, topolet: Topolet) -> None:
     """The plugin sets the agent's values again when the runtime calls it."""
     plugin = locks.lock_for_plugin(str(tmp_path), 0)
-    assert main(["restore", f"--state-dir={tmp_path}"]) == 1
-    assert "door.lock is held by topolet nri (process" in capsys.readouterr().err
+    printed = topolet("restore", f"--state-dir={tmp_path}", code=1)
+    assert "door.lock is held by topolet nri (process" in printed.err
     plugin.release()
     assert not (tmp_path / "agent.lock").exists()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from agent.__main__ import main
 from agent.cli import remote, rollout
 from agent.cli.remote import Agent, RemoteError
 from agent.cli.rollout import (
@@ -23,6 +22,7 @@ from agent.model.pod.qos import QoS
 from agent.node import doctor, drift, node_findings
 from agent.node.doctor import Examination
 from agent.node.drift import ObservedContainer
+from tests.cli.conftest import Topolet
 
 
 def revision(number: int, name: str) -> dict[str, Any]:
@@ -83,7 +83,15 @@ class SimulatedAgents(rollout.Agents):
         self.desired = len(revisions)
         self.without_agent: dict[str, str] = {}
         self.deleted: list[str] = []
+        self.seconds = 0.0
         self._found = found
+
+    def roll_out(self) -> int:
+        """On a clock that only pauses advance."""
+        return rolled_out(self, None, 60.0, lambda: self.seconds, self._pause)
+
+    def _pause(self, seconds: float) -> None:
+        self.seconds += seconds
 
     def revision(self) -> str:
         return "new"
@@ -110,56 +118,39 @@ class SimulatedAgents(rollout.Agents):
         return {each: each for each in (answers.pop(0) if len(answers) > 1 else answers[0])}
 
 
-class Clock:
-    """A clock that only pauses advance."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-    def pause(self, seconds: float) -> None:
-        self.seconds += seconds
-
-
 def test_findings_while_pods_start_do_not_stop_the_rollout() -> None:
-    clock = Clock()
     agents = SimulatedAgents(
         {"a": "old", "b": "old"}, {"a": [[], ["drift"], ["runtime"], ["drift"], []]}
     )
-    assert rolled_out(agents, None, 60.0, clock, clock.pause) == 0
+    assert agents.roll_out() == 0
     assert agents.deleted == ["a", "b"]
-    assert clock.seconds == 3 * rollout.POLL_SECONDS
+    assert agents.seconds == 3 * rollout.POLL_SECONDS
 
 
 def test_findings_of_an_updated_node_stop_the_rollout_before_a_pod_is_deleted() -> None:
-    clock = Clock()
     agents = SimulatedAgents({"a": "old", "b": "new"}, {"b": [["drift"]]})
     with pytest.raises(StoppedError, match="node b: topolet doctor has findings"):
-        rolled_out(agents, None, 60.0, clock, clock.pause)
+        agents.roll_out()
     assert agents.deleted == []
-    assert clock.seconds > rollout.SETTLE_SECONDS
+    assert agents.seconds > rollout.SETTLE_SECONDS
 
 
 def test_a_rollout_stops_only_at_what_was_not_found_before(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    clock = Clock()
     found = {"a": [["gpu"], ["gpu"]], "b": [["gpu"], ["gpu", "drift"]]}
     agents = SimulatedAgents({"a": "old", "b": "old", "c": "old"}, found)
     with pytest.raises(StoppedError, match="node b: topolet doctor has findings"):
-        rolled_out(agents, None, 60.0, clock, clock.pause)
+        agents.roll_out()
     assert agents.deleted == ["a", "b"]
     assert capsys.readouterr().out.endswith("\ndrift\n")
 
 
 def test_a_new_agent_without_an_answer_stops_the_rollout_whatever_the_old_one_did() -> None:
-    clock = Clock()
     silent = {"a": [[rollout.NO_ANSWER], [rollout.NO_ANSWER]]}
     agents = SimulatedAgents({"a": "old", "b": "old"}, silent)
     with pytest.raises(StoppedError, match="node a: topolet doctor has findings"):
-        rolled_out(agents, None, 60.0, clock, clock.pause)
+        agents.roll_out()
     assert agents.deleted == ["a"]
 
 
@@ -179,20 +170,18 @@ def test_what_a_tenant_can_cause_does_not_stop_a_rollout() -> None:
     [("it is being deleted", "pod agent-a: it is being deleted"), ("", "it has no pod")],
 )
 def test_a_node_whose_agent_is_gone_stops_the_rollout(ending: str, reason: str) -> None:
-    clock = Clock()
     agents = SimulatedAgents({"b": "old"}, {})
     agents.without_agent, agents.desired = {"a": ending}, 2
     with pytest.raises(StoppedError, match=f"node a: the agent is not Ready after 60 s: {reason}"):
-        rolled_out(agents, None, 60.0, clock, clock.pause)
+        agents.roll_out()
     assert agents.deleted == []
 
 
 def test_a_node_that_takes_no_agent_is_not_awaited() -> None:
     """The DaemonSet selects it, and a taint keeps agents off."""
-    clock = Clock()
     agents = SimulatedAgents({"b": "old"}, {})
     agents.without_agent = {"a": ""}
-    assert rolled_out(agents, None, 60.0, clock, clock.pause) == 0
+    assert agents.roll_out() == 0
     assert agents.deleted == ["b"]
 
 
@@ -215,9 +204,6 @@ def test_the_nodes_are_selected_as_the_pods_are() -> None:
     assert remote.node_selectors({}) == [""]
 
 
-def test_the_rollout_needs_kubectl(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_rollout_needs_kubectl(monkeypatch: pytest.MonkeyPatch, topolet: Topolet) -> None:
     monkeypatch.setenv("PATH", "/none")
-    assert main(["rollout", "topolet-agent"]) == 2
-    assert "rollout needs kubectl" in capfd.readouterr().err
+    assert "rollout needs kubectl" in topolet("rollout", "topolet-agent", code=2).err

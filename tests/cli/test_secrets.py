@@ -7,12 +7,18 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from agent.__main__ import main
 from agent.model.pod.annotations import RESOURCE_STATUS
-from tests.cli.secret_values import ANSWER, ENVIRONMENT, SECRET, write_checkpoint
+from tests.cli.conftest import Topolet
+from tests.cli.secret_values import (
+    ANSWER,
+    ENVIRONMENT,
+    SECRET,
+    add_container,
+    write_checkpoint,
+)
 from tests.faults.conftest import AgentHarness
 from tests.faults.launcher import Launcher
 from tests.faults.node import SimulatedNode, large_machine
@@ -26,18 +32,7 @@ def node(tmp_path: Path) -> Iterator[SimulatedNode]:
     node = large_machine(tmp_path, 1)
     node.runtime.environment = ENVIRONMENT
     for qos, claim in (("LSE", "1-2"), ("LSR", "90-95"), ("LSE", "1-2"), ("LS", "")):
-        pod = node.add_pod(qos, claim)
-        node.create_container(pod, start=True)
-        sandbox = node.runtime.sandboxes[pod.sandbox_id]
-        annotations = {
-            **sandbox.annotations,
-            "example.com/token": SECRET,
-            "note": f"Bearer {SECRET}",
-        }
-        labels = {**sandbox.labels, "example.com/token": SECRET}
-        node.runtime.sandboxes[pod.sandbox_id] = msgspec.structs.replace(
-            sandbox, annotations=annotations, labels=labels
-        )
+        add_container(node, qos, claim)
     sandbox = node.runtime.sandboxes[node.add_pod("LSE", "1").sandbox_id]
     sandbox.annotations[RESOURCE_STATUS] = json.dumps({"cpuset": [SECRET], "token": SECRET})
     write_checkpoint(tmp_path / "kubelet")
@@ -119,11 +114,10 @@ def test_no_command_prints_a_secret(
     ids=["unknown", "unended", "key", "type", "table"],
 )
 def test_a_faulty_file_of_options_is_not_quoted(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, content: str
+    tmp_path: Path, topolet: Topolet, name: str, content: str
 ) -> None:
     path = tmp_path / "topolet.toml"
     path.write_text(content)
-    assert main([name, f"--config={path}"]) == 2
-    printed = capfd.readouterr()
+    printed = topolet(name, f"--config={path}", code=2)
     assert printed.err.startswith("topolet: ")
     assert SECRET not in printed.out + printed.err

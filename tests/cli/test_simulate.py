@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import yaml
 
-from agent.__main__ import main
+from tests.cli.conftest import Topolet
 from tests.cli.saved_objects import bound, kind, saved
 from tests.fixtures.fleet import owner
 
@@ -16,6 +15,7 @@ NODES = "sn,cpu_milli,memory_mib,gpu,model\n" + "".join(
     f"n{number},64000,262144,{2 + 6 * (number % 2)},T4\n" for number in range(6)
 )
 PODS = "cpu_milli,memory_mib,num_gpu,gpu_milli\n" + "8000,8192,1,1000\n4000,4096,1,500\n" * 5
+SOURCES = "give either --nodes and --pods, or --from-cluster, or --objects"
 
 
 @pytest.fixture
@@ -25,12 +25,9 @@ def trace(tmp_path: Path) -> list[str]:
     return ["simulate", "--nodes", f"{tmp_path}/nodes.csv", "--pods", f"{tmp_path}/pods.csv"]
 
 
-def test_json_is_alone_on_standard_output(
-    trace: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*trace, "--seeds", "2", "--output", "json"]) == 0
-    captured = capsys.readouterr()
-    (name, found), *others = json.loads(captured.out)["policies"].items()
+def test_json_is_alone_on_standard_output(trace: list[str], topolet: Topolet) -> None:
+    captured = topolet(*trace, "--seeds", "2", "--output", "json")
+    (name, found), *others = captured.json["policies"].items()
     assert (name, others) == ("Residual", [])
     assert list(found) == ["alloc_pct_at_100", "alloc_pct_at_130", "frag_pct_at_100"]
     assert all(set(each) == {"mean", "stdev"} for each in found.values())
@@ -40,25 +37,26 @@ def test_json_is_alone_on_standard_output(
     ]
 
 
-def test_below_a_load_of_130_percent_its_figure_is_null(
-    trace: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*trace, "--load", "1.1", "-o", "json", "--policy", "FGD"]) == 0
-    found = json.loads(capsys.readouterr().out)["policies"]["FGD"]
+def test_below_a_load_of_130_percent_its_figure_is_null(trace: list[str], topolet: Topolet) -> None:
+    found = topolet(*trace, "--load", "1.1", "-o", "json", "--policy", "FGD").json["policies"][
+        "FGD"
+    ]
     assert found["alloc_pct_at_130"] is None
     assert found["alloc_pct_at_100"]["mean"] > 50
 
 
-def test_a_table_of_several_policies(trace: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*trace, "--policy", "BestFit", "--policy", "FGD", "--policy", "FGD"]) == 0
-    head, *rows = capsys.readouterr().out.splitlines()
+def test_a_table_of_several_policies(trace: list[str], topolet: Topolet) -> None:
+    head, *rows = topolet(
+        *trace, "--policy", "BestFit", "--policy", "FGD", "--policy", "FGD"
+    ).out.splitlines()
     assert head.split("  ")[0] == "policy"
     assert [row.split()[0] for row in rows] == ["BestFit", "FGD"]
 
 
-def test_departures(trace: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*trace, "--departures", "--load", "0.8", "-o", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)["policies"]["Residual"]
+def test_departures(trace: list[str], topolet: Topolet) -> None:
+    found = topolet(*trace, "--departures", "--load", "0.8", "-o", "json").json["policies"][
+        "Residual"
+    ]
     assert list(found) == ["alloc_pct_mean", "queued_pods_mean", "longest_wait_lifetimes"]
 
 
@@ -66,26 +64,6 @@ def test_departures(trace: list[str], capsys: pytest.CaptureFixture[str]) -> Non
     ("arguments", "message"),
     [
         (["--nodes", "/nowhere"], "/nowhere"),
-    ],
-)
-def test_arguments_that_cannot_be_used_are_named(
-    trace: list[str], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*trace, *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_wrong_cell_is_named(
-    trace: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "pods.csv").write_text(PODS + "1,1,one,1000\n")
-    assert main(trace) == 2
-    assert "pods.csv: line 12: num_gpu: 'one' is not a whole number" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
         (["--load", "0"], "argument --load: '0' is not a number above 0 and at most 10"),
         (["--load", "x"], "argument --load: 'x' is not a number above 0 and at most 10"),
         (["--load", "nan"], "argument --load: 'nan' is not a number above 0 and at most 10"),
@@ -93,52 +71,40 @@ def test_a_wrong_cell_is_named(
         (["--seeds", "x"], "argument --seeds: 'x' is not a number from 1 on"),
         (["--seeds", "1001"], "argument --seeds: '1001' is more than 1000"),
         (["--policy", "X"], "argument --policy: invalid choice: 'X'"),
+        (["--from-cluster"], SOURCES),
     ],
 )
-def test_a_wrong_argument_is_named_with_its_valid_values(
-    trace: list[str], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_arguments_are_named(
+    trace: list[str], arguments: list[str], message: str, topolet: Topolet
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*trace, *arguments])
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in topolet(*trace, *arguments, code=2).err
 
 
-def test_the_fragmentation_of_saved_objects(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    objects = saved(tmp_path, bound("p", "a", "0-7"))
-    sample = tmp_path.parent / "sample.yaml"
-    sample.write_text(yaml.safe_dump(kind("Pod", owner(8, 8).pod("sample"))))
-    assert main(["simulate", objects, "--pod", str(sample), "-o", "json"]) == 0
-    captured = capsys.readouterr()
-    found = json.loads(captured.out)
-    assert found["schema_version"] == 1
-    assert (found["cpus_on_broken_cores"], found["rebind_nodes"]) == (8, 1)
-    assert found["fitting"] == sum(each["fitting"] for each in found["nodes"])
-    assert main(["simulate", objects]) == 0
-    assert "would save 4 broken cores" in capsys.readouterr().out
+def test_a_wrong_cell_is_named(trace: list[str], tmp_path: Path, topolet: Topolet) -> None:
+    (tmp_path / "pods.csv").write_text(PODS + "1,1,one,1000\n")
+    assert "pods.csv: line 12: num_gpu: 'one' is not a whole number" in topolet(*trace, code=2).err
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["--nodes", "n.csv"],
-        ["--from-cluster", "--objects", "folder"],
-        ["--nodes", "n.csv", "--pods", "p.csv", "--from-cluster"],
-    ],
+    "arguments", [[], ["--nodes", "n.csv"], ["--from-cluster", "--objects", "folder"]]
 )
-def test_one_source_is_required(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", *arguments]) == 2
-    assert "give either --nodes and --pods, or --from-cluster, or --objects" in (
-        capsys.readouterr().err
-    )
+def test_one_source_is_required(arguments: list[str], topolet: Topolet) -> None:
+    assert SOURCES in topolet("simulate", *arguments, code=2).err
 
 
-def test_a_file_with_several_pods_is_not_a_sample(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_fragmentation_of_saved_objects(tmp_path: Path, topolet: Topolet) -> None:
+    objects = saved(tmp_path, bound("p", "a", "0-7"))
+    sample = tmp_path.parent / "sample.yaml"
+    sample.write_text(yaml.safe_dump(kind("Pod", owner(8, 8).pod("sample"))))
+    captured = topolet("simulate", objects, "--pod", str(sample), "-o", "json")
+    found = captured.json
+    assert found["schema_version"] == 1
+    assert (found["cpus_on_broken_cores"], found["rebind_nodes"]) == (8, 1)
+    assert found["fitting"] == sum(each["fitting"] for each in found["nodes"])
+    assert "would save 4 broken cores" in topolet("simulate", objects).out
+
+
+def test_a_file_with_several_pods_is_not_a_sample(tmp_path: Path, topolet: Topolet) -> None:
     objects = saved(tmp_path)
-    assert main(["simulate", objects, "--pod", f"{tmp_path}/pods.yaml"]) == 2
-    assert "pods.yaml: has 3 objects, not one" in capsys.readouterr().err
+    printed = topolet("simulate", objects, "--pod", f"{tmp_path}/pods.yaml", code=2)
+    assert "pods.yaml: has 3 objects, not one" in printed.err

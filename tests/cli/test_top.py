@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agent.__main__ import main
 from agent.model import snapshot as snapshots
 from agent.model.audit import AuditEvent, Record
 from agent.model.devices.gpus import pci_address
 from agent.node.sampler import NodeSampler
 from agent.telemetry.audit import Trail
+from tests.cli.conftest import Topolet
 from tests.discover import buses, fakenvml, gpumachines
 from tests.discover.fakenvml import FakeDriver
-from tests.fixtures import trees
-from tests.fixtures.screen import EmulatedTerminal, topolet
+from tests.fixtures import screen, trees
+from tests.fixtures.screen import EmulatedTerminal
 from tests.view.top import nodes
 from tests.waiting import eventually
 
@@ -46,7 +45,7 @@ def command_line(tmp_path: Path) -> list[str]:
             )
         ]
     )
-    return topolet(
+    return screen.topolet(
         "top",
         f"--root={root}",
         f"--state-dir={state}",
@@ -55,6 +54,11 @@ def command_line(tmp_path: Path) -> list[str]:
         "--node-name=node-a",
         "--every=0.2",
     )
+
+
+def words_of(command_line: list[str]) -> list[str]:
+    """Without the interpreter."""
+    return command_line[command_line.index("top") :]
 
 
 def load(folder: Path, ticks: int) -> None:
@@ -226,23 +230,15 @@ def test_ascii_without_colours(command_line: list[str]) -> None:
         assert terminal.ended() == 0
 
 
-def picture(command_line: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command_line,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "COLUMNS": "100", **environment},
-    )
-
-
-def test_a_pipe_gets_one_picture(command_line: list[str]) -> None:
-    done = picture(command_line)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\x1b" not in done.stdout
-    assert "web/front-5" in done.stdout
-    assert "S0 N0" in done.stdout
+def test_a_pipe_gets_one_picture(
+    command_line: list[str], topolet: Topolet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    printed = topolet(*words_of(command_line))
+    assert printed.err == ""
+    assert "\x1b" not in printed.out
+    assert "web/front-5" in printed.out
+    assert "S0 N0" in printed.out
 
 
 def test_a_dumb_terminal_gets_one_picture(command_line: list[str]) -> None:
@@ -252,33 +248,29 @@ def test_a_dumb_terminal_gets_one_picture(command_line: list[str]) -> None:
         assert b"ml/train" in terminal.received
 
 
-def test_ctrl_c_before_the_screen(command_line: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_before_the_screen(
+    command_line: list[str], monkeypatch: pytest.MonkeyPatch, topolet: Topolet
+) -> None:
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(NodeSampler, "observe", interrupted)
-    assert main(command_line[command_line.index("top") :]) == 130
+    topolet(*words_of(command_line), code=130)
 
 
-def test_a_reader_that_ends_early_does_not_cause_an_error(command_line: list[str]) -> None:
-    command = " ".join(f"'{word}'" for word in command_line)
-    shell = ["bash", "-c", f"set -o pipefail; {command} | head -n 1"]
-    done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_machine_can_not_be_read(command_line: list[str], tmp_path: Path) -> None:
+def test_the_machine_can_not_be_read(
+    command_line: list[str], tmp_path: Path, topolet: Topolet
+) -> None:
     (tmp_path / "empty").mkdir()
-    done = picture([*command_line, f"--root={tmp_path}/empty"])
-    assert (done.returncode, done.stdout) == (1, "")
-    assert str(tmp_path / "empty") in done.stderr
+    printed = topolet(*words_of(command_line), f"--root={tmp_path}/empty", code=1)
+    assert printed.out == ""
+    assert str(tmp_path / "empty") in printed.err
 
 
 @pytest.mark.parametrize("every", ["0", "x", "1e9", "nan"])
-def test_a_wrong_period(command_line: list[str], every: str) -> None:
-    done = picture([*command_line, f"--every={every}"])
-    assert done.returncode == 2
-    assert "is not a number of seconds from 0.1 to 3600" in done.stderr
+def test_a_wrong_period(command_line: list[str], every: str, topolet: Topolet) -> None:
+    printed = topolet(*words_of(command_line), f"--every={every}", code=2)
+    assert "is not a number of seconds from 0.1 to 3600" in printed.err
 
 
 def test_the_machine_vanishes_while_it_runs(terminal: EmulatedTerminal, tmp_path: Path) -> None:
@@ -288,15 +280,6 @@ def test_the_machine_vanishes_while_it_runs(terminal: EmulatedTerminal, tmp_path
     assert terminal.ended() == 1
     assert terminal.modes == terminal.modes_before
     assert "topolet:" in terminal.text
-
-
-def test_no_library_for_terminals_is_loaded() -> None:
-    code = (
-        "import sys, agent.cli.top; "
-        "print(sorted({'rich', 'curses', 'textual', 'asyncio'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 def test_an_internal_error_does_not_leave_the_screen(command_line: list[str]) -> None:

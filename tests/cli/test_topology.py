@@ -1,14 +1,11 @@
-"""The command `topolet topology`, run as a process."""
+"""The command `topolet topology`."""
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -16,26 +13,12 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import NOTHING, Owner, PodWanted, Snapshot, Wanted, encode
+from tests.cli.conftest import Topolet
 from tests.fixtures.trees import CPU, machine, offline, write
 
-MAIN = "import sys; from agent.__main__ import main; sys.exit(main())"
 
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, "topology", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={**os.environ, "COLUMNS": "100", **environment},
-    )
-
-
-def test_json(tmp_path: Path) -> None:
+def test_json(tmp_path: Path, topolet: Topolet) -> None:
     files = offline(machine(2, 1, 1, 1, 2, hugepages=4), CpuSet((3,))) | {f"{CPU}/isolated": "1"}
-    done = run("--root", write(str(tmp_path), files), "--output", "json")
-    assert (done.returncode, done.stderr) == (0, "")
 
     def node(number: int, cpu_list: str, distances: list[int]) -> dict[str, Any]:
         pools = [{"size_bytes": 2 << 20, "total": 4, "free": 4}]
@@ -67,7 +50,8 @@ def test_json(tmp_path: Path) -> None:
         shared = ["0,2", "1"]
         return {"level": level, "kind": kind, "size_bytes": size_kib << 10, "shared_by": shared}
 
-    assert json.loads(done.stdout) == {
+    root = write(str(tmp_path), files)
+    assert topolet("topology", "--root", root, "--output", "json").json == {
         "schema_version": 1,
         "cpus": [cpu(0, 0, 0), cpu(1, 1, 1), cpu(2, 0, 0)],
         "cpu_models": [],
@@ -87,10 +71,10 @@ def test_json(tmp_path: Path) -> None:
     }
 
 
-def test_unknown_is_null(tmp_path: Path) -> None:
+def test_unknown_is_null(tmp_path: Path, topolet: Topolet) -> None:
     files = {f"{CPU}/cpu0/topology/core_id": "0", "proc/meminfo": "MemTotal: 4 kB"}
-    done = run("--root", write(str(tmp_path), files), "--output", "json")
-    found = json.loads(done.stdout)
+    root = write(str(tmp_path), files)
+    found = topolet("topology", "--root", root, "--output", "json").json
     assert found["cpus"] == [
         {"id": 0, "core": 0, "l3": None, "die": None, "socket": 0, "node": 0, "kind": None}
     ]
@@ -100,36 +84,24 @@ def test_unknown_is_null(tmp_path: Path) -> None:
     assert node["memory_tier"] is node["read_mib_per_second"] is None
 
 
-def test_same_input_same_output(snapshot: Callable[[str], str]) -> None:
-    root = snapshot("fakeheteromemtiers")
-    first, second = (run("--root", root, "--output", "json").stdout for _ in range(2))
-    assert first == second
-    assert [node["id"] for node in json.loads(first)["numa_nodes"]] == [0, 1, 2, 4, 6, 8, 9]
-
-
-def test_text_is_plain_in_a_pipe(tmp_path: Path) -> None:
-    done = run("--root", write(str(tmp_path), machine()))
-    assert done.returncode == 0
-    assert done.stdout.startswith(
+def test_text_is_plain_in_a_pipe(
+    tmp_path: Path, topolet: Topolet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    picture = topolet("topology", "--root", write(str(tmp_path), machine())).out
+    assert picture.startswith(
         "2 CPUs · 2 cores · 1 socket · 1 NUMA node · 8 GiB\n2 L1d of 512 KiB, 2 L1i of "
     )
-    assert "\x1b" not in done.stdout
-
-
-def test_terminal_without_box_characters(tmp_path: Path) -> None:
-    done = run("--root", write(str(tmp_path), machine()), PYTHONIOENCODING="ascii")
-    assert done.returncode == 0
-    assert "+- Socket 0 - NUMA node 0 - 8 GiB - L3 -+\n| [0] [1]" in done.stdout
+    assert "\x1b" not in picture
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
-def test_root_that_does_not_exist(tmp_path: Path, output: str) -> None:
-    done = run("--root", str(tmp_path / "none"), "--output", output)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"topolet topology: --root {tmp_path}/none: no such folder\n"
+def test_root_that_does_not_exist(tmp_path: Path, output: str, topolet: Topolet) -> None:
+    printed = topolet("topology", "--root", str(tmp_path / "none"), "--output", output, code=2)
+    assert printed == ("", f"topolet topology: --root {tmp_path}/none: no such folder\n")
 
 
-def test_json_with_owners(tmp_path: Path) -> None:
+def test_json_with_owners(tmp_path: Path, topolet: Topolet) -> None:
     snapshot = Snapshot(
         generation=1,
         listed_at=0,
@@ -147,12 +119,10 @@ def test_json_with_owners(tmp_path: Path) -> None:
     )
     (tmp_path / "snapshot.json").write_bytes(encode(snapshot))
     root = write(str(tmp_path / "root"), machine())
-    arguments = ("--root", root, "--state-dir", str(tmp_path), "--output", "json")
-    done = run(*arguments, "--owners")
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
+    words = ("topology", "--root", root, "--state-dir", str(tmp_path), "--output", "json")
+    found = topolet(*words, "--owners").json
     decisions = found.pop("decisions")
-    assert found == json.loads(run(*arguments).stdout)
+    assert found == topolet(*words).json
     assert decisions["pools"]["ls"] == [{"socket": 0, "node": 0, "cpus": "1"}]
     assert decisions["owners"] == [
         {
@@ -170,51 +140,37 @@ def test_json_with_owners(tmp_path: Path) -> None:
     ]
 
 
-def test_json_with_owners_without_a_snapshot(tmp_path: Path) -> None:
+def test_json_with_owners_without_a_snapshot(tmp_path: Path, topolet: Topolet) -> None:
     root = write(str(tmp_path / "root"), machine())
-    done = run("--root", root, "--state-dir", str(tmp_path), "--output", "json", "--owners")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("topolet: no decisions to show: ")
-    assert "snapshot.json" in done.stderr
+    words = ("topology", "--root", root, "--state-dir", str(tmp_path), "--output", "json")
+    printed = topolet(*words, "--owners", code=1)
+    assert printed.out == ""
+    assert printed.err.startswith("topolet: no decisions to show: ")
+    assert "snapshot.json" in printed.err
 
 
-def test_root_without_a_machine(tmp_path: Path) -> None:
-    done = run("--root", str(tmp_path))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"topolet: {tmp_path}/{CPU}: no online CPU\n"
+def test_root_without_a_machine(tmp_path: Path, topolet: Topolet) -> None:
+    printed = topolet("topology", "--root", str(tmp_path), code=1)
+    assert printed == ("", f"topolet: {tmp_path}/{CPU}: no online CPU\n")
 
 
-def test_an_invalid_cpu_list_is_reported(tmp_path: Path) -> None:
-    done = run("--root", write(str(tmp_path), machine() | {f"{CPU}/online": "0-"}))
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"topolet: {tmp_path}/{CPU}/online: CPU list '0-'")
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("output", ["text", "json"])
-def test_reader_that_closes_the_pipe(tmp_path: Path, output: str) -> None:
-    write(tmp_path, machine())
-    reading, writing = os.pipe()
-    os.close(reading)
-    with open(writing, "wb") as pipe:
-        done = written_to(pipe, tmp_path, output)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_an_invalid_cpu_list_is_reported(tmp_path: Path, topolet: Topolet) -> None:
+    root = write(str(tmp_path), machine() | {f"{CPU}/online": "0-"})
+    error = topolet("topology", "--root", root, code=1).err
+    assert error.startswith(f"topolet: {tmp_path}/{CPU}/online: CPU list '0-'")
+    assert "Traceback" not in error
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_full_disk(tmp_path: Path, output: str) -> None:
-    write(tmp_path, machine())
+    root = write(str(tmp_path), machine())
     with open("/dev/full", "wb") as full:
-        done = written_to(full, tmp_path, output)
+        done = subprocess.run(
+            [sys.executable, "-m", "agent", "topology", "--root", root, "--output", output],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 1
     assert done.stderr == "topolet topology: standard output: No space left on device\n"
-
-
-def written_to(file: IO[bytes], root: Path, output: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "agent", "topology", "--root", str(root), "--output", output],
-        stdout=file,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )

@@ -13,6 +13,7 @@ from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.host.locks import Lock
 from agent.model.cpu.cpuset import CpuSet
+from tests.cli.conftest import Topolet
 
 GROUP = "/kubepods/besteffort/podx/box"
 
@@ -53,30 +54,25 @@ def cpus(tmp_path: Path) -> str:
 
 
 def test_uninstall_removes_everything(
-    tmp_path: Path, command_line: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command_line: list[str], topolet: Topolet
 ) -> None:
     assert cpus(tmp_path) == "1"
-    assert main(command_line) == 0
-    captured = capsys.readouterr()
+    captured = topolet(*command_line)
     assert captured.out.endswith("node n: nothing of Topolet is left\n")
     assert captured.err == ""
     assert cpus(tmp_path) == "0-3"
     assert not (tmp_path / "state").exists()
     assert list((tmp_path / "host/run").iterdir()) == []
-    assert main(command_line) == 0
+    topolet(*command_line)
 
 
-def test_files_of_others_stay(
-    tmp_path: Path, command_line: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_others_stay(tmp_path: Path, command_line: list[str], topolet: Topolet) -> None:
     files_of_others = {"objects/pod/default/p.yaml", "containers/storage.json", "own/file"}
     for each in files_of_others:
         (tmp_path / "state" / each).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "state" / each).write_text("")
-    assert main(command_line) == 0
-    assert (
-        "stays, because it has files of others: containers, objects, own" in capsys.readouterr().out
-    )
+    printed = topolet(*command_line)
+    assert "stays, because it has files of others: containers, objects, own" in printed.out
     state = tmp_path / "state"
     assert {
         str(each.relative_to(state)) for each in state.rglob("*") if each.is_file()
@@ -84,41 +80,39 @@ def test_files_of_others_stay(
 
 
 def test_while_an_agent_runs_the_journal_stays(
-    tmp_path: Path, command_line: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command_line: list[str], topolet: Topolet
 ) -> None:
     lock = Lock(str(tmp_path / "state/agent.lock"))
-    assert main(command_line) == 1
-    lines = capsys.readouterr().err.splitlines()
+    lines = topolet(*command_line, code=1).err.splitlines()
     assert [line.split(": ")[2] for line in lines] == ["cgroups", f"{tmp_path}/state"]
     assert "agent.lock is locked by process" in lines[0]
     assert cpus(tmp_path) == "1"
     lock.release()
-    assert main(command_line) == 0
+    topolet(*command_line)
     assert cpus(tmp_path) == "0-3"
 
 
 def test_without_credentials_nothing_is_changed(
     tmp_path: Path,
     command_line: list[str],
-    capsys: pytest.CaptureFixture[str],
+    topolet: Topolet,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The program may be in the folder that it removes, so that it can't be run again."""
     command_line.remove("--without-cluster")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert main(command_line) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = topolet(*command_line, code=2).err.splitlines()
     assert "not in a cluster: nothing is changed; with --without-cluster a later run" in line
     assert cpus(tmp_path) == "1"
     assert (tmp_path / "state").exists()
 
 
 def test_a_proxy_that_stays_keeps_its_socket_and_its_lock(
-    tmp_path: Path, command_line: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command_line: list[str], topolet: Topolet
 ) -> None:
     (tmp_path / "state/cri.sock").touch()
-    assert main([*command_line, "--without-proxy"]) == 0
-    assert "stays, because the proxy has its socket there" in capsys.readouterr().out
+    printed = topolet(*command_line, "--without-proxy")
+    assert "stays, because the proxy has its socket there" in printed.out
     assert cpus(tmp_path) == "0-3"
     assert {each.name for each in (tmp_path / "state").iterdir()} == {"cri.sock", "door.lock"}
 
