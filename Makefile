@@ -19,8 +19,8 @@ WORKED := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 PYTEST := $(BIN)/python -m pytest $(WORKED)
 
 # Without servers, guests and root, and with a tenth of the examples of property tests.
-CHECK := $(PYTEST) -m "not long" --fuzz 0.1 tests $(addprefix --ignore=tests/, test_alone.py \
-	cgroup cluster critest demo faults fixtures integration vm relay/test_fuzz_relay.py relay/test_grpc_go.py)
+CHECK := $(PYTEST) -m "not long" --fuzz 0.1 tests $(addprefix --ignore=tests/, \
+	cgroup cluster critest demo faults integration vm relay/test_fuzz_relay.py relay/test_grpc_go.py)
 
 # Property tests, without those that start servers.
 FUZZ := $(BIN)/python -m pytest -n 2 -m hypothesis --fuzz 8 tests \

@@ -23,7 +23,6 @@ SUITES = (
     "tests/critest/",
     "tests/demo/",
     "tests/faults/",
-    "tests/fixtures/",
     "tests/integration/",
     "tests/relay/",
     "tests/vm/",

@@ -136,10 +136,10 @@ def strings(module: str) -> frozenset[str]:
     other file its text."""
     if "/" in module:
         return frozenset({path_of(module).read_text()})
-    literals = _literals(ast.parse(path_of(module).read_text()))
-    return frozenset((*literals, *_defined(importlib.import_module(f"agent.{module}"))))
+    return _text_of(module).union(_defined(importlib.import_module(f"agent.{module}")))
 
 
+@functools.cache
 def keys_of_the_code() -> dict[str, str]:
     """Every key of an annotation, label or resource, and every priority band, in the strings of
     `agent`, with a module that has it."""
@@ -152,6 +152,7 @@ def keys_of_the_code() -> dict[str, str]:
     return found
 
 
+@functools.cache
 def enums_of_the_model() -> dict[str, tuple[str, ...]]:
     """The values of the enums of strings that `agent.model` defines, by name."""
     found = {}
@@ -211,6 +212,7 @@ def _modules() -> list[str]:
     return sorted(".".join(path.parts) for path in paths if path.parts[0] != _GENERATED)
 
 
+@functools.cache
 def _text_of(module: str) -> frozenset[str]:
     return frozenset(_literals(ast.parse(path_of(module).read_text())))
 

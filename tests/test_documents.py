@@ -4,7 +4,6 @@ the tools."""
 from __future__ import annotations
 
 import argparse
-import itertools
 import re
 import shlex
 import subprocess
@@ -21,44 +20,15 @@ from agent.cli import options
 from agent.model.settings.agent import AgentSettings
 from agent.node.drift import DriftKind
 from agent.node.node_findings import NodeCode
-from conformance.files import KINDS, find, read
+from conformance.files import KINDS
 from tests import proposals
 from tests.view import decided
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINE_LIMITED = {
-    "README.md": ROOT,
-    **dict.fromkeys(
-        (
-            "admission.md",
-            "annotations.md",
-            "api-server.md",
-            "architecture.md",
-            "audit.md",
-            "benchmarks.md",
-            "concepts.md",
-            "configuration.md",
-            "decisions.md",
-            "devices.md",
-            "frontends.md",
-            "install.md",
-            "kubelet.md",
-            "migration.md",
-            "monitoring.md",
-            "placement.md",
-            "troubleshooting.md",
-            "views.md",
-        ),
-        ROOT / "docs",
-    ),
-}
-"""Pages whose text, without tables and commands, has lines of at most 120 characters."""
-README_LINES = 60
 MARK = "<!-- The rest of this page is written by docs/reference.py. -->\n"
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
-TARGET = re.compile(r"^([\w-]+):", re.MULTILINE)
 ANNOTATED = re.compile(
     r"(scheduling|node|kubelet|runtimeproxy)\.koordinator\.sh/(?!v1alpha1).+"
     r"|koordinator\.sh/(qosClass|priority-class|gpu-isolation-provider)"
@@ -120,18 +90,6 @@ def test_every_page_is_reached_from_the_readme_over_the_index() -> None:
     assert {page.name for page in PAGES[1:]} <= linked(index) | {index.name}
 
 
-def test_the_readme_is_one_screen() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
-
-
-@pytest.mark.parametrize("name", LINE_LIMITED)
-def test_text_has_lines_of_at_most_120_characters(name: str) -> None:
-    text = BLOCK.sub("", (LINE_LIMITED[name] / name).read_text())
-    assert [
-        line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")
-    ] == []
-
-
 def test_commands_of_topolet_exist_with_their_options() -> None:
     """Each command in a document is read by the parser of its subcommand."""
     wrong = []
@@ -154,90 +112,6 @@ def test_commands_of_topolet_exist_with_their_options() -> None:
     assert read > 30
 
 
-RUN_BY_TESTS = {
-    "topolet agent": "integration/harness.py",
-    "topolet audit": "integration/test_audit_trail.py",
-    "topolet config": "cli/test_config.py",
-    "topolet devices": "cli/test_devices.py",
-    "topolet doctor": "integration/test_doctor.py",
-    "topolet explain": "integration/extender/test_explain.py",
-    "topolet history": "integration/test_audit_trail.py",
-    "topolet install-proxy": "integration/test_install_proxy.py",
-    "topolet nri": "integration/nri_node.py",
-    "topolet page": "cli/test_page.py",
-    "topolet proxy": "integration/harness.py",
-    "topolet restore": "integration/test_proxy.py",
-    "topolet simulate": "cli/test_simulate.py",
-    "topolet top": "cli/test_top.py",
-    "topolet topology": "cli/test_topology.py",
-    "topolet uninstall-node": "integration/test_image.py",
-    "/opt/topolet/current/bin/topolet uninstall-node": "cluster/test_switch.py",
-    "kubectl apply": "cluster/cluster.py",
-    "kubectl create": "cluster/cluster.py",
-    "kubectl delete": "cluster/cluster.py",
-    "kubectl label": "cluster/test_explain.py",
-    "kubectl rollout": "cluster/test_switch.py",
-    "kubectl topolet": "cli/test_remote.py",
-    "helm install": "integration/test_helm.py",
-    "helm upgrade": "integration/test_helm.py",
-    "helm uninstall": "integration/test_helm_removal.py",
-    "helm test": "cluster/test_release.py",
-    "helm lint": "deploy/test_chart.py",
-    "systemctl daemon-reload": "integration/systemdhost.py",
-    "crictl stop": "cluster/test_diagnosis.py",
-    "ctr images": "integration/systemdhost.py",
-    "pip install": "integration/image.py",
-    "make release": "deploy/test_release.py",
-    "make run": "integration/test_demo.py",
-    "openssl req": "integration/test_webhook.py",
-    "shuf": "integration/test_rollout.py",
-    "xargs": "integration/test_rollout.py",
-}
-"""Commands of the documents, with a file of the tests that runs each."""
-NOT_RUN = {
-    "kubectl get": "it reads",
-    "kubectl exec": "kubectl topolet does the same, and a test runs that",
-    "kubectl logs": "it reads what a card's pod prints, and no test has a card",
-    "systemctl set-property": "it changes the cgroups of the machine",
-    "systemctl show": "it reads",
-    "ps": "it reads",
-    "sort": "it reads",
-    "uniq": "it reads",
-    "kubectl patch": "tests/integration/test_webhook.py writes the same field by the API",
-    "make test": "it runs this test",
-    "docker build": "tests/integration/image.py builds the same file by buildah",
-    "docker save": "as docker build",
-    "skopeo copy": "it needs a registry of the reader",
-    "openssl x509": "tests sign the same certificate by a library",
-    "systemctl enable": "tests start the same units",
-    "python3 -m": "make does it too, before any test",
-    "~/.local/share/topolet/bin/pip install": "tests install no package from an index",
-    "ln": "it makes links",
-    "cp": "it copies files",
-    "mkdir": "it makes a folder",
-}
-"""Commands of the documents that no test runs, with the reason."""
-_SHELL_WORDS = ("for", "do", "done")
-
-
-def test_every_command_is_run_by_a_test_or_has_a_reason() -> None:
-    named = set()
-    for page in PAGES:
-        for line in (line for block in blocks(page, "sh") for line in block.splitlines()):
-            for part in re.split(r"&&|\||;|\s--\s(?=topolet)", line.partition(" #")[0]):
-                words = shlex.split(part.replace("'", '"').removesuffix("&"), comments=True)
-                if not words or words[0] in _SHELL_WORDS or "=" in words[0]:
-                    continue
-                pairs = [f"{words[0]} {each}" for each in words[1:]]
-                found = next((each for each in pairs if each in RUN_BY_TESTS | NOT_RUN), words[0])
-                named.add(found)
-    assert named <= RUN_BY_TESTS.keys() | NOT_RUN.keys()
-    assert NOT_RUN.keys() <= named
-    for command, test in RUN_BY_TESTS.items():
-        words = command.replace("openssl req", "openssl").split()
-        assert re.search(rf"\b{words[-1]}\b", (ROOT / "tests" / test).read_text()), command
-
-
 def test_topolet_is_installed_from_its_own_wheel_never_by_name_from_a_package_index() -> None:
     """Whoever uploads a package of that name to PyPI would get the reader's kubeconfig. The rule is
     for documents and for messages of the program."""
@@ -251,35 +125,6 @@ def test_topolet_is_installed_from_its_own_wheel_never_by_name_from_a_package_in
     wheel = re.compile(rf"'?({re.escape(WHEEL)}|\{{WHEEL\}})")
     assert [each for each in installed if not wheel.match(each[1])] == []
     assert len(installed) > 3
-
-
-def test_folders_that_kubectl_applies_exist() -> None:
-    missing, read = [], 0
-    for page, words in commands("kubectl"):
-        for flag, value in itertools.pairwise(words):
-            if flag in ("-k", "-f") and value.startswith("deploy/"):
-                read += 1
-                if not (ROOT / value).exists():
-                    missing.append((page, value))
-    assert missing == []
-    assert read > 3
-
-
-def test_targets_of_make_exist() -> None:
-    targets = set(TARGET.findall((ROOT / "Makefile").read_text()))
-    found = [(page, words[0]) for page, words in commands("make")]
-    assert {word for _, word in found} <= targets
-    assert found
-
-
-def test_benchmarks_that_documents_name_exist() -> None:
-    found = [
-        word
-        for page in PAGES
-        for word in re.findall(r"`python (benchmarks/\w+\.py)`", page.read_text())
-    ]
-    assert all((ROOT / each).is_file() for each in found)
-    assert found
 
 
 def test_metrics_and_reasons_of_events_exist() -> None:
@@ -365,15 +210,6 @@ def test_the_named_rows_of_the_differences_are_those_that_conformance_declares()
     text = (ROOT / "docs/compatibility.md").read_text()
     declared = {each.name for kind in KINDS for each in kind.load().differences}
     assert set(re.findall(r"^\| `([a-z0-9-]+)` \|", text, re.MULTILINE)) == declared
-
-
-def test_the_number_of_compared_vectors_is_that_of_the_files() -> None:
-    count = 0
-    for file in (ROOT / "tests/data/vectors").glob("*.jsonl*"):
-        cases = read(str(file))
-        if find(next(cases)[1]) is not None:
-            count += 1 + sum(1 for _ in cases)
-    assert f"on {count:,} vectors" in (ROOT / "docs/compatibility.md").read_text()
 
 
 def test_every_annotation_and_label_of_the_code_is_on_its_page() -> None:
