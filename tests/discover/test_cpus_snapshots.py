@@ -12,6 +12,7 @@ from agent.discover import cpus
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
 from tests.conftest import DATA
+from tests.discover.oracle import summary
 
 EXPECTED: dict[str, Any] = json.loads((DATA / "sysfs" / "expected.json").read_text())
 
@@ -43,10 +44,7 @@ def test_online_cpus(name: str, topology: Topology) -> None:
 
 
 def test_cores(name: str, topology: Topology) -> None:
-    cores: dict[int, list[int]] = {}
-    for cpu in topology.cpus:
-        cores.setdefault(cpu.core, []).append(cpu.id)
-    found = {str(CpuSet(threads)) for threads in cores.values()}
+    found = summary(topology).cores
     if name in NO_CORES:
         assert EXPECTED[name]["cores"] == []
         assert found == {str(cpu.id) for cpu in topology.cpus}
@@ -55,15 +53,12 @@ def test_cores(name: str, topology: Topology) -> None:
 
 
 def test_sockets(name: str, topology: Topology) -> None:
-    found = {
-        cpu.socket: str(CpuSet(each.id for each in topology.cpus if each.socket == cpu.socket))
-        for cpu in topology.cpus
-    }
+    found = summary(topology).socket_ids
     if name in NO_SOCKETS:
         assert EXPECTED[name]["packages"] == []
-        assert found == {0: str(topology.online)}
+        assert found == {str(topology.online): 0}
     else:
-        assert found == {each["id"]: each["cpus"] for each in EXPECTED[name]["packages"]}
+        assert found == {each["cpus"]: each["id"] for each in EXPECTED[name]["packages"]}
 
 
 def test_numa_nodes(name: str, topology: Topology) -> None:
@@ -73,7 +68,7 @@ def test_numa_nodes(name: str, topology: Topology) -> None:
         for each in EXPECTED[name]["numa_nodes"]
     }
     hidden = CpuSet.parse(HIDDEN_NODES.get(name, ("",))[0])
-    found = {node.id: (str(node.cpus), node.memory_bytes) for node in topology.numa_nodes}
+    found = summary(topology).nodes
     assert {node: found[node] for node in found if node not in hidden} == expected
     assert all(found[node][0] == "" for node in hidden)
 

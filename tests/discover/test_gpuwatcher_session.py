@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 import termios
@@ -322,24 +321,6 @@ def test_without_a_driver_the_session_ends(
     assert raised.value.fault == fault
 
 
-def test_a_driver_upgrade_ends_the_session_and_the_next_one_has_the_new_driver(
-    start: Start, tmp_path: Path
-) -> None:
-    machine = gpumachines.mixed()
-    driver, session = start(machine)
-    assert inventory(session).driver == "550.163.01"
-    driver.set_machine(machine.with_values(alive=18))
-    with pytest.raises(SessionError) as raised:
-        query(session)
-    assert raised.value.fault == "DriverMismatch"
-    driver.set_machine(Machine(machine.cards, driver="570.86.15"))
-    next_session = GpuSession(str(driver.root), driver.environment)
-    try:
-        assert inventory(next_session).driver == "570.86.15"
-    finally:
-        assert next_session.close()
-
-
 @pytest.mark.parametrize("free", [0, 1, 3])
 def test_a_child_that_cannot_be_started_is_the_agents_fault(free: int) -> None:
     """No descriptor is free for the socket, for the child's streams, or for the pipe that reports
@@ -394,11 +375,6 @@ def test_a_hanging_driver_takes_the_deadline_and_its_child_is_killed(start: Star
     assert raised.value.fault == "DriverHung"
     assert session.close()
     assert session.ended()
-
-
-def test_slow_calls_within_the_deadline_are_answered(start: Start) -> None:
-    _, session = start(gpumachines.mixed().with_values(**{"sleep.nvmlDeviceGetCount_v2": 300}))
-    assert len(inventory(session).gpus) == 2
 
 
 def test_a_late_answer_is_not_used_for_the_next_query(start: Start) -> None:
@@ -506,15 +482,6 @@ def test_repeated_failures_of_waiting_for_events_end_the_session(start: Start) -
         return False
 
     eventually("the session ends", session_ended)
-
-
-def test_a_killed_child_is_reported(start: Start) -> None:
-    _, session = start(gpumachines.mixed())
-    query(session)
-    os.kill(session.pid, signal.SIGKILL)
-    with pytest.raises(SessionError) as raised:
-        query(session)
-    assert raised.value.fault == "ChildEnded"
 
 
 @pytest.mark.parametrize("hangs", [False, True])

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from agent.host.log_once import CountedWarnings, Problem
+from agent.host.log_once import CountedWarnings, Problem, about
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ def test_warnings_of_one_key_are_counted_and_logged_once_in_a_period(
     for key, text in ((("a",), "first"), (("a",), "second"), (("b",), "other")):
         warnings.add(counts, key, text)
     now += 60.0
-    warnings.add(counts, ("a",), "third")
+    warnings.add(counts, ("a",), "third", about("ns/web"))
     assert counts == {("a",): 3, ("b",): 1}
     assert caplog.messages == ["first", "other", "third"]
+    assert vars(caplog.records[-1])["pod"] == "web"

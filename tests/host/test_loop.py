@@ -1,15 +1,32 @@
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from agent.host.loop import READ, WRITE, Loop
 
+Pipe = tuple[int, int]
 
-def test_a_ready_descriptor_is_called_until_it_is_unregistered() -> None:
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
     loop = Loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
     reading, writing = os.pipe()
+    yield reading, writing
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_ready_descriptor_is_called_until_it_is_unregistered(loop: Loop, pipe: Pipe) -> None:
+    reading, writing = pipe
     data: list[bytes] = []
 
     def ready(events: int) -> None:
@@ -25,13 +42,9 @@ def test_a_ready_descriptor_is_called_until_it_is_unregistered() -> None:
     assert data == [b"a", b"b"]
     loop.step(0)
     assert len(data) == 2
-    for fd in (reading, writing):
-        os.close(fd)
-    loop.close()
 
 
-def test_a_callback_may_unregister_another_that_is_ready_too() -> None:
-    loop = Loop()
+def test_a_callback_may_unregister_another_that_is_ready_too(loop: Loop) -> None:
     pipes = [os.pipe() for _ in range(2)]
     called: list[int] = []
 
@@ -48,12 +61,10 @@ def test_a_callback_may_unregister_another_that_is_ready_too() -> None:
     assert len(called) == 1
     for fd in (*pipes[0], *pipes[1]):
         os.close(fd)
-    loop.close()
 
 
-def test_modify_changes_the_awaited_events() -> None:
-    loop = Loop()
-    reading, writing = os.pipe()
+def test_modify_changes_the_awaited_events(loop: Loop, pipe: Pipe) -> None:
+    _, writing = pipe
     received_events: list[int] = []
     loop.register(writing, READ, received_events.append)
     loop.step(0)
@@ -61,13 +72,9 @@ def test_modify_changes_the_awaited_events() -> None:
     loop.modify(writing, WRITE)
     loop.step(1)
     assert received_events == [WRITE]
-    os.close(reading)
-    os.close(writing)
-    loop.close()
 
 
-def test_timers_come_in_order_and_cancelled_ones_do_not() -> None:
-    loop = Loop()
+def test_timers_come_in_order_and_cancelled_ones_do_not(loop: Loop) -> None:
     called: list[str] = []
     now = time.monotonic()
     loop.at(now + 0.02, lambda: called.append("second"))
@@ -77,12 +84,12 @@ def test_timers_come_in_order_and_cancelled_ones_do_not() -> None:
     loop.run()
     assert called == ["first", "second"]
     assert time.monotonic() >= now + 0.03
-    loop.close()
 
 
-def test_a_timer_that_sets_an_immediate_timer_does_not_starve_descriptors() -> None:
-    loop = Loop()
-    reading, writing = os.pipe()
+def test_a_timer_that_sets_an_immediate_timer_does_not_starve_descriptors(
+    loop: Loop, pipe: Pipe
+) -> None:
+    reading, writing = pipe
 
     def again() -> None:
         loop.after(0, again)
@@ -91,23 +98,17 @@ def test_a_timer_that_sets_an_immediate_timer_does_not_starve_descriptors() -> N
     loop.register(reading, READ, lambda events: loop.stop())
     os.write(writing, b"x")
     loop.run()
-    os.close(reading)
-    os.close(writing)
-    loop.close()
 
 
-def test_another_thread_stops_a_waiting_loop() -> None:
-    loop = Loop()
+def test_another_thread_stops_a_waiting_loop(loop: Loop) -> None:
     thread = threading.Thread(target=loop.run)
     thread.start()
     loop.stop()
     thread.join(10)
     assert not thread.is_alive()
-    loop.close()
 
 
-def test_a_stopped_loop_that_runs_on_does_not_spin() -> None:
-    loop = Loop()
+def test_a_stopped_loop_that_runs_on_does_not_spin(loop: Loop) -> None:
     loop.stop()
     loop.run()
     checks: list[float] = []
@@ -118,7 +119,6 @@ def test_a_stopped_loop_that_runs_on_does_not_spin() -> None:
 
     loop.run_on(until, 0.1)
     assert len(checks) <= 3
-    loop.close()
 
 
 def test_a_thread_that_calls_while_the_loop_closes_uses_no_closed_descriptor(

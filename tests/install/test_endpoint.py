@@ -17,7 +17,6 @@ from tests.install.kubelets import (
     PROXY,
     UNIT,
     Kubelet,
-    run,
     write,
 )
 from tests.node.procfs import process
@@ -38,22 +37,6 @@ def test_files_that_a_new_endpoint_changes(tmp_path: Path, kubelet: Kubelet) -> 
     write(tmp_path, kubelet)
     changes = endpoint.changes(observed(tmp_path), PROXY)
     assert {each.path: each.after.text for each in changes} == kubelet.changed
-
-
-@EACH_KUBELET
-def test_with_the_changed_files_nothing_is_left_to_change(tmp_path: Path, kubelet: Kubelet) -> None:
-    write(tmp_path, kubelet)
-    tree = HostTree(str(tmp_path))
-    for change in endpoint.changes(observed(tmp_path), PROXY):
-        tree.put(change.path, change.after)
-    after = tuple(each.replace(kubelet.runtime, PROXY) for each in kubelet.argv)
-    if after == kubelet.argv and "--container-runtime-endpoint" in "".join(
-        kubelet.changed.values()
-    ):
-        after = (*kubelet.argv, f"--container-runtime-endpoint={PROXY}")
-    run(tmp_path, kubelet._replace(argv=after))
-    assert endpoint.configured(observed(tmp_path)) == PROXY
-    assert endpoint.changes(observed(tmp_path), PROXY) == ()
 
 
 def refused(root: Path, argv: tuple[str, ...], files: dict[str, str], unit: str = "") -> str:

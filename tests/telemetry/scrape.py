@@ -8,8 +8,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.telemetry.metrics import AgentMetrics
 
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
-def samples(metrics: AgentMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+
+def samples(metrics: AgentMetrics) -> Samples:
     found = [
         ((each.name, frozenset(each.labels.items())), each.value)
         for family in text_string_to_metric_families(metrics.render())

@@ -3,12 +3,11 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections import Counter
 
 import pytest
 
 from agent import VERSION
-from agent.host.log_once import CountedWarnings, about, of_title
+from agent.host.log_once import about, of_title
 from agent.model.settings.agent import AgentSettings
 from agent.telemetry import logs
 from agent.telemetry.logs import BURST, PER_SECOND, Json, Logfmt, RateLimit
@@ -66,12 +65,6 @@ def test_a_process_logs_its_version_and_options_at_its_start(
         "--devices=False --log-format=json"
     )
     assert second == f"topolet agent {VERSION} starts with all defaults"
-
-
-def test_warnings_with_fields(caplog: pytest.LogCaptureFixture) -> None:
-    counts: Counter[tuple[str, ...]] = Counter()
-    CountedWarnings(logging.getLogger(), 1).add(counts, ("a",), "text", about("ns/web"))
-    assert vars(caplog.records[0])["pod"] == "web"
 
 
 @pytest.mark.parametrize(

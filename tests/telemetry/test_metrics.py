@@ -10,34 +10,36 @@ from agent.model.pod.pods import Pod
 from agent.node.change_log import ChangeRecorder
 from agent.telemetry.metrics import AgentMetrics
 from tests.builders import machine, pod
-from tests.telemetry.scrape import samples
+from tests.telemetry.scrape import Samples, samples
 
 OWNER = {("namespace", "ns"), ("pod", "a"), ("qos_class", "LSE")}
+
+
+def export(metrics: AgentMetrics, *pods: Pod, rules: PoolRules | None = None) -> Samples:
+    """The samples after a decision about these pods on a machine of two NUMA nodes."""
+    decision = decide(machine(2, 2), pods, KubeletCpus(), {}, {}, rules or PoolRules())
+    ChangeRecorder(metrics).export(decision)
+    return samples(metrics)
 
 
 def test_a_decision_is_exported_until_the_next() -> None:
     metrics = AgentMetrics()
     owner, refused_pod = pod("a", "LSE", "1"), pod("b", "LSE", "1,9", created_at=1)
-    ChangeRecorder(metrics).export(
-        decide(machine(2, 2), (owner, refused_pod), KubeletCpus(), {}, {})
-    )
-    exported = samples(metrics)
+    exported = export(metrics, owner, refused_pod)
     assert exported["topolet_pool_cpus", frozenset({("pool", "ls"), ("numa_node", "0")})] == 1
     assert exported["topolet_pool_cpus", frozenset({("pool", "be"), ("numa_node", "1")})] == 2
     assert exported["topolet_exclusive_cpus", frozenset(OWNER)] == 1
     (refused,) = [labels for name, labels in exported if name == "topolet_refused_claims"]
     assert (dict(refused)["namespace"], dict(refused)["pod"]) == ("ns", "b")
     assert dict(refused)["reason"] == "absent"
-    ChangeRecorder(metrics).export(decide(machine(), (), KubeletCpus(), {}, {}))
-    assert not [name for name, _ in samples(metrics) if name == "topolet_exclusive_cpus"]
+    assert not [name for name, _ in export(metrics) if name == "topolet_exclusive_cpus"]
 
 
 def test_pools_are_exported_by_name_without_dedicated_ones() -> None:
-    metrics = AgentMetrics()
     rules = PoolRules(dedicated={"system": DedicatedCpus(CpuSet([3]))})
-    ChangeRecorder(metrics).export(decide(machine(), (), KubeletCpus(), {}, {}, rules))
-    exported = {dict(labels)["pool"] for name, labels in samples(metrics) if "pool_cpus" in name}
-    assert exported == {"ls", "be"}
+    exported = export(AgentMetrics(), rules=rules)
+    pools = {dict(labels)["pool"] for name, labels in exported if "pool_cpus" in name}
+    assert pools == {"ls", "be"}
 
 
 @pytest.mark.parametrize(
@@ -49,11 +51,8 @@ def test_no_text_of_a_pods_annotation_is_in_a_label(status: str) -> None:
     for number in range(70, 73):
         text = status.replace("%d", str(number))
         refused_pod = msgspec.structs.replace(pod("b", "LSE"), annotations={RESOURCE_STATUS: text})
-        metrics = AgentMetrics()
-        ChangeRecorder(metrics).export(decide(machine(2, 2), (refused_pod,), KubeletCpus(), {}, {}))
-        exported |= {
-            labels for name, labels in samples(metrics) if name == "topolet_refused_claims"
-        }
+        found = export(AgentMetrics(), refused_pod)
+        exported |= {labels for name, labels in found if name == "topolet_refused_claims"}
     (labels,) = exported
     assert dict(labels)["reason"] in set(RefusalCause)
 
@@ -68,9 +67,7 @@ def test_two_pods_with_one_name_make_one_series() -> None:
         pod_with_one_name("x", "9"),
         pod_with_one_name("y", "9"),
     )
-    metrics = AgentMetrics()
-    ChangeRecorder(metrics).export(decide(machine(), pods, KubeletCpus(), {}, {}))
-    exported = samples(metrics)
+    exported = export(AgentMetrics(), *pods)
     assert (
         exported["topolet_exclusive_cpus", frozenset(OWNER - {("pod", "a")} | {("pod", "web-0")})]
         == 3
