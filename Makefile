@@ -31,9 +31,9 @@ PARSERS := $(BIN)/python -m tests.parsers --count 100000 --seed $$$$
 # a kube-scheduler of the same version or a whole node.
 API_SERVERS := $(sort $(patsubst tests/tools/kube-apiserver-%,%,$(wildcard tests/tools/kube-apiserver-*)))
 API_SERVER_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
-	authorization cluster day deploy helm kube outage reinstall rollout webhook)) \
+	authorization cluster deploy helm kube reinstall rollout webhook)) \
 	$(addprefix tests/integration/extender/test_, $(addsuffix .py, \
-	bind evictor gpulinks outage scheduler_process scheduler_state))
+	bind evictor outage scheduler_process scheduler_state))
 
 .PHONY: run run-numa run-cluster check test test-all test-fuzz test-api-servers test-cluster plan-tests \
 	prepare-tests all-suites fuzz api-servers audit mutants lint lint-types lint-others lock manifests pictures \

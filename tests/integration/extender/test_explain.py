@@ -58,7 +58,7 @@ class Environment:
         ports = [{"name": "http", "port": port, "protocol": "TCP"}]
         service = {"metadata": {"name": "topolet-scheduler"}, "spec": {"ports": ports}}
         api.create(f"{path}/services", service)
-        api.create(f"{path}/serviceaccounts", {"metadata": {"name": "default"}})
+        api.default_account(self.name)
         address = _address()
         backend = api.pod(self.name, "scheduler", "nowhere")["metadata"]["uid"]
         addresses = {"podIP": address, "podIPs": [{"ip": address}]}
@@ -120,19 +120,8 @@ class Environment:
         if lists:
             rules.append(LISTING)
         self.api.account(self.name, name, rules)
-        user = {"token": self.api.token(self.name, name)}
-        cluster = {
-            "server": self.api.url,
-            "certificate-authority": str(self.api.folder / "ca.crt"),
-        }
-        config = {
-            "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": cluster}],
-            "users": [{"name": "u", "user": user}],
-        }
         path = self.folder / f"{name}.kubeconfig"
-        path.write_text(json.dumps(config))
+        path.write_text(json.dumps(self.api.kubeconfig(self.api.token(self.name, name))))
         return f"--kubeconfig={path}"
 
     def explain(self, *words: str) -> int:
@@ -220,7 +209,7 @@ def test_victims_and_budgets_are_named_for_callers_who_may_read_them(
     """One caller may list the namespace of the pod, another no namespace, and the third all."""
     other = f"{env.name}-other"
     env.api.namespace(other)
-    env.api.create(f"/api/v1/namespaces/{other}/serviceaccounts", {"metadata": {"name": "default"}})
+    env.api.default_account(other)
     env.create_victim(env.name, "near", "0-59")
     env.create_victim(other, "far", "60-95")
     env.create_pending("q", 70)

@@ -28,8 +28,7 @@ def test_simulate_reports_the_fragmentation_of_a_cluster(
     for each in objects("crds"):
         apiserver.apply(each)
     apiserver.namespace("fragmented")
-    accounts = "/api/v1/namespaces/fragmented/serviceaccounts"
-    apiserver.create(accounts, {"metadata": {"name": "default"}})
+    apiserver.default_account("fragmented")
     for name, model in NODES.items():
         machine = fleet.Machine(model)
         node = machine.node(name)

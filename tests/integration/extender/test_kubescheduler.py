@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -43,57 +43,6 @@ def with_signatures(settings: dict[str, Any]) -> dict[str, Any]:
 def only(pod: str, node: str) -> str | None:
     """Rejects the nodes of other tests."""
     return None if node == "only" else "not of this test"
-
-
-def test_a_pod_is_bound_to_the_node_of_the_extender(apiserver: ApiServer, stub: Stub) -> None:
-    stub.refusal = only
-    objects.create(apiserver, objects.pod_manifest(NAMESPACE, "a", {"cpu": "1"}, scheduler=PROFILE))
-    eventually(
-        "bound", lambda: objects.node_of(apiserver, NAMESPACE, "a") == "only", PATIENCE_SECONDS
-    )
-
-
-def condition(api: ApiServer, name: str) -> None:
-    wanted = {"type": "topolet.io/Test", "status": "True", "reason": "Test", "message": ""}
-    api.admin.request(
-        "PATCH",
-        f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/status",
-        None,
-        {"status": {"conditions": [wanted]}},
-        "application/strategic-merge-patch+json",
-    )
-
-
-def annotation(api: ApiServer, path: str) -> None:
-    api.admin.merge(path, {"metadata": {"annotations": {"topolet.io/test": "1"}}})
-
-
-CHANGES: dict[str, Callable[[ApiServer, str], None]] = {
-    "a condition of the pod": condition,
-    "an annotation of the pod": lambda api, pod: annotation(
-        api, f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}"
-    ),
-    "an annotation of a node": lambda api, pod: annotation(api, "/api/v1/nodes/only"),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_rejected_pod_is_filtered_again_after(
-    change: str, apiserver: ApiServer, stub: Stub
-) -> None:
-    stub.refusal = lambda pod, node: "no"
-    name = change.replace(" ", "-")
-    objects.create(
-        apiserver, objects.pod_manifest(NAMESPACE, name, {"cpu": "1"}, scheduler=PROFILE)
-    )
-    eventually("refused", lambda: name in stub.filter_calls, PATIENCE_SECONDS)
-    before = stub.wait_until_idle()
-    stub.refusal = only
-    CHANGES[change](apiserver, name)
-    eventually("filtered again", lambda: len(stub.filter_calls) > before, PATIENCE_SECONDS)
-    eventually(
-        "bound", lambda: objects.node_of(apiserver, NAMESPACE, name) == "only", PATIENCE_SECONDS
-    )
 
 
 def test_equal_pods_in_a_row_are_each_filtered_on_all_nodes(

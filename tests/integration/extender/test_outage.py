@@ -19,14 +19,17 @@ import pytest
 from agent.kube.errors import ServerError, TooManyRequestsError, UnreachableError
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.annotations import RESOURCE_STATUS
-from tests.deploy.manifests import objects
 from tests.fixtures import fleet
 from tests.fixtures.constants import SCHEDULER_STALE
 from tests.fixtures.fleet import SMALL, Machine
-from tests.integration import deployed
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects as kubescheduler
-from tests.integration.scheduling import Scheduler, binding_args, extender_args
+from tests.integration.scheduling import (
+    Scheduler,
+    binding_args,
+    extender_args,
+    write_kubeconfig,
+)
 from tests.waiting import eventually
 
 Object = dict[str, Any]
@@ -60,11 +63,8 @@ class Environment:
         self.name = name
         self.config = config
         self._pods = f"/api/v1/namespaces/{name}/pods"
-        namespace = {"name": name}
-        server.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": namespace})
-        for each in (name, SYSTEM):
-            account = {"name": "default", "namespace": each}
-            server.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+        kubescheduler.namespace(server, name)
+        server.default_account(SYSTEM)
         machine = Machine(SMALL)
         node = machine.node(name)
         del node["metadata"]["uid"]
@@ -113,14 +113,8 @@ class Environment:
 def env(
     apiserver: ApiServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Environment]:
-    api = deployed.administrator(apiserver, f"outage-{abs(hash(request.node.name))}")
-    found = objects("overlays/scheduler")
-    kinds = ("Namespace", "ServiceAccount", "ClusterRole", "Role", "CustomResourceDefinition")
-    for each in (kinds, ("ClusterRoleBinding", "RoleBinding")):
-        deployed.apply(api, [body for body in found if body["kind"] in each])
     config = tmp_path / "kubeconfig"
-    token = apiserver.token("topolet-system", "topolet-scheduler")
-    config.write_text(json.dumps(apiserver.kubeconfig(token)))
+    write_kubeconfig(apiserver, config)
     name = f"outage-{re.sub('[^a-z0-9]+', '-', request.node.name.lower()).strip('-')[-40:]}"
     it = Environment(apiserver, name, config)
     yield it
@@ -167,8 +161,6 @@ def ages(scheduler: Scheduler) -> dict[str, float]:
     ("flags", "seconds"),
     [
         pytest.param(["--lease-seconds=0"], 5, id="short, alone"),
-        pytest.param([], 20, id="past the lease", marks=pytest.mark.long),
-        pytest.param(["--lease-seconds=0"], 90, id="long, alone", marks=pytest.mark.long),
         pytest.param([], 120, id="two minutes", marks=pytest.mark.long),
     ],
 )

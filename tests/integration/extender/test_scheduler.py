@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.model.devices.device_object import Device, DeviceTopology
 from tests.allocate.devices.builders import CORE, RATIO, RDMA, gpu, nic
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects
@@ -21,7 +20,6 @@ from tests.integration.kubescheduler.workload import (
     Workload,
     cpus,
     devices,
-    numa_nodes,
     workload_for,
 )
 
@@ -58,16 +56,6 @@ def test_an_lse_pod_gets_exclusive_cpus(workload: Workload) -> None:
     assert len(cpus(pod)) == 4
 
 
-def test_ls_pods_fit_on_a_single_numa_node(workload: Workload) -> None:
-    workload.nodes.add(SHAPE)
-    for name in ("a", "b"):
-        workload.create_pod(name, {"cpu": "5"}, "LS", ONE_NODE)
-    bound = workload.wait_bound("a", "b")
-    assert sorted(map(numa_nodes, bound.values())) == [[0], [1]]
-    workload.create_pod("c", {"cpu": "5"}, "LS", ONE_NODE)
-    workload.wait_unschedulable("c", "cpu")
-
-
 def test_gpu_and_rdma_device_are_behind_one_switch(workload: Workload) -> None:
     workload.nodes.add(SHAPE, (*CARDS, *NICS))
     joint = {JOINT: json.dumps({"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"})}
@@ -79,42 +67,6 @@ def test_gpu_and_rdma_device_are_behind_one_switch(workload: Workload) -> None:
         (each["gpu"][0]["minor"], each["rdma"][0]["minor"]) for each in map(devices, bound.values())
     )
     assert pairs == [(1, 0), (2, 1)]
-
-
-def test_two_pods_share_a_card(workload: Workload) -> None:
-    workload.nodes.add(SHAPE, CARDS[:2])
-    names = [f"p{number}" for number in range(4)]
-    for name in names:
-        workload.create_pod(name, {CORE: "50", RATIO: "50"})
-    bound = workload.wait_bound(*names)
-    held: defaultdict[int, int] = defaultdict(int)
-    for pod in bound.values():
-        (card,) = devices(pod)["gpu"]
-        held[card["minor"]] += int(card["resources"][CORE])
-    assert held == {0: 100, 1: 100}
-    workload.create_pod("more", {CORE: "50", RATIO: "50"})
-    workload.wait_unschedulable("more", "Insufficient")
-
-
-def test_devices_of_a_type_that_only_device_objects_list(workload: Workload) -> None:
-    """By the sum of the node the third pod would fit too."""
-    xpu = "example.com/xpu"
-    workload.nodes.add(
-        SHAPE,
-        [
-            Device("xpu", f"x{minor}", minor, {xpu: 100}, topology=DeviceTopology(0, minor, ""))
-            for minor in range(2)
-        ],
-    )
-    for name in ("a", "b"):
-        workload.create_pod(name, {xpu: "60"})
-    bound = workload.wait_bound("a", "b")
-    held = [device for pod in bound.values() for device in devices(pod)["xpu"]]
-    assert sorted(held, key=lambda each: each["minor"]) == [
-        {"minor": minor, "id": f"x{minor}", "resources": {xpu: "60"}} for minor in range(2)
-    ]
-    workload.create_pod("c", {xpu: "60"})
-    workload.wait_unschedulable("c", "xpu: not enough devices are free")
 
 
 def test_a_group_is_bound_to_one_node(workload: Workload) -> None:
@@ -144,20 +96,9 @@ def test_a_pod_is_retried_after_a_restart(workload: Workload, topolet: Topolet) 
     workload.create_pod("a", {"cpu": "2"}, "LSR")
     workload.wait_unschedulable("a")
     topolet.kill()
-    topolet.start()
+    topolet.lead()
     workload.nodes.report_topology(node, SHAPE)
     workload.wait_bound("a", seconds=RETRY_LIMIT_SECONDS)
-
-
-def test_a_pod_is_retried_when_a_device_is_added(workload: Workload) -> None:
-    node = workload.nodes.add(SHAPE, CARDS[:1])
-    workload.create_pod("first", {CORE: "100", RATIO: "100"})
-    workload.wait_bound("first")
-    workload.nodes.set_allocatable(node, CARDS[:2])
-    workload.create_pod("second", {CORE: "100", RATIO: "100"})
-    workload.wait_unschedulable("second")
-    workload.nodes.report_devices(node, CARDS[:2])
-    workload.wait_bound("second", seconds=RETRY_LIMIT_SECONDS)
 
 
 def test_no_pod_is_evicted_by_default(workload: Workload, apiserver: ApiServer) -> None:
@@ -187,7 +128,7 @@ def test_a_restart_while_pods_are_bound_keeps_their_allocations(
     before = {name: cpus(pod) for name, pod in workload.bound().items()}
     for name in names[16:]:
         workload.create_pod(name, {"cpu": "2"}, "LSR")
-    topolet.start()
+    topolet.lead()
     bound = workload.wait_bound(*names)
     assert {pod["spec"]["nodeName"] for pod in bound.values()} == {node}
     assert {name: cpus(bound[name]) for name in before} == before

@@ -6,28 +6,22 @@ import contextlib
 import http.server
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 
 Handle = Callable[[str, bytes], tuple[int, bytes]]
 """Returns status and JSON body of the response to a path and a body."""
 
 
 @contextlib.contextmanager
-def serving(connected: Callable[[], AbstractContextManager[Handle]]) -> Iterator[str]:
-    """Serves until the end of the block. Yields the URL. `connected`: opens the handler of a
-    connection."""
+def serving(handle: Handle) -> Iterator[str]:
+    """Serves until the end of the block. Yields the URL."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
-        def handle(self) -> None:
-            with connected() as self.respond:
-                super().handle()
-
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            status, answer = self.respond(self.path, body)
+            status, answer = handle(self.path, body)
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(answer)))

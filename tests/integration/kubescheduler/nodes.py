@@ -34,8 +34,7 @@ def install(api: ApiServer) -> None:
     for each in manifests("crds"):
         api.apply(each)
     api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
-    account = {"name": "default", "namespace": SYSTEM}
-    api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+    api.default_account(SYSTEM)
 
 
 class Nodes:
@@ -83,12 +82,6 @@ class Nodes:
     def report_devices(self, name: str, devices: Sequence[Device]) -> None:
         """Writes the Device object of the node."""
         self._api.admin.apply(f"{DEVICES}/{name}", device_object.encode(name, devices))
-
-    def set_allocatable(self, name: str, devices: Sequence[Device]) -> None:
-        """Writes the amounts of the devices to the status of the node."""
-        amounts = _extended(devices)
-        status = {"status": {"capacity": amounts, "allocatable": amounts}}
-        self._api.admin.merge(f"/api/v1/nodes/{name}/status", status)
 
     def add_agent(self, name: str, *, ready: bool = True) -> None:
         """Creates the agent pod of the node."""

@@ -15,8 +15,7 @@ PODS_PER_NODE = "110"
 def namespace(api: ApiServer, name: str) -> None:
     """Creates a namespace with the default service account, which pods need."""
     api.namespace(name)
-    account = {"metadata": {"name": "default"}}
-    api.create(f"/api/v1/namespaces/{name}/serviceaccounts", account)
+    api.default_account(name)
 
 
 def ready_node(

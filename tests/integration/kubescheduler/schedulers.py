@@ -4,12 +4,9 @@ the manifests."""
 from __future__ import annotations
 
 import contextlib
-import http.client
 import itertools
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +14,11 @@ from typing import Any
 import yaml
 
 from tests.deploy.manifests import objects as manifests
-from tests.fixtures.ports import free_port
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import nodes, process
 from tests.integration.kubescheduler.nodes import SYSTEM
-from tests.waiting import eventually
+from tests.integration.scheduling import Scheduler
 
-START_SECONDS = 60.0
 ACCOUNT = "topolet-scheduler"
 PROFILE = "topolet-scheduler"
 """The schedulerName of pods that Topolet schedules."""
@@ -35,60 +30,26 @@ _RBAC_KINDS = frozenset(
 _numbers = itertools.count(1)
 
 
-class Topolet:
-    """A process of `topolet scheduler` with the roles of the manifests."""
+class Topolet(Scheduler):
+    """A process of `topolet scheduler` with the roles of the manifests and the certificates of the
+    server, unless the flags differ."""
 
     def __init__(self, api: ApiServer, folder: Path, *flags: str) -> None:
-        self._log = folder / f"topolet-{next(_numbers)}.log"
-        self.port, self._http_port = free_port(), free_port()
         kubeconfig = folder / "topolet.kubeconfig"
         kubeconfig.write_text(json.dumps(api.kubeconfig(api.token(SYSTEM, ACCOUNT))))
+        super().__init__(folder, kubeconfig, f"topolet-{next(_numbers)}")
         pki = api.folder
-        self._command = [
-            sys.executable,
-            "-m",
-            "agent",
-            "scheduler",
-            f"--kubeconfig={kubeconfig}",
-            f"--https=127.0.0.1:{self.port}",
-            f"--http=127.0.0.1:{self._http_port}",
-            f"--tls-dir={pki}",
-            f"--client-ca-file={pki}/ca.crt",
-            f"--release-namespace={SYSTEM}",
-            f"--state-dir={folder}",
-            "--lease-seconds=9",
-            *flags,
-        ]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._flags = (f"--tls-dir={pki}", f"--client-ca-file={pki}/ca.crt", *flags)
 
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def start(self) -> None:
-        """Returns when the process leads and has read the objects of the cluster."""
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        eventually("topolet scheduler is ready", self._ready, START_SECONDS)
+    def lead(self) -> None:
+        """Starts the process; returns when it leads and has read the objects of the cluster."""
+        self.start(*self._flags)
+        self.until_ready()
 
     def kill(self) -> None:
         """Sends SIGKILL, so that the process cannot close its connections."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-
-    def _ready(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, self.log[-3000:]
-        connection = http.client.HTTPConnection("127.0.0.1", self._http_port, timeout=5)
-        try:
-            connection.request("GET", "/readyz")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()
+        if self.running:
+            self.end(signal.SIGKILL)
 
 
 def shipped_configuration(api: ApiServer, port: int) -> dict[str, Any]:
@@ -118,7 +79,7 @@ def schedulers(api: ApiServer, folder: Path, *flags: str) -> Iterator[Topolet]:
     install(api)
     topolet = Topolet(api, folder, *flags)
     try:
-        topolet.start()
+        topolet.lead()
         with process.scheduling(api, shipped_configuration(api, topolet.port), folder):
             yield topolet
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tests.integration.apiserver.server import ApiServer
@@ -77,4 +77,4 @@ def serving_stub(stub: Stub) -> AbstractContextManager[str]:
     def handle(path: str, body: bytes) -> tuple[int, bytes]:
         return 200, json.dumps(stub.handle(path.strip("/"), json.loads(body))).encode()
 
-    return serving(lambda: nullcontext(handle))
+    return serving(handle)
