@@ -82,6 +82,8 @@ class SimulatedAgents(rollout.Agents):
         self.revisions = revisions
         self.desired = len(revisions)
         self.without_agent: dict[str, str] = {}
+        self.problems: dict[str, str] = {}
+        """Why the new agent of a node does not become Ready."""
         self.deleted: list[str] = []
         self.seconds = 0.0
         self._found = found
@@ -98,7 +100,11 @@ class SimulatedAgents(rollout.Agents):
 
     def pods(self) -> list[AgentPod]:
         return [
-            AgentPod(Agent((), "ns", f"agent-{node}", node, 1), each, "")
+            AgentPod(
+                Agent((), "ns", f"agent-{node}", node, 1),
+                each,
+                self.problems.get(node, "") if each == "new" else "",
+            )
             for node, each in self.revisions.items()
         ] + [
             AgentPod(Agent((), "ns", f"agent-{node}", node, 1), "old", each, ending=True)
@@ -175,6 +181,16 @@ def test_a_node_whose_agent_is_gone_stops_the_rollout(ending: str, reason: str) 
     with pytest.raises(StoppedError, match=f"node a: the agent is not Ready after 60 s: {reason}"):
         agents.roll_out()
     assert agents.deleted == []
+
+
+def test_a_new_agent_that_does_not_become_ready_stops_the_rollout() -> None:
+    clock = Clock()
+    agents = SimulatedAgents({"a": "old", "b": "old"}, {})
+    agents.problems = {"a": "container agent: CrashLoopBackOff"}
+    reason = "node a: the agent is not Ready after 60 s: pod agent-a: container agent: CrashLoop"
+    with pytest.raises(StoppedError, match=reason):
+        rolled_out(agents, None, 60.0, clock, clock.pause)
+    assert agents.deleted == ["a"]
 
 
 def test_a_node_that_takes_no_agent_is_not_awaited() -> None:

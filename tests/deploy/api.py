@@ -86,12 +86,31 @@ class Api:
             raise RefusedError(error.code, text) from None
 
     def apply(
-        self, body: Object, who: Who | None = None, manager: str = "test", subresource: str = ""
+        self,
+        body: Object,
+        who: Who | None = None,
+        manager: str = "test",
+        subresource: str = "",
+        **options: str,
     ) -> Object:
-        """Server-side apply with force."""
+        """Server-side apply with force. `options`: further parameters of the request."""
         path = path_of(body) + (f"/{subresource}" if subresource else "")
-        query = urllib.parse.urlencode({"fieldManager": manager, "force": "true"})
+        query = urllib.parse.urlencode({"fieldManager": manager, "force": "true", **options})
         return self.request("PATCH", f"{path}?{query}", body, who, "application/apply-patch+yaml")
+
+    def merge(self, path: str, change: Object, who: Who | None = None) -> Object:
+        """A merge patch."""
+        return self.request("PATCH", path, change, who, "application/merge-patch+json")
+
+    def namespace(self, name: str, **labels: str) -> None:
+        """Creates a namespace with the default account, which pods need."""
+        metadata = {"name": name, "labels": labels}
+        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        self.account(name)
+
+    def account(self, namespace: str, name: str = "default") -> None:
+        metadata = {"name": name, "namespace": namespace}
+        self.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
 
 
 def path_of(body: Object) -> str:

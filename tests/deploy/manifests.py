@@ -6,13 +6,15 @@ import functools
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from agent.cli import options
+from agent.model.settings.options import Kind
 from tests import tools
 
 Object = dict[str, Any]
@@ -103,10 +105,48 @@ def _filled(value: Any) -> Any:
     return value
 
 
-def of_kind(kind: str) -> dict[str, Object]:
-    """The objects by name."""
-    found = objects(*EVERYTHING)
-    return {each["metadata"]["name"]: each for each in found if each["kind"] == kind}
+def of_kind(kind: str, bodies: Iterable[Object] | None = None) -> dict[str, Object]:
+    """The objects by name: those of all manifests if none are given."""
+    chosen = objects(*EVERYTHING) if bodies is None else bodies
+    return {body["metadata"]["name"]: body for body in chosen if body["kind"] == kind}
+
+
+def pod_spec(body: Object) -> Object:
+    """The pod of a DaemonSet or a Deployment."""
+    spec: Object = body["spec"]["template"]["spec"]
+    return spec
+
+
+def container_of(pod: Object, name: str = "agent") -> Object:
+    named: Object = next(body for body in pod["containers"] if body["name"] == name)
+    return named
+
+
+def rules(role: Object) -> dict[tuple[str, str], set[str]]:
+    """The verbs that a role allows for each group and resource."""
+    allowed: dict[tuple[str, str], set[str]] = {}
+    for rule in role["rules"]:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                allowed.setdefault((group, resource), set()).update(rule["verbs"])
+    return allowed
+
+
+def written(role: Object) -> set[tuple[str, str]]:
+    """The groups and resources that a role may change."""
+    changing = {"create", "patch", "update", "delete"}
+    return {resource for resource, verbs in rules(role).items() if changing & verbs}
+
+
+def matched(policies: Iterable[Object]) -> set[tuple[str, str]]:
+    """The groups and resources that admission policies match."""
+    return {
+        (group, resource)
+        for policy in policies
+        for rule in policy["spec"]["matchConstraints"]["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
 
 
 def kustomized(overlay: str, home: Path) -> list[Object]:
@@ -167,6 +207,13 @@ def arguments(container: Object) -> list[str]:
     return [_expanded(each, values) for each in container["args"]]
 
 
+def settings_of(words: Sequence[str], kind: type[Kind]) -> Kind:
+    """The settings of a command's flags, which it has to know without argparse."""
+    given = options.plain(words, kind)
+    assert given is not None
+    return options.load(given, kind)
+
+
 def _expanded(text: str, values: Mapping[str, str]) -> str:
     return re.sub(r"\$\((\w+)\)", lambda found: values.get(found[1], found[0]), text)
 
@@ -177,14 +224,13 @@ def pod_of(overlay: str) -> Object:
     another = DEPLOY / "components" / overlay / "daemonset.yaml"
     if another.exists():
         (daemonset,) = documents(another.read_text())
-        of_its_own: Object = daemonset["spec"]["template"]["spec"]
-        return of_its_own
-    pod: Object = of_kind("DaemonSet")["topolet-agent"]["spec"]["template"]["spec"]
+        return pod_spec(daemonset)
+    of_the_agent = pod_spec(of_kind("DaemonSet")["topolet-agent"])
     path = DEPLOY / "components" / overlay / "agent.yaml"
     if not path.exists():
-        return pod
+        return of_the_agent
     (patch,) = documents(path.read_text())
-    merged: Object = _patched(pod, patch["spec"]["template"]["spec"])
+    merged: Object = _patched(of_the_agent, pod_spec(patch))
     return merged
 
 

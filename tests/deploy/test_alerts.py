@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.deploy.chart import CHART, rendered
-from tests.deploy.manifests import ROOT
+from tests.deploy.manifests import ROOT, of_kind
 from tests.fixtures.prometheus import program
 
 RULES = CHART / "files/alerts.yaml"
@@ -279,7 +279,7 @@ def test_the_chart_has_rules_and_dashboard_if_configured(tmp_path: Path) -> None
         "dashboard": {"enabled": True},
     }
     found = rendered(tmp_path, values)
-    (rule,) = (each for each in found if each["kind"] == "PrometheusRule")
+    (rule,) = of_kind("PrometheusRule", found).values()
     assert rule["metadata"]["labels"]["release"] == "p"
     (group,) = rule["spec"]["groups"]
     assert {each["alert"]: each["expr"] for each in group["rules"]} == {
@@ -288,8 +288,7 @@ def test_the_chart_has_rules_and_dashboard_if_configured(tmp_path: Path) -> None
     for each in group["rules"]:
         assert each["annotations"]["runbook_url"] == f"https://x/alerts#{each['alert'].lower()}"
         assert each["annotations"]["summary"] == ALERTS[each["alert"]]["annotations"]["summary"]
-    (board,) = (each for each in found if each["metadata"]["name"] == "topolet-dashboard")
+    board = of_kind("ConfigMap", found)["topolet-dashboard"]
     assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert board["data"]["topolet.json"].strip() == DASHBOARD.read_text().strip()
-    kinds = {each["kind"] for each in rendered(tmp_path, {})}
-    assert "PrometheusRule" not in kinds
+    assert not of_kind("PrometheusRule", rendered(tmp_path, {}))

@@ -31,9 +31,12 @@ from tests.deploy.manifests import (
     SCHEDULER,
     Object,
     arguments,
+    container_of,
     kustomization,
     kustomized,
     kustomized_folder,
+    of_kind,
+    pod_spec,
 )
 
 SECRET = {
@@ -91,18 +94,14 @@ def without_cert_manager(bodies: list[Object]) -> list[Object]:
     return bodies
 
 
-def daemonsets(bodies: list[Object]) -> dict[str, Object]:
-    return {each["metadata"]["name"]: each for each in bodies if each["kind"] == "DaemonSet"}
-
-
-def pod(daemonset: Object) -> Object:
-    spec: Object = daemonset["spec"]["template"]["spec"]
-    return spec
+def containers(bodies: list[Object]) -> list[Object]:
+    """Those of all DaemonSets and Deployments."""
+    templates = [*of_kind("DaemonSet", bodies).values(), *of_kind("Deployment", bodies).values()]
+    return [container for body in templates for container in pod_spec(body)["containers"]]
 
 
 def agent(daemonset: Object) -> Object:
-    found: Object = next(each for each in pod(daemonset)["containers"] if each["name"] == "agent")
-    return found
+    return container_of(pod_spec(daemonset))
 
 
 def test_the_manifests_for_kustomize_come_from_the_chart() -> None:
@@ -238,7 +237,7 @@ def documented(first: str) -> Object:
 
 
 def test_the_documented_pools_are_values(tmp_path: Path) -> None:
-    found = daemonsets(rendered(tmp_path, documented("pools")))
+    found = of_kind("DaemonSet", rendered(tmp_path, documented("pools")))
     assert set(found) == {
         "topolet-agent",
         "topolet-agent-edge",
@@ -255,11 +254,11 @@ def test_the_values_in_the_document_about_migration_are_accepted(tmp_path: Path)
     assert len(values) == 3
     for each in values:
         assert rendered(tmp_path, each)
-    (name, daemonset) = next(iter(daemonsets(rendered(tmp_path, values[0])).items()))
+    (name, daemonset) = next(iter(of_kind("DaemonSet", rendered(tmp_path, values[0])).items()))
     assert name == "topolet-agent"
-    assert not _runs_on(pod(daemonset), {"kubernetes.io/os": "linux"})
+    assert not _runs_on(pod_spec(daemonset), {"kubernetes.io/os": "linux"})
     migrated = {"kubernetes.io/os": "linux", "topolet.io/migrated": "true"}
-    assert _runs_on(pod(daemonset), migrated)
+    assert _runs_on(pod_spec(daemonset), migrated)
 
 
 def test_an_existing_kube_scheduler_reaches_the_extender_by_its_address(tmp_path: Path) -> None:
@@ -268,31 +267,18 @@ def test_an_existing_kube_scheduler_reaches_the_extender_by_its_address(tmp_path
     found = rendered(tmp_path, values)
     names = {each["metadata"]["name"] for each in found}
     assert not [name for name in names if "kube-scheduler" in name]
-    (service,) = (each for each in found if each["kind"] == "Service")
+    (service,) = of_kind("Service", found).values()
     (extender,) = documented("extenders")["extenders"]
     port = service["spec"]["ports"][0]["port"]
-    assert extender["urlPrefix"] == f"https://{service['spec']['clusterIP']}:{port}"
-    assert extender["tlsConfig"]["serverName"] == f"topolet-scheduler.{NAMESPACE}.svc"
-    policy = next(
-        each
-        for each in found
-        if each["metadata"]["name"] == "topolet-scheduler" and each["kind"] == "NetworkPolicy"
-    )
+    assert extender.pop("urlPrefix") == f"https://{service['spec']['clusterIP']}:{port}"
+    assert extender.pop("tlsConfig")["serverName"] == f"topolet-scheduler.{NAMESPACE}.svc"
+    policy = of_kind("NetworkPolicy", found)["topolet-scheduler"]
     cidrs = [{"ipBlock": {"cidr": each}} for each in values["networkPolicy"]["schedulerCallers"]]
     assert policy["spec"]["ingress"][0]["from"][1:] == cidrs
-    (extender,) = yaml.safe_load(_kube_scheduler(tmp_path))["extenders"]
-    different = {"urlPrefix", "tlsConfig"}
-    assert {key: extender[key] for key in set(extender) - different} == {
-        key: extender[key] for key in set(extender) - different
-    }
-
-
-def _kube_scheduler(home: Path) -> str:
-    """The configuration of the kube-scheduler of the chart."""
-    found = rendered(home, {"scheduler": {"enabled": True}, "uninstall": {"enabled": False}})
-    (configured,) = (each for each in found if each["kind"] == "ConfigMap")
-    text: str = configured["data"]["kube-scheduler.yaml"]
-    return text
+    chart_objects = rendered(tmp_path, {"scheduler": {"enabled": True}})
+    text = of_kind("ConfigMap", chart_objects)["topolet-kube-scheduler"]["data"]
+    (of_the_chart,) = yaml.safe_load(text["kube-scheduler.yaml"])["extenders"]
+    assert {key: of_the_chart[key] for key in extender} == extender
 
 
 def test_the_schema_has_all_options_with_their_types_ranges_and_choices() -> None:
@@ -323,7 +309,7 @@ def test_a_node_belongs_to_one_pool(tmp_path: Path) -> None:
         {"name": "edge", "nodeSelector": {"site": "edge"}},
         {},
     ]
-    found = daemonsets(rendered(tmp_path, {"pools": pools}))
+    found = of_kind("DaemonSet", rendered(tmp_path, {"pools": pools}))
     assert set(found) == {
         "topolet-agent",
         "topolet-agent-edge",
@@ -339,7 +325,7 @@ def test_a_node_belongs_to_one_pool(tmp_path: Path) -> None:
     )
     for labels in ({**a, **b, **c} for a in gpus for b in edges for c in canaries):
         node = {"kubernetes.io/os": "linux", **labels}
-        (name,) = (name for name, each in found.items() if _runs_on(pod(each), node))
+        (name,) = (name for name, each in found.items() if _runs_on(pod_spec(each), node))
         expected = "topolet-agent"
         if "nvidia.com/gpu.present" in node:
             expected += "-nvidia" + ("-canary" if "topolet.io/canary" in node else "")
@@ -371,32 +357,25 @@ def test_a_pool_has_its_own_settings_image_and_runtime_class(tmp_path: Path) -> 
         {"settings": {"period-seconds": 0.5, "exclude": "kube-system, prod/db"}},
     ]
     image = {"registry": "registry.example.com/team", "digest": digest, "pullSecrets": ["mine"]}
-    found = daemonsets(rendered(tmp_path, {"pools": pools, "image": image}))
+    found = of_kind("DaemonSet", rendered(tmp_path, {"pools": pools, "image": image}))
     canary, cards, others = (
         found[f"topolet-agent{each}"] for each in ("-nvidia-canary", "-nvidia", "")
     )
-    assert pod(cards)["runtimeClassName"] == pod(canary)["runtimeClassName"] == "nvidia"
-    assert "runtimeClassName" not in pod(others)
+    assert pod_spec(cards)["runtimeClassName"] == pod_spec(canary)["runtimeClassName"] == "nvidia"
+    assert "runtimeClassName" not in pod_spec(others)
     names = [agent(each)["image"] for each in (canary, cards, others)]
     pool_image = f"registry.example.com/team/topolet:0.1.0@{digest}"
     assert names == ["registry.example.com/team/topolet:0.2.0", pool_image, pool_image]
-    assert [each["name"] for each in pod(others)["imagePullSecrets"]] == ["mine"]
+    assert [each["name"] for each in pod_spec(others)["imagePullSecrets"]] == ["mine"]
     for each, level in ((canary, "info"), (cards, "debug")):
         flags = arguments(agent(each))
         assert {f"--log-level={level}", "--period-seconds=2", "--bind-memory=true"} <= set(flags)
-        plugin = next(one for one in pod(each)["containers"] if one["name"] == "nri")
+        plugin = container_of(pod_spec(each), "nri")
         assert f"--log-level={level}" in plugin["args"]
         assert "--period-seconds=2" not in plugin["args"]
         assert plugin["image"] == agent(each)["image"]
     flags = arguments(agent(others))
     assert {"--period-seconds=0.5", "--exclude=kube-system, prod/db"} <= set(flags)
-
-
-def test_a_canary_with_a_tag_does_not_run_the_digest_of_its_pool(tmp_path: Path) -> None:
-    pool = {"image": {"digest": "sha256:" + "b" * 64}, "canary": {"image": {"tag": "0.2.0"}}}
-    found = daemonsets(rendered(tmp_path, {"pools": [pool]}))
-    assert agent(found["topolet-agent-canary"])["image"] == "topolet:0.2.0"
-    assert agent(found["topolet-agent"])["image"] == "topolet:0.1.0@sha256:" + "b" * 64
 
 
 @pytest.mark.parametrize(
@@ -408,13 +387,8 @@ def test_the_kube_scheduler_has_the_upstream_version_of_a_distribution(
     """Registries have no images with the version suffix of a distribution."""
     found = rendered(tmp_path, {"scheduler": {"enabled": True}}, version)
     assert "MutatingAdmissionPolicy" not in {each["kind"] for each in found}
-    images = {
-        container["image"]
-        for each in found
-        if each["metadata"]["name"] == "topolet-kube-scheduler" and each["kind"] == "Deployment"
-        for container in pod(each)["containers"]
-    }
-    assert images == {"registry.k8s.io/kube-scheduler:v1.35.2"}
+    (container,) = pod_spec(of_kind("Deployment", found)["topolet-kube-scheduler"])["containers"]
+    assert container["image"] == "registry.k8s.io/kube-scheduler:v1.35.2"
 
 
 @pytest.mark.parametrize(
@@ -427,9 +401,7 @@ def test_images_without_a_registry_are_not_pulled(
     values = {"image": image, "scheduler": {"enabled": True}, "webhook": {"enabled": True}}
     found = [
         container
-        for each in rendered(tmp_path, values)
-        if each["kind"] in ("DaemonSet", "Deployment")
-        for container in pod(each)["containers"]
+        for container in containers(rendered(tmp_path, values))
         if not container["image"].startswith("registry.k8s.io/kube-scheduler:v1.36.0")
     ]
     assert {each["name"] for each in found} == {"agent", "scheduler", "webhook"}
@@ -439,10 +411,10 @@ def test_images_without_a_registry_are_not_pulled(
 @pytest.mark.parametrize(("mode", "actions"), [("enforce", ["Deny"]), ("warn", ["Warn", "Audit"])])
 def test_policies_enforce_or_warn(mode: str, actions: list[str], tmp_path: Path) -> None:
     """The policies about Topolet's own accounts always deny."""
+    bodies = rendered(tmp_path, {"policies": {"mode": mode}})
     found = {
-        each["metadata"]["name"]: each["spec"]["validationActions"]
-        for each in rendered(tmp_path, {"policies": {"mode": mode}})
-        if each["kind"] == "ValidatingAdmissionPolicyBinding"
+        name: binding["spec"]["validationActions"]
+        for name, binding in of_kind("ValidatingAdmissionPolicyBinding", bodies).items()
     }
     own_accounts = ("topolet-own-", "topolet-scheduler-")
     users = {name for name in found if not name.startswith(own_accounts)} - {"topolet-schedulers"}
@@ -511,7 +483,7 @@ def test_a_generated_certificate_is_for_the_service_and_for_clients(
 ) -> None:
     values = {"scheduler": {"enabled": True}, "webhook": {"enabled": True}}
     found = rendered(tmp_path, values)
-    secret = next(each for each in found if each["metadata"]["name"] == f"{name}-tls")
+    secret = of_kind("Secret", found)[f"{name}-tls"]
     for file, text in secret["data"].items():
         (tmp_path / file).write_bytes(base64.b64decode(text))
     host = f"{name}.{NAMESPACE}.svc"
@@ -552,25 +524,25 @@ def test_cert_manager_creates_the_certificates_if_configured(tmp_path: Path) -> 
     values: Object = {"scheduler": {"enabled": True}, "webhook": {"enabled": True}}
     values["certificates"] = {"source": "cert-manager"}
     found = rendered(tmp_path, values)
-    assert not [each for each in found if each["kind"] == "Secret"]
-    made = {each["spec"]["secretName"] for each in found if each["kind"] == "Certificate"}
-    assert made == {"topolet-scheduler-tls", "topolet-webhook-tls"}
-    assert len([each for each in found if each["kind"] == "Issuer"]) == len(made)
+    assert not of_kind("Secret", found)
+    certificates = of_kind("Certificate", found).values()
+    secrets = {certificate["spec"]["secretName"] for certificate in certificates}
+    assert secrets == {"topolet-scheduler-tls", "topolet-webhook-tls"}
+    assert len(of_kind("Issuer", found)) == len(secrets)
     hooks = [each for each in found if each["kind"].endswith("WebhookConfiguration")]
     for each in hooks:
         annotations = each["metadata"]["annotations"]
         assert annotations["cert-manager.io/inject-ca-from"] == f"{NAMESPACE}/topolet-webhook"
     values["certificates"]["issuerRef"] = {"name": "mine", "kind": "ClusterIssuer"}
     found = rendered(tmp_path, values)
-    assert not [each for each in found if each["kind"] == "Issuer"]
-    assert {
-        each["spec"]["issuerRef"]["name"] for each in found if each["kind"] == "Certificate"
-    } == {"mine"}
+    assert not of_kind("Issuer", found)
+    certificates = of_kind("Certificate", found).values()
+    assert {each["spec"]["issuerRef"]["name"] for each in certificates} == {"mine"}
 
 
 def test_no_scheduler_filters_pods_unless_it_is_enabled(tmp_path: Path) -> None:
     found = rendered(tmp_path, {})
-    assert [each for each in found if each["kind"] == "Deployment"] == []
+    assert not of_kind("Deployment", found)
     assert "KubeSchedulerConfiguration" not in str(found)
 
 
@@ -578,28 +550,21 @@ def test_crds_are_kept_on_removal_and_can_be_left_out(tmp_path: Path) -> None:
     kind = "CustomResourceDefinition"
     for enabled, count in ((False, 2), (True, 3)):
         found = rendered(tmp_path, {"scheduler": {"enabled": enabled}})
-        definitions = [each for each in found if each["kind"] == kind]
+        definitions = of_kind(kind, found)
         assert len(definitions) == count
-        for each in definitions:
+        for each in definitions.values():
             assert each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    found = rendered(tmp_path, {"crds": {"install": False}})
-    assert kind not in {each["kind"] for each in found}
+    assert not of_kind(kind, rendered(tmp_path, {"crds": {"install": False}}))
 
 
 def test_the_monitor_names_ports_that_pods_have(tmp_path: Path) -> None:
     values: Object = {"pools": [{"mode": "nri"}], "scheduler": {"enabled": True}}
     values["podMonitor"] = {"enabled": True, "labels": {"release": "prometheus"}}
     found = rendered(tmp_path, values)
-    (monitor,) = (each for each in found if each["kind"] == "PodMonitor")
+    (monitor,) = of_kind("PodMonitor", found).values()
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     watched = {each["port"] for each in monitor["spec"]["podMetricsEndpoints"]}
-    served = {
-        port["name"]
-        for each in found
-        if each["kind"] in ("DaemonSet", "Deployment")
-        for container in pod(each)["containers"]
-        for port in container["ports"]
-    }
+    served = {port["name"] for each in containers(found) for port in each["ports"]}
     assert watched == served - {"extender", "https"}
 
 
@@ -612,7 +577,7 @@ def test_the_proxies_of_a_pool_are_scraped_at_its_nodes(tmp_path: Path) -> None:
     ]
     scraped = {"enabled": True, "port": 1234, "labels": {"release": "prometheus"}}
     found = rendered(tmp_path, {"pools": pools, "scrapeConfig": scraped})
-    of_pool = {each["metadata"]["name"]: each for each in found if each["kind"] == "ScrapeConfig"}
+    of_pool = of_kind("ScrapeConfig", found)
     assert set(of_pool) == {"topolet-proxy", "topolet-proxy-ours"}
     for each in of_pool.values():
         assert each["metadata"]["labels"]["release"] == "prometheus"
@@ -651,10 +616,10 @@ PROXY_POOLS = [
 def test_only_a_pool_with_the_setting_installs_the_proxy_with_rights_of_the_host(
     tmp_path: Path,
 ) -> None:
-    found = daemonsets(rendered(tmp_path, {"pools": PROXY_POOLS}))
+    found = of_kind("DaemonSet", rendered(tmp_path, {"pools": PROXY_POOLS}))
     for name, each in found.items():
         ours = name in ("topolet-agent-ours", "topolet-agent-ours-canary")
-        spec = pod(each)
+        spec = pod_spec(each)
         assert spec.get("hostPID", False) is ours
         assert bool(spec.get("initContainers")) is ours
         (state,) = (each["hostPath"] for each in spec["volumes"] if each["name"] == "state")
@@ -662,7 +627,7 @@ def test_only_a_pool_with_the_setting_installs_the_proxy_with_rights_of_the_host
         assert state["type"] == ("Directory" if proxy_is_there else "DirectoryOrCreate")
         mounted = {mount["mountPath"] for mount in agent(each)["volumeMounts"]}
         assert "/host" not in mounted
-    (init,) = pod(found["topolet-agent-ours-canary"])["initContainers"]
+    (init,) = pod_spec(found["topolet-agent-ours-canary"])["initContainers"]
     assert init["image"] == "topolet:0.2.0"
     command, *flags = init["args"]
     assert command == "install-proxy"
@@ -672,8 +637,8 @@ def test_only_a_pool_with_the_setting_installs_the_proxy_with_rights_of_the_host
 
 
 def test_a_hung_agent_does_not_get_the_time_of_the_installer(tmp_path: Path) -> None:
-    for name, each in daemonsets(rendered(tmp_path, {"pools": PROXY_POOLS})).items():
-        of_pod = pod(each)["terminationGracePeriodSeconds"]
+    for name, each in of_kind("DaemonSet", rendered(tmp_path, {"pools": PROXY_POOLS})).items():
+        of_pod = pod_spec(each)["terminationGracePeriodSeconds"]
         for probe in ("startupProbe", "livenessProbe"):
             seconds = agent(each)[probe].get("terminationGracePeriodSeconds", of_pod)
             assert seconds <= 10, (name, probe)
@@ -681,23 +646,19 @@ def test_a_hung_agent_does_not_get_the_time_of_the_installer(tmp_path: Path) -> 
 
 def removal(bodies: list[Object]) -> NodePools:
     """The file that the pre-delete hook reads."""
-    (found,) = (
-        each
-        for each in bodies
-        if each["kind"] == "ConfigMap" and each["metadata"]["name"] == "topolet-uninstall"
-    )
+    found = of_kind("ConfigMap", bodies)["topolet-uninstall"]
     return msgspec.json.decode(found["data"]["pools.json"], type=NodePools)
 
 
 def test_the_hook_has_a_pod_for_the_nodes_of_each_daemonset(tmp_path: Path) -> None:
     bodies = rendered(tmp_path, {"pools": PROXY_POOLS})
-    found, sets = removal(bodies), daemonsets(bodies)
+    found, sets = removal(bodies), of_kind("DaemonSet", bodies)
     assert found.namespace == NAMESPACE
     assert {each.daemon_set for each in found.pools} == set(sets)
     sites = [{}, {"site": "a"}, {"site": "b"}]
     for labels in ({**a, **b} for a in sites for b in ({}, {"topolet.io/canary": "true"})):
         node = {"kubernetes.io/os": "linux", **labels}
-        (name,) = (name for name, each in sets.items() if _runs_on(pod(each), node))
+        (name,) = (name for name, each in sets.items() if _runs_on(pod_spec(each), node))
         assert [each.daemon_set for each in found.pools if each.selects(node)] == [name]
     for each in found.pools:
         ours = each.daemon_set.startswith("topolet-agent-ours")
@@ -727,9 +688,8 @@ def test_the_objects_of_the_removal_hook_are_deleted_after_it(tmp_path: Path) ->
         policies = set(notes["helm.sh/hook-delete-policy"].split(","))
         kept = set() if each["kind"] != "Job" else {"hook-failed"}
         assert policies == {"before-hook-creation", "hook-succeeded", "hook-failed"} - kept
-    (job,) = (each for each in bodies if each["kind"] == "Job")
-    (role,) = (each for each in bodies if each["kind"] == "Role")
-    names = daemonsets(rendered(tmp_path, {"pools": PROXY_POOLS}))
+    (job,), (role,) = (of_kind(kind, bodies).values() for kind in ("Job", "Role"))
+    names = of_kind("DaemonSet", rendered(tmp_path, {"pools": PROXY_POOLS}))
     assert set(role["rules"][0]["resourceNames"]) == set(names)
     (container,) = job["spec"]["template"]["spec"]["containers"]
     arguments = parser_of("uninstall-nodes", uninstall_nodes).parse_args(container["args"][1:])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.cli import options
 from agent.cli.processes import SUBCOMMANDS
 from agent.kube import cluster
 from agent.model.devices import device_object
@@ -35,16 +34,22 @@ from tests.deploy.manifests import (
     SCHEDULER,
     account,
     arguments,
+    container_of,
     environment,
     kustomization,
     kustomized,
     kustomized_folder,
     listed,
+    matched,
     objects,
     of_kind,
     pod_of,
+    pod_spec,
+    rules,
     schema_errors,
+    settings_of,
     variables,
+    written,
 )
 
 ALL = objects(*EVERYTHING)
@@ -94,10 +99,6 @@ def test_every_file_is_listed_and_every_object_exists_once() -> None:
     assert all(each["apiVersion"] for each in ALL)
 
 
-def test_the_daemonset_in_the_root_folder_is_that_of_the_base() -> None:
-    assert (ROOT / "daemonset.yaml").resolve() == DEPLOY / "base" / "daemonset.yaml"
-
-
 def test_every_referenced_name_exists() -> None:
     (namespace,) = of_kind("Namespace")
     accounts = of_kind("ServiceAccount")
@@ -111,15 +112,10 @@ def test_every_referenced_name_exists() -> None:
         for subject in binding["subjects"]:
             assert subject["name"] in accounts
             assert subject["namespace"] == namespace
-    pod = of_kind("DaemonSet")["topolet-agent"]["spec"]["template"]["spec"]
-    assert f"system:serviceaccount:{namespace}:{pod['serviceAccountName']}" == AGENT
+    name = pod_spec(of_kind("DaemonSet")["topolet-agent"])["serviceAccountName"]
+    assert account(namespace, name) == AGENT
     assert {each.rpartition(":")[2] for each in (AGENT, SCHEDULER)} <= set(accounts)
     assert variables()["TOPOLET_NAMESPACE"] == namespace
-
-
-def webhook_pod() -> dict[str, Any]:
-    spec: dict[str, Any] = of_kind("Deployment")["topolet-webhook"]["spec"]["template"]["spec"]
-    return spec
 
 
 def test_the_webhook_configuration_matches_the_service_and_the_port() -> None:
@@ -130,13 +126,11 @@ def test_the_webhook_configuration_matches_the_service_and_the_port() -> None:
     assert template["metadata"]["labels"].items() >= service["spec"]["selector"].items()
     (port,) = service["spec"]["ports"]
     assert port["port"] == registered["clientConfig"]["service"]["port"]
-    (container,) = webhook_pod()["containers"]
+    (container,) = template["spec"]["containers"]
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     command, *flags = container["args"]
     assert command == "webhook"
-    given = options.plain(flags, SUBCOMMANDS["webhook"].SETTINGS)
-    assert given is not None
-    settings = options.load(given, SUBCOMMANDS["webhook"].SETTINGS)
+    settings = settings_of(flags, SUBCOMMANDS["webhook"].SETTINGS)
     assert settings.https == f"0.0.0.0:{ports[port['targetPort']]}"
     assert settings.scheduler_name == variables()["TOPOLET_SCHEDULER_NAME"]
     (mutating,) = of_kind("MutatingWebhookConfiguration")["topolet-gpu-scheduler"]["webhooks"]
@@ -173,7 +167,7 @@ def test_policy_and_webhook_match_the_same_objects(
 
 @pytest.mark.parametrize("name", ["topolet-webhook", "topolet-scheduler", "topolet-kube-scheduler"])
 def test_pods_of_deployments_are_hardened(name: str) -> None:
-    pod = of_kind("Deployment")[name]["spec"]["template"]["spec"]
+    pod = pod_spec(of_kind("Deployment")[name])
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not [each for each in pod["volumes"] if "hostPath" in each]
@@ -249,15 +243,8 @@ def test_policies_and_webhook_name_the_same_accounts() -> None:
 
 
 def test_the_agents_role_has_exactly_the_used_verbs() -> None:
-    rules = of_kind("ClusterRole")["topolet-agent"]["rules"]
-    granted = {
-        (group, resource): set(rule["verbs"])
-        for rule in rules
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-    }
     own = {"get", "list", "watch", "create", "patch"}
-    assert granted == {
+    assert rules(of_kind("ClusterRole")["topolet-agent"]) == {
         ("", "pods"): {"list", "watch"},
         ("", "nodes"): {"get", "list", "watch", "patch"},
         ("", "nodes/status"): {"patch"},
@@ -271,27 +258,13 @@ def test_the_agents_role_has_exactly_the_used_verbs() -> None:
 
 def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
     """Each resource that the role may change is in a policy."""
-    rules = of_kind("ClusterRole")["topolet-agent"]["rules"]
-    changed = {
-        (group, resource)
-        for rule in rules
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        if {"create", "patch", "update", "delete"} & set(rule["verbs"])
-    }
-    found = of_kind("ValidatingAdmissionPolicy")
+    named = of_kind("ValidatingAdmissionPolicy")
     names = ("topolet-own-node", "topolet-own-rebinds", "topolet-own-events")
-    policies = [found[name]["spec"] for name in names]
-    restricted = {
-        (group, resource)
-        for policy in policies
-        for rule in policy["matchConstraints"]["resourceRules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-    }
-    assert changed == restricted
+    policies = [named[name] for name in names]
+    assert written(of_kind("ClusterRole")["topolet-agent"]) == matched(policies)
     accounts = [
-        re.findall("'(.+?)'", policy["matchConditions"][0]["expression"]) for policy in policies
+        re.findall("'(.+?)'", policy["spec"]["matchConditions"][0]["expression"])
+        for policy in policies
     ]
     both = [AGENT, f"{AGENT.rpartition(':')[0]}:topolet-uninstall-node"]
     assert accounts == [both, [AGENT], [AGENT, SCHEDULER]]
@@ -319,24 +292,20 @@ def test_pods_are_hardened(overlay: str) -> None:
 @pytest.mark.parametrize(("overlay", "place"), [("reconcile", 0), ("nri", 1)])
 def test_flags_are_options_of_the_command(overlay: str, place: int) -> None:
     command, *flags = arguments(pod_of(overlay)["containers"][place])
-    module = {"agent": SUBCOMMANDS["agent"], "nri": SUBCOMMANDS["nri"]}[command]
-    assert options.plain(flags, module.SETTINGS) is not None
+    assert settings_of(flags, SUBCOMMANDS[command].SETTINGS)
 
 
 def agent_settings(container: dict[str, Any]) -> AgentSettings:
     """The settings of the agent in its container."""
-    given = options.plain(arguments(container)[1:], SUBCOMMANDS["agent"].SETTINGS)
-    assert given is not None
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(container).items():
             patch.setenv(name, value)
-        return options.load(given, SUBCOMMANDS["agent"].SETTINGS)
+        return settings_of(arguments(container)[1:], SUBCOMMANDS["agent"].SETTINGS)
 
 
 def test_commands_need_no_options_in_the_agents_container() -> None:
     """`kubectl exec ... topolet doctor` examines the host."""
-    container = next(each for each in pod_of("reconcile")["containers"] if each["name"] == "agent")
-    settings = agent_settings({**container, "args": ["agent"]})
+    settings = agent_settings({**container_of(pod_of("reconcile")), "args": ["agent"]})
     assert (settings.root, settings.cgroup_root) == ("/host", "/host/sys/fs/cgroup")
     assert settings.kubelet_dir == "/host/var/lib/kubelet"
     assert settings.runtime_endpoint == "unix:///run/containerd/containerd.sock"
@@ -349,9 +318,9 @@ def test_the_hosts_folders_have_their_paths_below_the_root(
     overlay: str, socket: str, tmp_path: Path
 ) -> None:
     """So that the agent finds a path from the kubelet's command line."""
-    (daemonset,) = (each for each in kustomized(overlay, tmp_path) if each["kind"] == "DaemonSet")
-    pod = daemonset["spec"]["template"]["spec"]
-    container = next(each for each in pod["containers"] if each["name"] == "agent")
+    (daemonset,) = of_kind("DaemonSet", kustomized(overlay, tmp_path)).values()
+    pod = pod_spec(daemonset)
+    container = container_of(pod)
     settings = agent_settings(container)
     places = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]}
     mounts = {each["mountPath"]: places[each["name"]] for each in container["volumeMounts"]}
@@ -376,20 +345,18 @@ def test_only_the_component_kubelet_configz_allows_requests_to_kubelets(
         (kustomized(overlay, tmp_path), [], ""),
         (with_component, ["topolet-agent-configz"], f"https://{NODE_ADDRESS}:10250/configz"),
     ):
-        (pod,) = (each["spec"]["template"]["spec"] for each in found if each["kind"] == "DaemonSet")
-        container = next(each for each in pod["containers"] if each["name"] == "agent")
-        settings = agent_settings(container)
-        assert settings.kubelet_configz == url
+        (daemonset,) = of_kind("DaemonSet", found).values()
+        container = container_of(pod_spec(daemonset))
+        assert agent_settings(container).kubelet_configz == url
         if url:
             names = [each["name"] for each in container["env"]]
             assert names.index("NODE_IP") < names.index("KUBELET_CONFIGZ"), (
                 "a variable may only refer to an earlier one"
             )
         assert [
-            each["metadata"]["name"]
-            for each in found
-            if each["kind"] == "ClusterRole"
-            and any("nodes/configz" in rule["resources"] for rule in each["rules"])
+            name
+            for name, role in of_kind("ClusterRole", found).items()
+            if ("", "nodes/configz") in rules(role)
         ] == roles
 
 
@@ -435,16 +402,10 @@ def test_network_policies_open_each_port_only_to_its_callers() -> None:
 
 def test_with_the_component_the_webhook_requires_client_certificates(tmp_path: Path) -> None:
     made = kustomization(tmp_path, "overlays/webhook", ("webhook-client-ca",))
-    (pod,) = (
-        each["spec"]["template"]["spec"]
-        for each in kustomized_folder(made, tmp_path)
-        if each["kind"] == "Deployment" and each["metadata"]["name"] == "topolet-webhook"
-    )
+    pod = pod_spec(of_kind("Deployment", kustomized_folder(made, tmp_path))["topolet-webhook"])
     (container,) = pod["containers"]
     command, *flags = arguments(container)
-    given = options.plain(flags, SUBCOMMANDS["webhook"].SETTINGS)
-    assert given is not None
-    settings = options.load(given, SUBCOMMANDS["webhook"].SETTINGS)
+    settings = settings_of(flags, SUBCOMMANDS["webhook"].SETTINGS)
     mounted = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
     folder, _, name = settings.client_ca_file.rpartition("/")
     assert name == "ca.crt"
@@ -460,33 +421,10 @@ def test_the_cri_o_drop_in_of_the_proxy_service_has_the_same_socket() -> None:
     assert lines[0] == ""
     program, command, *flags = lines[1].split()
     assert (program, command) == ("/usr/local/bin/topolet", "proxy")
-    given = options.plain(flags, SUBCOMMANDS["proxy"].SETTINGS)
-    assert given is not None
-    settings = options.load(given, SUBCOMMANDS["proxy"].SETTINGS)
+    settings = settings_of(flags, SUBCOMMANDS["proxy"].SETTINGS)
     assert socket_path(settings.runtime_endpoint) == CRIO
     unit = (ROOT / "systemd/topolet-proxy.service").read_text()
     assert lines[1].replace("/run/crio/crio", "/run/containerd/containerd") in unit
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "base/daemonset.yaml",
-        "components/nri/agent.yaml",
-        "components/k3s/agent.yaml",
-        "components/microk8s/agent.yaml",
-        "components/nvidia/daemonset.yaml",
-        "components/cri-o/agent.yaml",
-        "components/webhook/deployment.yaml",
-        "components/scheduler/deployment.yaml",
-        "components/scheduler/kube-scheduler.yaml",
-    ],
-)
-def test_every_mount_is_explained(path: str) -> None:
-    lines = (DEPLOY / path).read_text().splitlines()
-    mounts = [place for place, line in enumerate(lines) if "mountPath:" in line]
-    assert mounts
-    assert all(lines[place - 1].strip().startswith("#") for place in mounts)
 
 
 def schema_of(crd: str, version: str) -> dict[str, Any]:
@@ -593,13 +531,10 @@ def test_the_kustomization_of_the_installation_adds_an_account(tmp_path: Path) -
         "namespace: topolet-system\nresources", "namespace: elsewhere\nresources"
     )
     (folder / "kustomization.yaml").write_text(text)
-    policies = {
-        each["metadata"]["name"]: each["spec"]
-        for each in kustomized_folder(folder, tmp_path)
-        if each["kind"] == "ValidatingAdmissionPolicy"
-    }
+    policies = of_kind("ValidatingAdmissionPolicy", kustomized_folder(folder, tmp_path))
     for name in ("topolet-allocations", "topolet-binding-allocations"):
-        (trusted,) = (each for each in policies[name]["variables"] if each["name"] == "trusted")
+        lists = policies[name]["spec"]["variables"]
+        (trusted,) = (each for each in lists if each["name"] == "trusted")
         (lines,) = re.findall(r"r'''(.*?)'''", trusted["expression"], re.DOTALL)
         assert lines.split() == [
             account("elsewhere", "topolet-scheduler"),
@@ -611,9 +546,8 @@ def test_with_the_webhook_the_policy_that_cannot_read_pods_only_warns(tmp_path: 
     found = kustomized("webhook", tmp_path)
     assert len(found) == len(objects("overlays/webhook"))
     actions = {
-        each["metadata"]["name"]: each["spec"]["validationActions"]
-        for each in found
-        if each["kind"] == "ValidatingAdmissionPolicyBinding"
+        name: binding["spec"]["validationActions"]
+        for name, binding in of_kind("ValidatingAdmissionPolicyBinding", found).items()
     }
     assert actions.pop("topolet-gpu-binders") == ["Audit"]
     assert {name for name, each in actions.items() if each != ["Deny"]} == set(WARN)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from deploy import release
 from deploy.release import IMAGE, ROOT, Package, ReleaseError
@@ -130,19 +129,6 @@ def test_a_release_without_an_image_has_the_other_parts(tmp_path: Path) -> None:
         assert {"agent/py.typed", *map(str, pages)} <= set(opened.namelist())
     bill = json.loads((tmp_path / f"topolet-{release.version()}.cdx.json").read_text())
     assert bill["bomFormat"] == "CycloneDX"
-
-
-@pytest.mark.parametrize("file", [".github/workflows/ci.yaml", ".gitlab-ci.yml"])
-def test_workflows_run_the_ci_script(file: str) -> None:
-    text = (ROOT / file).read_text()
-    assert yaml.safe_load(text)
-    assert "bash .ci/run" in text
-
-
-def test_programs_of_pre_commit_are_those_of_the_linters() -> None:
-    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    lint = (ROOT / "Makefile").read_text().replace("$(BIN)", ".venv/bin")
-    assert all(each["entry"] in lint for each in local["hooks"])
 
 
 def test_a_base_that_cannot_be_pulled_names_the_option_for_another(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import urllib.parse
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from agent.cli import options
 from agent.http.certificates import in_folder
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC, RESOURCE_STATUS
 from agent.model.settings.scheduler import LEASE_NAME, ExplainSettings, SchedulerSettings
@@ -22,9 +20,19 @@ from agent.scheduler.process import CONTROLLER
 from agent.scheduler.rules import agent_selector
 from agent.scheduler.state.records import CLAIM_REFUSED
 from agent.scheduler.unschedulable.retry import ROOM_FOUND
-from tests.deploy.manifests import SCHEDULER, kustomized, objects, of_kind, variables
-
-Object = dict[str, Any]
+from tests.deploy.manifests import (
+    SCHEDULER,
+    Object,
+    kustomized,
+    matched,
+    objects,
+    of_kind,
+    pod_spec,
+    rules,
+    settings_of,
+    variables,
+    written,
+)
 
 # The default of kube-scheduler 1.36 with all feature gates. The highest score of a plugin is 100
 # times its weight.
@@ -42,8 +50,7 @@ PLUGIN_WEIGHTS = {
 
 
 def pod_of(name: str) -> Object:
-    pod: Object = of_kind("Deployment")[name]["spec"]["template"]["spec"]
-    return pod
+    return pod_spec(of_kind("Deployment")[name])
 
 
 def settings() -> SchedulerSettings:
@@ -51,9 +58,7 @@ def settings() -> SchedulerSettings:
     (container,) = pod_of("topolet-scheduler")["containers"]
     command, *flags = container["args"]
     assert command == "scheduler"
-    given = options.plain(flags, SchedulerSettings)
-    assert given is not None
-    return options.load(given, SchedulerSettings)
+    return settings_of(flags, SchedulerSettings)
 
 
 def configuration() -> Object:
@@ -117,7 +122,7 @@ def test_kube_schedulers_extender_url_is_that_of_the_extender() -> None:
 
 def test_role_and_policy_allow_the_leader_to_label_its_pod() -> None:
     assert pod_of("topolet-scheduler")["automountServiceAccountToken"], "its token names the pod"
-    assert "patch" in rules("topolet-scheduler")["", "pods"]
+    assert "patch" in rules(of_kind("ClusterRole")["topolet-scheduler"])["", "pods"]
     policy = of_kind("ValidatingAdmissionPolicy")["topolet-scheduler-pods"]["spec"]
     assert policy["matchConditions"][0]["expression"].endswith(f"'{SCHEDULER}'")
     assert f"'{label.LABEL}' && variables.own" in policy["validations"][0]["expression"]
@@ -127,22 +132,15 @@ def test_role_and_policy_allow_the_leader_to_label_its_pod() -> None:
 
 def test_policies_restrict_all_that_the_scheduler_writes() -> None:
     """The status of a RebindResource is its own as a whole."""
-    changed = {
-        key
-        for role in ("topolet-scheduler", "topolet-scheduler-evict")
-        for key, verbs in rules(role).items()
-        if {"create", "patch", "update", "delete"} & set(verbs)
-    }
-    restricted = {
-        (group, resource)
+    roles = of_kind("ClusterRole")
+    changed = written(roles["topolet-scheduler"]) | written(roles["topolet-scheduler-evict"])
+    policies = [
+        policy
         for policy in of_kind("ValidatingAdmissionPolicy").values()
         if SCHEDULER in policy["spec"].get("matchConditions", [{}])[0].get("expression", "")
-        for rule in policy["spec"]["matchConstraints"]["resourceRules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-    }
+    ]
     own = {("scheduling.koordinator.sh", "rebindresources/status")}
-    assert changed - restricted == own
+    assert changed - matched(policies) == own
 
 
 def test_policies_permit_what_the_scheduler_writes_to_pods() -> None:
@@ -243,17 +241,9 @@ def test_the_two_leases_are_different() -> None:
         assert make["verbs"] == ["create"]
 
 
-def rules(role: str) -> dict[tuple[str, str], set[str]]:
-    found: dict[tuple[str, str], set[str]] = {}
-    for rule in of_kind("ClusterRole")[role]["rules"]:
-        for group in rule["apiGroups"]:
-            for resource in rule["resources"]:
-                found.setdefault((group, resource), set()).update(rule["verbs"])
-    return found
-
-
 def test_the_schedulers_role_has_exactly_the_used_verbs() -> None:
-    assert rules("topolet-scheduler") == {
+    roles = of_kind("ClusterRole")
+    assert rules(roles["topolet-scheduler"]) == {
         ("", "pods"): {"get", "list", "watch", "patch"},
         ("", "nodes"): {"list", "watch"},
         ("topology.node.k8s.io", "noderesourcetopologies"): {"list", "watch"},
@@ -266,23 +256,18 @@ def test_the_schedulers_role_has_exactly_the_used_verbs() -> None:
         ("", "pods/status"): {"patch"},
         ("events.k8s.io", "events"): {"create", "patch"},
     }
-    assert rules("topolet-scheduler-evict") == {
-        ("", "pods/eviction"): {"create"},
-    }
+    assert rules(roles["topolet-scheduler-evict"]) == {("", "pods/eviction"): {"create"}}
 
 
 def test_the_role_for_evictions_exists_only_in_the_evict_overlay(tmp_path: Path) -> None:
     for overlay, may_evict in (("scheduler", False), ("scheduler-evict", True)):
         found = kustomized(overlay, tmp_path)
         assert len(found) == len(objects(f"overlays/{overlay}"))
-        named = {(each["kind"], each["metadata"]["name"]): each for each in found}
-        assert (("ClusterRole", "topolet-scheduler-evict") in named) is may_evict
-        pod = named["Deployment", "topolet-scheduler"]["spec"]["template"]["spec"]
-        _, *flags = pod["containers"][0]["args"]
-        given = options.plain(flags, SchedulerSettings)
-        assert given is not None
-        assert options.load(given, SchedulerSettings).evict is may_evict
-        pod = named["Deployment", "topolet-kube-scheduler"]["spec"]["template"]["spec"]
-        image, _, tag = pod["containers"][0]["image"].rpartition(":")
+        assert ("topolet-scheduler-evict" in of_kind("ClusterRole", found)) is may_evict
+        deployments = of_kind("Deployment", found)
+        _, *flags = pod_spec(deployments["topolet-scheduler"])["containers"][0]["args"]
+        assert settings_of(flags, SchedulerSettings).evict is may_evict
+        (container,) = pod_spec(deployments["topolet-kube-scheduler"])["containers"]
+        image, _, tag = container["image"].rpartition(":")
         assert image.endswith("/kube-scheduler")
         assert tag.startswith("v1.")

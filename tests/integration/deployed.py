@@ -115,8 +115,7 @@ def remove_policies(server: ApiServer) -> None:
     path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
     for each in json.loads(server.admin.get(path))["items"]:
         server.admin.delete(f"{path}/{each['metadata']['name']}")
-    account = {"name": "default", "namespace": "default"}
-    server.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+    server.default_account("default")
     allocated = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "1"}'}
     body = {
         "metadata": {"name": "without-policies", "annotations": allocated},

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ import yaml
 from tests.deploy import chart
 from tests.deploy.api import Api, RefusedError, Who
 from tests.integration import deployed, other_pods
-from tests.integration.apiserver.commands import Kubectl, kubeconfig
+from tests.integration.apiserver import server as apiservers
+from tests.integration.apiserver.commands import Kubectl, controllers, kubeconfig
 from tests.integration.apiserver.server import ApiServer
+from tests.waiting import eventually
 
 Object = dict[str, Any]
 
@@ -63,9 +68,9 @@ class Cluster:
         given = {"preflight": {"nodesPerPool": 0}, **values}
         return self.helm(*words, "topolet", self.chart, values=given)
 
-    def uninstall(self) -> None:
+    def uninstall(self, *more: str) -> None:
         """Uninstalls the release without its hooks, which would run on nodes."""
-        self.helm("uninstall", "topolet", "--wait", "--no-hooks")
+        self.helm("uninstall", "topolet", "--wait", "--no-hooks", *more)
 
     def objects(self) -> dict[str, Object]:
         """All objects of the chart's kinds, without the fields that the server adds."""
@@ -92,6 +97,28 @@ class Cluster:
 
     def delete_definitions(self) -> None:
         deployed.delete(self.kubectl, "crd", DEVICES, TOPOLOGIES, REBINDS)
+
+
+@contextlib.contextmanager
+def running(
+    folder: Path, *more_controllers: str, namespaces: Sequence[str] = (NAMESPACE, PLAIN)
+) -> Iterator[Cluster]:
+    """A server whose namespaces have default accounts, with further controllers. Skips the test
+    without Helm."""
+    chart.helm()
+    names = ("namespace-controller", "serviceaccount-controller", *more_controllers)
+    with apiservers.running(folder) as started:
+        api = deployed.administrator(started, "administrator")
+        with controllers(started, *names):
+            for name in namespaces:
+                started.namespace(name)
+                wait_for_account(api, name)
+            yield Cluster(started, api)
+
+
+def wait_for_account(api: Api, namespace: str) -> None:
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
+    eventually("the default account exists", partial(deployed.exists, api, path))
 
 
 def name_of(body: Object) -> str:

@@ -66,8 +66,10 @@ class ClusterNode:
         self.account = Account(api, node)
         self.account.write_token(api.token(name, "agent"))
 
-    def start_agent(self, node: TestNode, *flags: str) -> None:
-        self.account.start_agent(node, f"--node-name={self.name}", *flags)
+    def start_agent(
+        self, node: TestNode, *flags: str, variables: dict[str, str] | None = None
+    ) -> None:
+        self.account.start_agent(node, f"--node-name={self.name}", *flags, variables=variables)
 
     def pod(self, name: str, qos: str, cpuset: str) -> str:
         """Creates a pod that is bound to the node; its uid."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,13 +12,10 @@ import yaml
 
 from tests.deploy import chart
 from tests.deploy.manifests import kustomized
-from tests.integration import deployed
-from tests.integration.apiserver import server as apiservers
-from tests.integration.apiserver.commands import controllers
+from tests.integration import deployed, helmcluster
 from tests.integration.helmcluster import (
     DEVICES,
     NAMESPACE,
-    PLAIN,
     REBINDS,
     TOPOLOGIES,
     Cluster,
@@ -48,25 +44,17 @@ def is_release_secret(name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    chart.helm()
-    with apiservers.running(tmp_path_factory.mktemp("helm")) as started:
-        api = deployed.administrator(started, "administrator")
-        started.create("/api/v1/namespaces", {"metadata": {"name": PLAIN}})
-        with controllers(started, "namespace-controller", "serviceaccount-controller"):
-            path = f"/api/v1/namespaces/{PLAIN}/serviceaccounts/default"
-            eventually("the default account exists", partial(deployed.exists, api, path))
-            yield Cluster(started, api)
+    with helmcluster.running(tmp_path_factory.mktemp("helm")) as it:
+        yield it
 
 
 @pytest.fixture
 def cluster(server: Cluster) -> Iterator[Cluster]:
     """A cluster without a release and its CRDs. The namespace exists: Helm never removes it."""
     server.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default"
-    eventually("the default account exists", partial(deployed.exists, server.api, path))
+    helmcluster.wait_for_account(server.api, NAMESPACE)
     yield server
-    if "topolet" in server.helm("list", "--short"):
-        server.uninstall()
+    server.uninstall("--ignore-not-found")
     server.delete_definitions()
 
 
@@ -134,8 +122,7 @@ def test_an_upgrade_keeps_the_certificates(cluster: Cluster) -> None:
     assert [second[each] for each in secrets] == [first[each] for each in secrets]
     past = {"metadata": {"annotations": {"topolet.io/renew-after": "2020-01-01"}}}
     path = f"/api/v1/namespaces/{NAMESPACE}/secrets/topolet-webhook-tls"
-    kind = "application/merge-patch+json"
-    cluster.api.request("PATCH", path, past, media=kind)
+    cluster.api.merge(path, past)
     cluster.install(values, "--force-conflicts")
     third = cluster.objects()
     assert third[secrets[0]] == first[secrets[0]]

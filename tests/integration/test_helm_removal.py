@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,13 @@ from agent.kube.errors import KubeError, NotFoundError
 from agent.model.nrt.node_status import LABEL_PREFIX
 from tests.deploy import chart
 from tests.deploy.api import Api, RefusedError
-from tests.integration import deployed
-from tests.integration.apiserver import server as apiservers
-from tests.integration.apiserver.commands import controllers
+from tests.integration import helmcluster
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.helmcluster import NAMESPACE, PLAIN, Cluster
+from tests.integration.helmcluster import NAMESPACE, Cluster
 from tests.waiting import eventually
 
-MERGE = "application/merge-patch+json"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 ROOT = Path(__file__).resolve().parents[2]
-CONTROLLERS = ("namespace-controller", "serviceaccount-controller", "job-controller")
 VALUES = {"uninstall": {"nodeDeadlineSeconds": 10, "deadlineSeconds": 120, "nodesAtOnce": 2}}
 ACCOUNT = "topolet-uninstall-node"
 REPORTS = (
@@ -65,7 +60,8 @@ class Kubelets:
             for pod in json.loads(self._server.admin.get(PODS))["items"]:
                 name = pod["metadata"]["name"]
                 unreachable = pod["spec"].get("nodeName", "") in self.unreachable
-                if name not in self._threads and not unreachable:
+                ended = pod["status"]["phase"] in ("Succeeded", "Failed")
+                if name not in self._threads and not unreachable and not ended:
                     self._threads[name] = threading.Thread(target=self._serve, args=(pod,))
                     self._threads[name].start()
         for each in self._threads.values():
@@ -110,7 +106,7 @@ class Kubelets:
         }
         path = f"{PODS}/{name}/status"
         with contextlib.suppress(NotFoundError):
-            self._server.admin.request("PATCH", path, None, {"status": status}, MERGE)
+            self._server.admin.merge(path, {"status": status})
 
     def _command(self, pod: dict[str, Any], node: str) -> subprocess.CompletedProcess[str]:
         (container,) = pod["spec"]["containers"]
@@ -158,18 +154,19 @@ class Kubelets:
         return folder
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with helmcluster.running(tmp_path_factory.mktemp("removal"), "job-controller") as it:
+        for node in NODES:
+            it.server.node(node)
+            it.kubectl("label", "node", node, "zone=a", "kubernetes.io/os=linux", f"name={node}")
+        yield it
+
+
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with apiservers.running(tmp_path) as started:
-        api = deployed.administrator(started, "administrator")
-        with controllers(started, *CONTROLLERS):
-            started.namespace(NAMESPACE)
-            for name in (NAMESPACE, PLAIN):
-                body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-                started.apply(body)
-                path = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-                eventually("the default account exists", partial(deployed.exists, api, path))
-            yield Cluster(started, api)
+def cluster(server: Cluster) -> Iterator[Cluster]:
+    yield server
+    server.uninstall("--ignore-not-found")
 
 
 @pytest.fixture
@@ -209,9 +206,6 @@ def labelled_nodes(cluster: Cluster) -> set[str]:
 def test_nodes_are_cleaned_up_and_an_unreachable_node_is_reported_until_it_is_too(
     cluster: Cluster, kubelets: Kubelets
 ) -> None:
-    for node in NODES:
-        cluster.server.node(node)
-        cluster.kubectl("label", "node", node, "zone=a", "kubernetes.io/os=linux")
     before = cluster.objects()
     cluster.install(VALUES)
     for node in NODES:
@@ -244,11 +238,8 @@ def test_nodes_are_cleaned_up_and_an_unreachable_node_is_reported_until_it_is_to
 def test_a_release_changes_nothing_where_the_agent_of_a_pool_can_not_run(
     cluster: Cluster, kubelets: Kubelets
 ) -> None:
-    for node in ("n1", "n2"):
-        cluster.server.node(node)
-        cluster.kubectl("label", "node", node, "kubernetes.io/os=linux", f"name={node}")
     ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
-    cluster.server.admin.request("PATCH", "/api/v1/nodes/n1/status", None, ready, MERGE)
+    cluster.server.admin.merge("/api/v1/nodes/n1/status", ready)
     before = cluster.objects()
     pools = [
         {"name": "other", "nodeSelector": {"name": "n2"}},
@@ -271,8 +262,6 @@ def test_a_release_changes_nothing_where_the_agent_of_a_pool_can_not_run(
 
 def test_the_pod_of_a_node_cleans_up_its_own_node_only(cluster: Cluster) -> None:
     """It has the permissions that Helm gives it while the Job runs, by a token of a pod of n1."""
-    for node in ("n1", "n2"):
-        cluster.server.node(node)
     cluster.install(VALUES)
     for node in ("n1", "n2"):
         write_reports(cluster, node)
@@ -289,7 +278,7 @@ def test_the_pod_of_a_node_cleans_up_its_own_node_only(cluster: Cluster) -> None
             node_account.request("DELETE", f"{path}/n2")
     foreign = {"metadata": {"labels": {"zone": "b"}}}
     with pytest.raises(RefusedError, match="may not change these labels of its Node: zone"):
-        node_account.request("PATCH", "/api/v1/nodes/n1", foreign, media=MERGE)
+        node_account.merge("/api/v1/nodes/n1", foreign)
     for method, path in (
         ("DELETE", "/api/v1/nodes/n1"),
         ("GET", PODS),

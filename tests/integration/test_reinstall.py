@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,27 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.deploy.api import Api, RefusedError, Who, path_of
-from tests.deploy.manifests import DEPLOY, account, kustomization, kustomized_folder
-from tests.integration import deployed, other_pods
-from tests.integration.apiserver import server as apiservers
-from tests.integration.apiserver.commands import Kubectl, controllers
+from tests.deploy.api import Api, RefusedError, path_of
+from tests.deploy.manifests import kustomized_folder
+from tests.integration import deployed, helmcluster, other_pods
 from tests.integration.apiserver.server import ApiServer
+from tests.integration.helmcluster import PLAIN
 from tests.integration.other_pods import OtherPods
 from tests.waiting import eventually
 
 Object = dict[str, Any]
 
-PLAIN, LABELLED = "plain", "labelled"
-NAMESPACE = "topolet-system"
-CPUS = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"0-3"}'}
-ALICE = Who()
-KOORDINATOR = "system:serviceaccount:koordinator-system:koord-scheduler"
-
+LABELLED = "labelled"
 NOT_FOUND = 404
 DELETION_SECONDS = deployed.DELETION_SECONDS
 
@@ -46,24 +38,20 @@ OVERLAYS = ("scheduler", "webhook")
 """Together they have all objects."""
 
 
-class Cluster:
-    """A server with controllers, kubectl, and namespaces without and with Topolet's label."""
+class Cluster(helmcluster.Cluster):
+    """It has namespaces without and with Topolet's label."""
 
     def __init__(self, server: ApiServer, api: Api) -> None:
-        self.api = api
-        self.server = server
-        self.home = server.folder
-        self.kubectl = Kubectl(server)
+        super().__init__(server, api)
         self._other_pods_api = deployed.administrator(server, "other-pods", other_pods.HANG_SECONDS)
 
     def folder(self, name: str) -> Path:
         """A folder below deploy/, as it is applied to this server."""
-        return deployed.folder(self.server, name, self.home)
+        return deployed.folder(self.server, name, self.server.folder)
 
-    def apply(self, *folders: Path) -> None:
-        """Applies the folders by kubectl; retries while a namespace is being deleted."""
-        for each in folders:
-            eventually(f"{each.name} is applied", partial(self._applied, each), DELETION_SECONDS)
+    def apply(self, folder: Path) -> None:
+        """Applies the folder by kubectl; retries while a namespace is being deleted."""
+        eventually(f"{folder.name} is applied", partial(self._applied, folder), DELETION_SECONDS)
 
     def _applied(self, folder: Path) -> bool:
         words = ("apply", "--server-side", "--force-conflicts", "-k", str(folder))
@@ -116,11 +104,8 @@ class Cluster:
                 DELETION_SECONDS,
             )
 
-    def wait_for_policies(self, namespace: str) -> None:
-        """Waits until the policies apply, with the accounts of that namespace."""
-        scheduler = Who(account(namespace, "topolet-scheduler"))
-        eventually("alice is refused", lambda: self.refuses(ALICE))
-        eventually("the scheduler is trusted", lambda: not self.refuses(scheduler))
+    def wait_for_policies(self) -> None:
+        eventually("the policies are in force", self.policies_refuse)
 
     def remove(self) -> None:
         """Deletes all objects of the overlays."""
@@ -139,76 +124,25 @@ class Cluster:
             made.wait_for_rounds()
             assert made.median_seconds() < usual + other_pods.HANG_SECONDS
 
-    def refuses(self, who: Who) -> bool:
-        """Whether the policies refuse to set a pod's CPUs."""
-        body = other_pods.pod("claims")
-        body["metadata"]["annotations"] = CPUS
-        return self._refuses(f"{PLAIN}/pods", body, who, "may not set")
-
-    def refuses_binding(self, who: Who) -> bool:
-        """Whether the policies refuse a Binding in the labelled namespace."""
-        return self._refuses(
-            f"{LABELLED}/pods/free/binding", other_pods.binding("free"), who, "may not bind"
-        )
-
-    def _refuses(self, place: str, body: Object, who: Who, message: str) -> bool:
-        path = f"/api/v1/namespaces/{place}?dryRun=All"
-        try:
-            self.api.request("POST", path, body, who)
-        except RefusedError as refused:
-            if message not in str(refused):
-                raise
-            return True
-        return False
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A separate server, because other tests cannot use a damaged one."""
-    with apiservers.running(tmp_path_factory.mktemp("reinstall")) as server:
-        api = deployed.administrator(server, "administrator")
-        server.node(other_pods.NODE)
-        for name, labels in ((PLAIN, {}), (LABELLED, {"topolet.io/gpu-scheduling": "enabled"})):
-            server.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
-        with controllers(server, "namespace-controller", "serviceaccount-controller"):
-            for name in (PLAIN, LABELLED):
-                path = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-                eventually("the default account exists", partial(deployed.exists, api, path))
-            api.apply(
-                {**other_pods.pod("free"), "metadata": {"name": "free", "namespace": LABELLED}}
-            )
-            yield Cluster(server, api)
+    folder = tmp_path_factory.mktemp("reinstall")
+    with helmcluster.running(folder, namespaces=(PLAIN, LABELLED)) as it:
+        it.server.node(other_pods.NODE)
+        it.api.namespace(LABELLED, **{"topolet.io/gpu-scheduling": "enabled"})
+        yield Cluster(it.server, it.api)
 
 
-@pytest.fixture
-def running_pods(cluster: Cluster) -> Iterator[OtherPods]:
-    with cluster.with_other_pods(cluster.remove) as made:
-        yield made
-
-
-@pytest.mark.long
-def test_a_reinstalled_overlay_does_not_affect_pods(
-    cluster: Cluster, running_pods: OtherPods
-) -> None:
-    folder = cluster.folder("overlays/scheduler")
-    for _ in range(3):
-        cluster.apply(folder)
-        running_pods.wait_for_rounds()
-        cluster.wait_for_policies(NAMESPACE)
-        cluster.delete("-k", str(folder))
-        running_pods.wait_for_rounds()
-    cluster.apply(folder)
-    cluster.wait_for_policies(NAMESPACE)
-    running_pods.wait_for_rounds()
-
-
-def test_definitions_that_others_use_stay(cluster: Cluster, running_pods: OtherPods) -> None:
+def test_definitions_that_others_use_stay(cluster: Cluster) -> None:
     """By the command of docs/install.md."""
     folder = cluster.folder("overlays/scheduler")
-    cluster.apply(folder)
-    cluster.delete("-k", str(folder), "-l", "topolet.io/shared!=true")
-    running_pods.wait_for_rounds()
-    left = cluster.kubectl("get", "crd", "-o", "name").split()
+    with cluster.with_other_pods(cluster.remove) as running_pods:
+        cluster.apply(folder)
+        cluster.delete("-k", str(folder), "-l", "topolet.io/shared!=true")
+        running_pods.wait_for_rounds()
+        left = cluster.kubectl("get", "crd", "-o", "name").split()
     assert [each.partition("/")[2] for each in left] == [
         "devices.scheduling.koordinator.sh",
         "noderesourcetopologies.topology.node.k8s.io",
@@ -236,7 +170,7 @@ _PARTS_BY_WORD = {
 @functools.cache
 def all_parts(cluster: Cluster) -> dict[str, list[Object]]:
     folders = [cluster.folder(f"overlays/{each}") for each in OVERLAYS]
-    bodies = [body for each in folders for body in kustomized_folder(each, cluster.home)]
+    bodies = [body for each in folders for body in kustomized_folder(each, cluster.server.folder)]
     found: dict[str, list[Object]] = {}
     for each in {path_of(body): body for body in bodies}.values():
         found.setdefault(part(each), []).append(each)
@@ -265,55 +199,10 @@ def test_components_are_removed_in_any_order(cluster: Cluster, order: list[str])
     everything = [body for each in sorted(parts) for body in parts[each]]
     with cluster.with_other_pods(partial(cluster.remove_each, everything)) as running_pods:
         cluster.apply_each(everything)
-        cluster.wait_for_policies(NAMESPACE)
+        cluster.wait_for_policies()
         for each in order:
             cluster.delete_each(parts[each])
             running_pods.wait_for_rounds(1)
         cluster.apply_each(everything)
-        cluster.wait_for_policies(NAMESPACE)
-        running_pods.wait_for_rounds()
-
-
-def test_in_another_namespace_the_policies_use_its_accounts(
-    cluster: Cluster, running_pods: OtherPods, tmp_path: Path
-) -> None:
-    policy = {"name": "topolet-policy", "namespace": NAMESPACE}
-    data = {"allocators": f"{KOORDINATOR}\n"}
-    patch = yaml.safe_dump(
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": policy, "data": data}
-    )
-    for each in OVERLAYS:
-        mine = kustomization(
-            tmp_path,
-            f"overlays/{each}",
-            deployed.components(cluster.server),
-            namespace="elsewhere",
-            patches=[{"patch": patch}],
-        )
-        cluster.apply(mine)
-        cluster.wait_for_policies("elsewhere")
-        there, here = (Who(account(each, "topolet-scheduler")) for each in ("elsewhere", NAMESPACE))
-        assert cluster.refuses(here)
-        assert not cluster.refuses(Who(KOORDINATOR))
-        assert not cluster.refuses_binding(there)
-        assert not cluster.refuses_binding(other_pods.SCHEDULER)
-    cluster.delete("namespace", "elsewhere")
-    running_pods.wait_for_rounds()
-    assert cluster.refuses(ALICE)
-
-
-def test_before_1_36_kubectl_names_the_kinds_it_skips(cluster: Cluster) -> None:
-    """Without the component for such servers, kubectl applies everything else."""
-    if deployed.serves_mutating_policies(cluster.server):
-        pytest.skip("this kube-apiserver serves all kinds of the manifests")
-    folder = DEPLOY / "overlays" / "scheduler"
-    with cluster.with_other_pods(cluster.remove) as running_pods:
-        ended = cluster.kubectl.attempt("apply", "--server-side", "-k", str(folder))
-        assert ended.returncode == 1
-        kinds = ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"]
-        assert re.findall(r'no matches for kind "(\w+)"', ended.stderr) == kinds
-        cluster.wait_for_policies(NAMESPACE)
-        path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/topolet-agent"
-        assert deployed.exists(cluster.api, path)
-        cluster.apply(cluster.folder("overlays/scheduler"))
+        cluster.wait_for_policies()
         running_pods.wait_for_rounds()

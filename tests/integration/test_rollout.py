@@ -10,7 +10,6 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,16 @@ import pytest
 from agent.__main__ import main
 from agent.cli import rollout
 from agent.kube.errors import ConflictError, KubeError, NotFoundError
-from tests.deploy import chart
-from tests.integration import deployed
-from tests.integration.apiserver import server as apiservers
-from tests.integration.apiserver.commands import controllers, kubeconfig, program_or_skip
+from tests.integration import helmcluster
+from tests.integration.apiserver.commands import kubeconfig, program_or_skip
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.helmcluster import NAMESPACE, Cluster
 from tests.waiting import eventually
 
-MERGE = "application/merge-patch+json"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "install.md"
 NODES = ("n1", "n2", "n3", "n4")
 NAME = "topolet-agent"
-START_SECONDS = 120.0
-CONTROLLERS = ("namespace-controller", "serviceaccount-controller", "daemonset-controller")
 KUBECTL = """#!/bin/sh
 case " $* " in
 *" exec "*)
@@ -54,72 +48,63 @@ exec KUBECTL "$@"
 pytestmark = pytest.mark.timeout(600)
 
 
-class Kubelets:
-    """Kubelets that bind the pods of the DaemonSet to their nodes, set them Ready, and delete them.
-    The pods of `failing` nodes do not become Ready, those of `hung` nodes do not end."""
+@contextlib.contextmanager
+def simulated_kubelets(server: ApiServer) -> Iterator[None]:
+    """Kubelets that bind the pods of the DaemonSet to their nodes, set them Ready, and delete
+    them."""
+    ended = threading.Event()
+    problems: list[KubeError] = []
 
-    def __init__(self, server: ApiServer) -> None:
-        self.failing: set[str] = set()
-        self.hung: set[str] = set()
-        self.problem: Exception | None = None
-        self._server = server
-        self._stopped = threading.Event()
-
-    def run(self) -> None:
-        while not self._stopped.wait(0.2):
+    def run() -> None:
+        while not ended.wait(0.2):
             try:
-                for pod in json.loads(self._server.admin.get(PODS))["items"]:
+                for pod in json.loads(server.admin.get(PODS))["items"]:
                     with contextlib.suppress(NotFoundError, ConflictError):
-                        self._serve(pod)
+                        _serve(server, pod)
             except KubeError as error:
-                self.problem = error
+                problems.append(error)
 
-    def stop(self) -> None:
-        self._stopped.set()
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert problems == []
 
-    def _serve(self, pod: dict[str, Any]) -> None:
-        name = pod["metadata"]["name"]
-        if "deletionTimestamp" in pod["metadata"]:
-            if pod["spec"]["nodeName"] in self.hung:
-                return
-            query = {"gracePeriodSeconds": 0}
-            self._server.admin.request("DELETE", f"{PODS}/{name}", query)
-        elif "nodeName" not in pod["spec"]:
-            required = pod["spec"]["affinity"]["nodeAffinity"]
-            (term,) = required["requiredDuringSchedulingIgnoredDuringExecution"][
-                "nodeSelectorTerms"
-            ]
-            (node,) = term["matchFields"][0]["values"]
-            target = {"kind": "Node", "name": node}
-            body = {"metadata": {"name": name}, "target": target}
-            self._server.create(f"{PODS}/{name}/binding", body)
-        elif not pod["status"].get("containerStatuses"):
-            self._write_status(name, ready=pod["spec"]["nodeName"] not in self.failing)
 
-    def _write_status(self, name: str, *, ready: bool) -> None:
-        crashed = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+def _serve(server: ApiServer, pod: dict[str, Any]) -> None:
+    name = pod["metadata"]["name"]
+    if "deletionTimestamp" in pod["metadata"]:
+        server.admin.request("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+    elif "nodeName" not in pod["spec"]:
+        required = pod["spec"]["affinity"]["nodeAffinity"]
+        (term,) = required["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        (node,) = term["matchFields"][0]["values"]
+        target = {"kind": "Node", "name": node}
+        server.create(f"{PODS}/{name}/binding", {"metadata": {"name": name}, "target": target})
+    elif not pod["status"].get("containerStatuses"):
         container = {
             "name": "agent",
             "image": "topolet",
             "imageID": "",
-            "ready": ready,
+            "ready": True,
             "restartCount": 0,
-            "state": {"running": {}} if ready else crashed,
+            "state": {"running": {}},
         }
         status = {
             "phase": "Running",
-            "conditions": [{"type": "Ready", "status": str(ready)}],
+            "conditions": [{"type": "Ready", "status": "True"}],
             "containerStatuses": [container],
         }
-        path = f"{PODS}/{name}/status"
-        self._server.admin.request("PATCH", path, None, {"status": status}, MERGE)
+        server.admin.merge(f"{PODS}/{name}/status", {"status": status})
 
 
 class Pool:
     """The agents of all nodes, and the actions of an administrator."""
 
-    def __init__(self, cluster: Cluster, kubelets: Kubelets, folder: Path) -> None:
-        self.kubelets = kubelets
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
         self._cluster = cluster
         self._folder = folder
         self._examined = folder / "examined"
@@ -129,9 +114,6 @@ class Pool:
 
     def install(self, *pools: Any) -> None:
         self._cluster.install({"pools": pools})
-
-    def delete(self, pod: str) -> None:
-        self._cluster.kubectl("delete", "pod", "-n", NAMESPACE, pod, "--wait=false")
 
     def label(self, node: str, label: str) -> None:
         self._cluster.kubectl("label", "node", node, label)
@@ -152,8 +134,7 @@ class Pool:
 
     def set_ready(self, node: str, status: str) -> None:
         body = {"status": {"conditions": [{"type": "Ready", "status": status}]}}
-        path = f"/api/v1/nodes/{node}/status"
-        self._cluster.server.admin.request("PATCH", path, None, body, MERGE)
+        self._cluster.server.admin.merge(f"/api/v1/nodes/{node}/status", body)
 
     def set_finding(self, node: str, code: str, text: str) -> None:
         """The doctor of later pods of the node finds this."""
@@ -172,42 +153,34 @@ class Pool:
         return self._examined.read_text().split()
 
 
-@pytest.fixture
-def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
-    chart.helm()
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """One pool for all tests, which begin with a release of their own."""
     kubectl = program_or_skip("kubectl")
-    folder = tmp_path / "bin"
+    base = tmp_path_factory.mktemp("rollout")
+    folder = base / "bin"
     folder.mkdir()
     program = folder / "kubectl"
     text = KUBECTL.replace("KUBECTL", str(kubectl)).replace("NAMESPACE", NAMESPACE)
     program.write_text(text.replace("FOLDER", str(folder)))
     program.chmod(0o755)
-    with apiservers.running(tmp_path) as started:
-        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(started)))
-        monkeypatch.setattr(rollout, "SETTLE_SECONDS", 0.5)
-        monkeypatch.setattr(rollout, "POLL_SECONDS", 0.1)
-        api = deployed.administrator(started, "administrator")
-        kubelets = Kubelets(started)
-        thread = threading.Thread(target=kubelets.run)
-        with controllers(started, *CONTROLLERS):
-            started.namespace(NAMESPACE)
-            path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default"
-            eventually("the default account exists", partial(deployed.exists, api, path))
-            thread.start()
-            made = Pool(Cluster(started, api), kubelets, folder)
-            for node in NODES:
-                started.node(node)
-                made.label(node, "kubernetes.io/os=linux")
-                made.set_ready(node, "True")
-            try:
-                made.upgrade()
-                eventually("each node has an agent", lambda: set(made.agents()) == set(NODES))
-                yield made
-                assert kubelets.problem is None
-            finally:
-                kubelets.stop()
-                thread.join()
+    with (
+        helmcluster.running(base, "daemonset-controller", namespaces=[NAMESPACE]) as cluster,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        patch.setenv("KUBECONFIG", str(kubeconfig(cluster.server)))
+        patch.setattr(rollout, "SETTLE_SECONDS", 0.5)
+        patch.setattr(rollout, "POLL_SECONDS", 0.1)
+        made = Pool(cluster, folder)
+        for node in NODES:
+            cluster.server.node(node)
+            made.label(node, "kubernetes.io/os=linux")
+            made.set_ready(node, "True")
+        with simulated_kubelets(cluster.server):
+            made.upgrade()
+            eventually("each node has an agent", lambda: set(made.agents()) == set(NODES))
+            yield made
 
 
 def test_agents_are_replaced_until_a_doctor_finds_something(
@@ -253,51 +226,6 @@ def test_agents_are_replaced_until_a_doctor_finds_something(
     assert pool.agents() == last
 
 
-def test_an_agent_that_does_not_become_ready_stops_the_rollout(
-    pool: Pool, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pool.kubelets.failing = {"n1"}
-    pool.upgrade(settings={"period-seconds": 30})
-    before = pool.agents()
-    assert pool.rollout("--node-seconds=3") == 1
-    error = capfd.readouterr().err
-    assert "node n1: the agent is not Ready after 3 s: pod topolet-agent-" in error
-    assert "container agent: CrashLoopBackOff back-off" in error
-    after = pool.agents()
-    assert {node for node in NODES if after[node] != before[node]} == {"n1"}
-    assert set(pool.examined()) <= {"n1"}
-    assert pool.rollout("--node-seconds=3") == 1
-    assert pool.agents() == after
-
-
-def test_a_node_whose_agent_does_not_end_stops_the_rollout(
-    pool: Pool, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pool.upgrade(settings={"period-seconds": 30})
-    before = pool.agents()
-    pool.kubelets.hung = {"n3"}
-    pool.delete(before["n3"])
-    assert pool.rollout("--node-seconds=3") == 1
-    error = capfd.readouterr().err
-    assert f"node n3: the agent is not Ready after 3 s: pod {before['n3']}: it is being" in error
-    assert pool.agents() == before
-    pool.kubelets.hung = set()
-    assert pool.rollout() == 0
-    assert not set(pool.agents().values()) & set(before.values())
-
-
-def test_a_daemonset_with_rolling_updates_is_refused(
-    pool: Pool, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pool.upgrade(updateStrategy="RollingUpdate")
-    assert pool.rollout() == 2
-    error = capfd.readouterr().err
-    assert f"DaemonSet {NAMESPACE}/{NAME}: spec.updateStrategy.type is RollingUpdate" in error
-    assert "give the pool `updateStrategy: OnDelete`" in error
-    assert main(["rollout", "absent"]) == 2
-    assert 'daemonsets.apps "absent" not found' in capfd.readouterr().err
-
-
 def test_a_canary_is_rolled_out_first(pool: Pool, capfd: pytest.CaptureFixture[str]) -> None:
     """The nodes are chosen by the line with shuf and xargs in docs/install.md."""
     cards = {
@@ -321,3 +249,15 @@ def test_a_canary_is_rolled_out_first(pool: Pool, capfd: pytest.CaptureFixture[s
     assert canary in ("n1", "n2")
     assert pool.examined() == [canary, canary]
     capfd.readouterr()
+
+
+def test_a_daemonset_with_rolling_updates_is_refused(
+    pool: Pool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pool.upgrade(updateStrategy="RollingUpdate")
+    assert pool.rollout() == 2
+    error = capfd.readouterr().err
+    assert f"DaemonSet {NAMESPACE}/{NAME}: spec.updateStrategy.type is RollingUpdate" in error
+    assert "give the pool `updateStrategy: OnDelete`" in error
+    assert main(["rollout", "absent"]) == 2
+    assert 'daemonsets.apps "absent" not found' in capfd.readouterr().err

@@ -201,6 +201,16 @@ class ApiServer:
             return False
         return any(each["kind"] == kind for each in found["resources"])
 
+    def answers(self, *paths: str) -> bool:
+        """Whether the server serves these collections: a kind that was just added, or its storage,
+        may not be there yet."""
+        try:
+            for path in paths:
+                self.admin.get(path, {"limit": "1"})
+        except (NotFoundError, TooManyRequestsError):
+            return False
+        return True
+
     @property
     def minor(self) -> int:
         """The minor version of the server."""
@@ -253,16 +263,14 @@ class ApiServer:
     def _until_served(self, definition: dict[str, Any]) -> None:
         """Waits until the server has seen a new kind in its watch."""
         group, plural = definition["group"], definition["names"]["plural"]
-        for version in (each["name"] for each in definition["versions"] if each["served"]):
+        versions = [each["name"] for each in definition["versions"] if each["served"]]
+        paths = [f"/apis/{group}/{version}/{plural}" for version in versions]
+        eventually(f"{plural} are served", lambda: self.answers(*paths))
 
-            def served(path: str = f"/apis/{group}/{version}/{plural}") -> bool:
-                try:
-                    self.admin.get(path, {"limit": "1"})
-                except (NotFoundError, TooManyRequestsError):
-                    return False
-                return True
-
-            eventually(f"{plural} {version} is served", served)
+    def default_account(self, namespace: str) -> None:
+        """Creates the account that pods need, unless it exists."""
+        account = {"name": "default", "namespace": namespace}
+        self.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
 
     def node(self, name: str) -> None:
         self.create("/api/v1/nodes", {"metadata": {"name": name}})
