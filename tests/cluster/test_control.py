@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
@@ -14,17 +12,6 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.usefixtures("no_pods"),
 ]
-
-
-@pytest.fixture
-def scheduler_restored(installed: Cluster) -> Iterator[None]:
-    """Restarts the API server and the scheduler after a test that changes policies and accounts, so
-    that a failed test does not affect the next one."""
-    yield
-    with installed.without_api_server():
-        pass
-    installed.delete_component("scheduler")
-    installed.wait_ready("scheduler")
 
 
 def test_pods_keep_their_cpus_during_an_outage_of_the_api_server(installed: Cluster) -> None:
@@ -40,19 +27,6 @@ def test_pods_keep_their_cpus_during_an_outage_of_the_api_server(installed: Clus
     cluster.wait_node_ready(HOST)
     cluster.delete_pod("lse")
     cluster.eventually("the CPU is in the pool again", lambda: cluster.cpus("ls") == {"ls": "0-1"})
-
-
-@pytest.mark.usefixtures("scheduler_restored")
-def test_pods_without_topolet_keys_start_whatever_happens_to_the_policies(
-    installed: Cluster,
-) -> None:
-    cluster = installed
-    for number in range(3):
-        cluster.delete("policies")
-        cluster.pod(f"without-{number}", cpu="10m")
-        cluster.apply("policies")
-        cluster.pod(f"with-{number}", cpu="10m")
-        cluster.delete_pod(f"without-{number}", f"with-{number}")
 
 
 def test_a_missing_scheduler_delays_no_other_pods(installed: Cluster) -> None:

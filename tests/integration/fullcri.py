@@ -52,47 +52,18 @@ class FullCri:
     def close(self) -> None:
         self._channel.close()
 
-    def call(
-        self,
-        method: str,
-        request: Mapping[str, Any],
-        *,
-        timeout_seconds: float = CALL_SECONDS,
-        metadata: Metadata = (),
-        compression: grpc.Compression = grpc.Compression.NoCompression,
-        raw: bytes = b"",
-    ) -> Answer:
-        """The response or the error. `raw` is appended to the bytes of the request."""
-        started = self.start(
-            method,
-            request,
-            timeout_seconds=timeout_seconds,
-            metadata=metadata,
-            compression=compression,
-            raw=raw,
-        )
-        return self.finish(method, started)
+    def call(self, method: str, request: Mapping[str, Any], **options: Any) -> Answer:
+        """The response or the error. `options`: of `start`."""
+        return self.finish(method, self.start(method, request, **options))
 
     def start(
-        self,
-        method: str,
-        request: Mapping[str, Any],
-        *,
-        timeout_seconds: float = CALL_SECONDS,
-        metadata: Metadata = (),
-        compression: grpc.Compression = grpc.Compression.NoCompression,
-        raw: bytes = b"",
+        self, method: str, request: Mapping[str, Any], *, raw: bytes = b"", **options: Any
     ) -> grpc.Call:
-        """A running call, as an iterator over the bytes of its messages, also of a unary method."""
+        """A running call, as an iterator over the bytes of its messages, also of a unary method.
+        `raw` is appended to the bytes of the request; `options`: of `start_raw`."""
         path, described = self.methods[method]
         message = json_format.ParseDict(dict(request), self._message(described.input_type))
-        return self.start_raw(
-            path,
-            message.SerializeToString() + raw,
-            timeout_seconds=timeout_seconds,
-            metadata=metadata,
-            compression=compression,
-        )
+        return self.start_raw(path, message.SerializeToString() + raw, **options)
 
     def start_raw(
         self,

@@ -247,6 +247,11 @@ class TestNode:
             env=dict(os.environ),  # without the COLUMNS that readline adds below Python
         )
 
+    def restore(self) -> subprocess.CompletedProcess[str]:
+        """Runs `topolet restore` to its end."""
+        endpoint = f"--runtime-endpoint=unix://{self.containerd.socket}"
+        return self.run_cli("restore", f"--state-dir={self.state}", endpoint)
+
     def close(self) -> None:
         """Ends all processes and pods of this test."""
         _kill(self._agent)

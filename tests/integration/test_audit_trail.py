@@ -82,8 +82,7 @@ def test_a_killed_agent_and_a_restore(node: TestNode) -> None:
     assert read(str(node.state)).unreadable == 0
     assert len(recorded(node)) >= before
     node.stop_agent()
-    words = (f"--state-dir={node.state}", f"--runtime-endpoint=unix://{node.containerd.socket}")
-    assert node.run_cli("restore", *words).returncode == 0
+    assert node.restore().returncode == 0
     restored = recorded(node, process="restore")
     assert {each.event for each in restored} == {"CgroupRestored"}
     assert {each.pod for each in restored} >= {"ls", "lse"}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from agent.node.cluster_view import REPORT_CHANGED
 from tests.deploy.manifests import objects
 from tests.fixtures.pods import run_pod
-from tests.fixtures.ports import free_port
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode
 from tests.integration.incluster import READ_RULES, STATUS, TOPOLOGY, WRITE_RULES, ClusterNode
@@ -74,26 +72,6 @@ def test_an_agent_without_a_permission_reports_it_and_writes_its_other_objects(
     assert labels["topology.topolet.io/cpus"]
 
 
-def test_the_agent_manages_the_node_without_a_server(node: TestNode) -> None:
-    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
-    _, own = run_pod(node.direct, node.spec("own", "LSE", "1"))
-    folder = node.folder / "account"
-    folder.mkdir()
-    (folder / "token").write_text("token")
-    node.start_agent(
-        f"--kubeconfig={folder}",
-        environ={
-            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-            "KUBERNETES_SERVICE_PORT": str(free_port()),
-        },
-    )
-    eventually("the pods are on their CPUs", lambda: (node.cpus(own), node.cpus(ls)) == ("1", "0"))
-    eventually(
-        "it is reported", lambda: node.metric("topolet_cluster_problems") >= 1, TIMEOUT_SECONDS
-    )
-    node.stop_agent()
-
-
 def test_an_edit_or_deletion_of_the_report_is_undone_and_an_event_names_the_client(
     definitions: ApiServer, node: TestNode
 ) -> None:
@@ -126,43 +104,3 @@ def test_an_edit_or_deletion_of_the_report_is_undone_and_an_event_names_the_clie
     expected = {f"{text} changed by kubectl-edit{ends}", f"{text} deleted{ends}"}
     eventually("the Events name it", lambda: notes() >= expected, TIMEOUT_SECONDS)
     assert node.metric('topolet_foreign_changes_total{kind="NodeResourceTopology"}') == 2
-
-
-def test_pod_that_loses_its_cpus_to_a_static_kubelet_gets_an_event(
-    definitions: ApiServer, node: TestNode
-) -> None:
-    events = {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]}
-    cluster_node = ClusterNode(definitions, node, "loses", [*READ_RULES, *WRITE_RULES, events])
-    kubelet = node.folder / "kubelet"
-    kubelet.mkdir()
-
-    def assign_cpus(**pods: str) -> None:
-        entries = {uid: {"main": cpus} for uid, cpus in pods.items()}
-        body = {"policyName": "static", "defaultCpuSet": "0-1", "entries": entries}
-        (kubelet / "cpu_manager_state").write_text(json.dumps(body))
-
-    assign_cpus()
-    uid = cluster_node.pod("own", "LSE", "1")
-    _, own = run_pod(node.direct, node.spec("own", "LSE", "1", uid=uid))
-    cluster_node.start_agent(node)
-    eventually("the pods are on their CPUs", lambda: node.cpus(own) == "1")
-    assert node.metric("topolet_containers_short_of_cpus") == 0
-    assign_cpus(other="1")
-    eventually("the kubelet's container has the CPU", lambda: node.cpus(own) == "0")
-
-    def warnings() -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(
-            definitions.admin.get("/api/v1/namespaces/loses/events")
-        )["items"]
-        return [each for each in found if each["type"] == "Warning"]
-
-    eventually("it is reported", warnings, TIMEOUT_SECONDS)
-    (event,) = warnings()
-    assert event["involvedObject"]["uid"] == uid
-    assert event["reason"] == "CPUClaimNotHonored"
-    assert event["message"] == (
-        f"annotation {STATUS} claims CPUs 1, container main has no CPUs of its own: "
-        "CPUs 1 are assigned by the kubelet"
-    )
-    assert event["reportingComponent"] == "topolet.io/agent"
-    assert node.metric("topolet_containers_short_of_cpus") == 1

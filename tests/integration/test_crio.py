@@ -20,7 +20,12 @@ from tests import tools
 from tests.fixtures import image
 from tests.fixtures.cgroups import MOUNTS, make_cgroup
 from tests.fixtures.crio import WORKLOAD, Crio
-from tests.fixtures.pods import kill_container, remove_pod, run_pod
+from tests.fixtures.pods import (
+    kill_container,
+    remove_pod,
+    run_pod,
+    update_container,
+)
 from tests.integration.harness import (
     NO_FULL_PASS,
     TestNode,
@@ -137,9 +142,7 @@ def test_containers_are_created_while_the_agent_is_away_after_the_notification(
 
 def test_an_update_keeps_the_cpus(both: TestNode) -> None:
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
-    linux = pb.LinuxContainerResources(cpuset_cpus="0", cpu_shares=512)
-    request = pb.UpdateContainerResourcesRequest(container_id=lse, linux=linux)
-    both.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+    update_container(both.proxied, lse, cpuset_cpus="0", cpu_shares=512)
     assert both.cpus(lse) == "1"
 
 
@@ -169,11 +172,7 @@ def test_a_restarted_agent_finds_the_containers(both: TestNode) -> None:
     eventually("the cpuset is corrected", lambda: both.cpus(ls) == "0")
     assert both.cpus(lse) == "1"
     both.stop_agent()
-    done = both.run_cli(
-        "restore",
-        f"--state-dir={both.state}",
-        f"--runtime-endpoint=unix://{both.containerd.socket}",
-    )
+    done = both.restore()
     assert done.returncode == 0, done.stderr
     assert {both.cpus(each) for each in (lse, ls)} == {"0-1"}
 

@@ -145,10 +145,8 @@ class DaemonSetPod:
 @pytest.fixture(scope="module")
 def api(apiserver: ApiServer) -> Iterator[Api]:
     made = deployed.administrator(apiserver, "daemonset-deployer")
-    account = {"name": "default", "namespace": "default"}
-    default = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account}
-    bodies = deployed.served(apiserver, objects("overlays/reconcile"))
-    deployed.apply(made, [*bodies, default])
+    deployed.apply(made, deployed.served(apiserver, objects("overlays/reconcile")))
+    made.account("default")
     yield made
     deployed.remove_policies(apiserver)
 

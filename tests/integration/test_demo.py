@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import pathlib
 import re
-import select
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
 from collections.abc import Iterator
 
 import pytest
@@ -25,6 +21,7 @@ from demo.stage import NAMESPACE, identity
 from tests.fixtures import cgroups
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import run_pod
+from tests.fixtures.screen import EmulatedTerminal
 from tests.integration.harness import TestNode
 from tests.waiting import DEADLINE_SECONDS, eventually
 
@@ -84,73 +81,6 @@ def processes_of(folder: pathlib.Path) -> list[str]:
         if str(folder) in words and int(each.parent.name) != os.getpid():
             found.append(words)
     return found
-
-
-class Terminal:
-    """A demo in a pseudoterminal that is wide enough for all lines."""
-
-    def __init__(self, command: list[str]) -> None:
-        self._master, slave = os.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 200, 0, 0))
-        # Test runners set the size of their own terminal.
-        inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
-        self.process = subprocess.Popen(
-            command,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            preexec_fn=own_terminal,
-            env=inherited,
-        )
-        os.close(slave)
-        self._seen = ""
-
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Hangs up the terminal, so that a demo that still runs ends and cleans up."""
-        self.hang_up()
-        try:
-            self.process.wait(DEADLINE_SECONDS)
-        finally:
-            self.process.kill()
-            self.process.wait()
-
-    def press(self, key: str) -> None:
-        os.write(self._master, key.encode())
-
-    def wait_for(self, *texts: str) -> None:
-        """Waits until each text has been shown."""
-
-        def are_shown() -> bool:
-            while select.select([self._master], [], [], 0)[0]:
-                try:
-                    self._seen += os.read(self._master, 65536).decode(errors="replace")
-                except OSError:
-                    break  # EIO: the program has ended.
-            return all(text in self._seen for text in texts)
-
-        try:
-            eventually(f"{texts} are shown", are_shown)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self._seen[-5000:]}") from None
-
-    def wait_for_again(self, text: str) -> None:
-        """Waits until the text is shown once more."""
-        self._seen = ""
-        self.wait_for(text)
-
-    def hang_up(self) -> None:
-        if self._master >= 0:
-            os.close(self._master)
-            self._master = -1
-
-
-def own_terminal() -> None:
-    """Runs in the child: makes its standard input the controlling terminal."""
-    os.setsid()
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def assert_nothing_left(folder: pathlib.Path) -> None:
@@ -222,40 +152,63 @@ def test_it_ends_when_its_output_is_closed(folder: pathlib.Path) -> None:
     assert_nothing_left(folder)
 
 
+@contextlib.contextmanager
+def terminal(folder: pathlib.Path) -> Iterator[EmulatedTerminal]:
+    """A demo in a terminal that is wide enough for all lines. One that still runs at the end of the
+    block gets SIGHUP, so that it cleans up."""
+    with EmulatedTerminal(demo(folder), columns=200, rows=60) as it:
+        try:
+            yield it
+        except BaseException:
+            it.hang_up()
+            it.ended()
+            raise
+
+
+def wait_for(it: EmulatedTerminal, *texts: str) -> None:
+    """Waits until the demo has written each text."""
+
+    def are_written() -> bool:
+        it.pump(0.1)
+        return all(text.encode() in it.received for text in texts)
+
+    eventually(f"{texts} are written", are_written)
+
+
 @pytest.mark.long
 def test_it_ends_when_its_terminal_hangs_up(folder: pathlib.Path) -> None:
     """The demo gets SIGHUP and cannot write any more."""
-    with Terminal(demo(folder)) as terminal:
-        terminal.wait_for("q end")
-        terminal.hang_up()
-        assert terminal.process.wait(DEADLINE_SECONDS) in (0, 1)
+    with terminal(folder) as it:
+        wait_for(it, "q end")
+        it.hang_up()
+        assert it.ended() in (0, 1)
     assert_nothing_left(folder)
 
 
 @pytest.mark.long
 def test_one_key_for_each_pod_and_fault(folder: pathlib.Path) -> None:
-    with Terminal(demo(folder)) as terminal:
-        terminal.wait_for(
-            "LS pod topolet-demo/ls is created", "BE pod topolet-demo/be is created", "q end"
+    with terminal(folder) as it:
+        wait_for(it, "LS pod topolet-demo/ls is created", "BE pod topolet-demo/be is created")
+        wait_for(it, "q end")
+        it.press("1")
+        wait_for(it, f"topolet-demo/lse: the pod owns CPUs {LAST_CPU}, as its annotation")
+        wait_for(it, "topolet-demo/ls: container main moves to CPUs")
+        it.press("d")
+        wait_for(it, "another program writes", "another process had set it")
+        it.press("k")
+        wait_for(it, "the agent ended (signal SIGKILL) and was restarted")
+        it.press("1")
+        wait_for(
+            it, "LSE pod topolet-demo/lse is deleted", f"does not own CPUs {LAST_CPU} any more"
         )
-        terminal.press("1")
-        terminal.wait_for(f"topolet-demo/lse: the pod owns CPUs {LAST_CPU}, as its annotation")
-        terminal.wait_for("topolet-demo/ls: container main moves to CPUs")
-        terminal.press("d")
-        terminal.wait_for("another program writes", "another process had set it")
-        terminal.press("k")
-        terminal.wait_for("the agent ended (signal SIGKILL) and was restarted")
-        terminal.press("1")
-        terminal.wait_for(
-            "LSE pod topolet-demo/lse is deleted", f"does not own CPUs {LAST_CPU} any more"
-        )
-        terminal.press("t")
-        terminal.wait_for("1-5 pages", "topolet-demo/be")
-        terminal.press("q")
-        terminal.wait_for_again("t top · q end")
-        terminal.press("q")
-        assert terminal.process.wait(DEADLINE_SECONDS) == 0
-        terminal.wait_for("cpusets restored")
+        it.press("t")
+        wait_for(it, "1-5 pages", "topolet-demo/be")
+        it.press("q")
+        it.received = b""
+        wait_for(it, "t top · q end")
+        it.press("q")
+        wait_for(it, "cpusets restored")
+        assert it.ended() == 0
     assert_nothing_left(folder)
 
 

@@ -75,7 +75,6 @@ FILES = DeviceFiles(
     (OtherFiles("rdma", "0000:17:00.0", 0, (node_of("/dev/infiniband/uverbs244", 244),)),),
     {"rdma": (node_of("/dev/infiniband/rdma_cm245", 245),)},
 )
-NUMBERS = range(241, 246)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -263,23 +262,6 @@ def test_the_allocated_card_replaces_the_plugins(
     assert seen.nodes == {"/dev/nvidia242": 242, **left}, "NRI does not remove device nodes"
     assert list(seen.allowed) == [242], "the plugin's card is not allowed, even by mknod"
     assert "rw" in seen.allowed[242].replace("m", "")
-
-
-def test_each_container_of_a_pod_sees_its_own_devices(frontend: DeviceTest) -> None:
-    spec = frontend.pod(
-        "p", {"gpu": [entry(243), entry(241)]}, device_request("a"), device_request("b")
-    )
-    both = {name: frontend.run(spec, by_variable(TWO), name) for name in ("a", "b", "sidecar")}
-    assert {name: each.environment[VISIBLE_DEVICES] for name, each in both.items()} == {
-        "a": ONE,
-        "b": THREE,
-        "sidecar": "void",
-    }
-    assert {name: set(each.allowed) for name, each in both.items()} == {
-        "a": {241},
-        "b": {243},
-        "sidecar": set(),
-    }
 
 
 def test_names_in_mounts_are_replaced(frontend: DeviceTest) -> None:

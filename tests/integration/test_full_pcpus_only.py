@@ -101,14 +101,3 @@ def test_full_pcpus_only_rejects_what_the_scheduler_declines(
         assert rejected_by(kubelet, refused) == [pod.name for pod in refused]
         for group in fitting_together(pod for pod in PODS if not pod.refused):
             assert rejected_by(kubelet, group) == []
-
-
-@pytest.mark.parametrize(
-    "option", ["distribute-cpus-across-numa", "prefer-align-cpus-by-uncorecache"]
-)
-def test_other_options_reject_no_part_of_a_core(
-    runtime: Containerd, tmp_path: Path, option: str
-) -> None:
-    three = [pod for pod in PODS if pod.name == "three-cpus"]
-    with kubelet_with(runtime, tmp_path, option) as kubelet:
-        assert rejected_by(kubelet, three) == []

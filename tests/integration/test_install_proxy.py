@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -28,23 +29,26 @@ OUR_IMAGE = "docker.io/library/topolet:installs-itself"
 BROKEN = f"{UNITS}/topolet-proxy.service.d/50-broken.conf"
 
 
-@pytest.fixture(scope="module", params=["containerd 1.6, by flag", "containerd 2, by file"])
-def host(request: pytest.FixtureRequest) -> Iterator[SystemdHost]:
-    with systemdhost.running(1 if "1.6" in request.param else 2) as host:
-        if "flag" in request.param:
-            host.start_kubelet(f"--container-runtime-endpoint={RUNTIME}")
-        else:
-            host.start_kubelet(containerRuntimeEndpoint=RUNTIME)
+@pytest.fixture(scope="module")
+def host() -> Iterator[SystemdHost]:
+    with systemdhost.running(2) as host:
+        host.start_kubelet(containerRuntimeEndpoint=RUNTIME)
         host.pod("first")
         yield host
 
 
 @pytest.fixture
 def node(host: SystemdHost) -> Iterator[SystemdHost]:
-    """Removes the proxy after the test, and compares files and containers with those before."""
+    with unchanged(host):
+        yield host
+
+
+@contextlib.contextmanager
+def unchanged(host: SystemdHost) -> Iterator[None]:
+    """Removes the proxy after the block, and compares files and containers with those before."""
     files, pods = host.files(*FOLDERS), host.running()
     assert "first" in pods
-    yield host
+    yield
     try:
         host.topolet("install-proxy", "--undo", *QUICK)
         assert host.files(*FOLDERS) == files
@@ -56,6 +60,10 @@ def node(host: SystemdHost) -> Iterator[SystemdHost]:
 
 
 def test_installed_and_removed(node: SystemdHost) -> None:
+    check_installed_and_removed(node)
+
+
+def check_installed_and_removed(node: SystemdHost) -> None:
     files, pods = node.files(*FOLDERS), node.running()
     assert "restart kubelet.service" in node.topolet("install-proxy", "--dry-run", *QUICK)
     assert node.files(*FOLDERS) == files
@@ -234,3 +242,12 @@ def test_the_units_are_valid_and_confined(node: SystemdHost) -> None:
     node.run("systemd-analyze", "security", "--offline=true", "--threshold=20", units[1])
     assert node.unit_property("topolet-proxy.service", "CapabilityBoundingSet") == ""
     assert node.unit_property("topolet-proxy.service", "NRestarts") == "0"
+
+
+def test_installed_and_removed_by_a_flag_of_the_kubelet() -> None:
+    """With containerd 1.6."""
+    with systemdhost.running(1) as host:
+        host.start_kubelet(f"--container-runtime-endpoint={RUNTIME}")
+        host.pod("first")
+        with unchanged(host):
+            check_installed_and_removed(host)

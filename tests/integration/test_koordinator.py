@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 
 from agent.model.pod.annotations import DEVICE_ALLOCATED
-from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
 from tests.discover import gpumachines
 from tests.fixtures.containerd import Containerd
@@ -21,6 +20,7 @@ from tests.fixtures.pods import (
     run_pod,
     run_sandbox,
     start_container,
+    update_container,
 )
 from tests.integration.gpunode import GpuNode
 from tests.integration.harness import built_or_skip
@@ -66,9 +66,7 @@ def test_an_update_restores_no_old_values(koordinator: KoordinatorNode) -> None:
     koordinator.start_agent()
     koordinator.start_proxy()
     _, owner = run_pod(koordinator.cri, node.spec("lse", "LSE", "1"))
-    resize = pb.UpdateContainerResourcesRequest(container_id=owner)
-    resize.linux.cpuset_cpus, resize.linux.cpu_shares = "0-1", 512
-    koordinator.cri.call("UpdateContainerResources", resize, pb.UpdateContainerResourcesResponse)
+    update_container(koordinator.cri, owner, cpuset_cpus="0-1", cpu_shares=512)
     assert node.cpus(owner) == "1"
     assert requested_cpus(koordinator, owner) == "1"
 
@@ -112,9 +110,7 @@ def test_a_container_older_than_the_proxy_keeps_its_cpus(koordinator: Koordinato
     start_container(koordinator.cri, owner)
     koordinator.kill_proxy()
     koordinator.start_proxy()
-    resize = pb.UpdateContainerResourcesRequest(container_id=owner)
-    resize.linux.cpuset_cpus = "0-1"
-    koordinator.cri.call("UpdateContainerResources", resize, pb.UpdateContainerResourcesResponse)
+    update_container(koordinator.cri, owner, cpuset_cpus="0-1")
     eventually("the owner is on its CPU", lambda: node.cpus(owner) == "1")
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,12 @@ from agent.kube.errors import (
     ConflictError,
     ForbiddenError,
     NotFoundError,
-    TooManyRequestsError,
     UnauthorizedError,
 )
 from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Change, ChangeKind
 from agent.kube.transport import APPLY, MERGE, Transport
-from agent.kube.wire import PAGE, Stream
 from agent.model.nrt import node_status
-from tests import tools
 from tests.integration.apiserver.server import ApiServer
 from tests.kube.reading import as_type
 from tests.waiting import eventually
@@ -148,20 +143,12 @@ def topologies(apiserver: ApiServer, node_name: str) -> Iterator[str]:
     """The path of a NodeResourceTopology that does not exist, while its kind does."""
     apiserver.admin.apply(CRD, definition("v1alpha2"))
     collection = f"/apis/{GROUP}/v1alpha2/noderesourcetopologies"
-    eventually("the kind is served", lambda: _served(apiserver, collection), RECOVERY_SECONDS)
+    eventually("the kind is served", lambda: apiserver.answers(collection), RECOVERY_SECONDS)
     yield f"{collection}/{node_name}"
     apiserver.admin.delete(CRD)
     eventually(
-        "the deletion is reported", lambda: not _served(apiserver, collection), RECOVERY_SECONDS
+        "the deletion is reported", lambda: not apiserver.answers(collection), RECOVERY_SECONDS
     )
-
-
-def _served(server: ApiServer, path: str) -> bool:
-    try:
-        server.admin.get(path)
-    except (NotFoundError, TooManyRequestsError):
-        return False
-    return True
 
 
 def topology(name: str, *zones: dict[str, Any], **metadata: Any) -> dict[str, Any]:
@@ -213,67 +200,6 @@ def test_apply_owns_its_fields_and_keeps_those_of_others(
     }
     assert cluster.delete("NodeResourceTopology", node_name) is True
     assert cluster.delete("NodeResourceTopology", node_name) is False
-
-
-def test_an_unchanged_object_is_not_written(
-    apiserver: ApiServer, cluster: Cluster, topologies: str, node_name: str
-) -> None:
-    own = topology(node_name, {"name": "node-0", "cpus": 8})
-    assert cluster.apply(own) is True
-    before = apiserver.admin.get(topologies)
-    assert cluster.apply(own) is False
-    assert Cluster(apiserver.admin, node_name).apply(own) is False, (
-        "a restarted agent does not write it either"
-    )
-    assert apiserver.admin.get(topologies) == before
-
-    other_manager = topology(node_name, {"name": "node-0", "cpus": 1})
-    query = {"fieldManager": "thief", "force": "true"}
-    apiserver.admin.request("PATCH", topologies, query, other_manager, APPLY)
-    cluster.forget("NodeResourceTopology", node_name)
-    assert cluster.apply(own) is True
-    assert msgspec.json.decode(apiserver.admin.get(topologies))["zones"][0]["cpus"] == 8
-
-
-def test_versions_that_are_served_are_found_as_they_change(
-    apiserver: ApiServer, topologies: str, node_name: str
-) -> None:
-    now = 0.0
-    cluster = Cluster(apiserver.admin, node_name, clock=lambda: now)
-    kind = "NodeResourceTopology"
-    assert cluster.get(kind, node_name) is None
-    old = definition("v1alpha2", "v1alpha1")
-    old["spec"]["versions"][0]["served"] = False
-    apiserver.admin.apply(CRD, old)
-
-    def refused() -> bool:
-        try:
-            cluster.apply(topology(node_name))
-        except NotFoundError:
-            return True
-        return False
-
-    eventually("v1alpha2 is no longer served", refused, RECOVERY_SECONDS)
-
-    def apply_v1alpha1() -> bool:
-        try:
-            return cluster.apply({**topology(node_name), "apiVersion": f"{GROUP}/v1alpha1"})
-        except NotFoundError:
-            return False
-
-    def has_v1alpha1() -> bool:
-        nonlocal now
-        now += 1000
-        found = cluster.get(kind, node_name)
-        return found is not None and found["apiVersion"] == f"{GROUP}/v1alpha1"
-
-    eventually(
-        "v1alpha1 is served",
-        lambda: _served(apiserver, topologies.replace("2/", "1/")[: -len(node_name) - 1]),
-        RECOVERY_SECONDS,
-    )
-    apply_v1alpha1()
-    eventually("the object is served as v1alpha1", has_v1alpha1, RECOVERY_SECONDS)
 
 
 def test_nodes_are_changed_but_never_created(
@@ -400,40 +326,6 @@ def test_watch_from_a_compacted_version_is_listed_anew(
     assert follower.count == 2, "added, deleted"
 
 
-def test_the_chosen_version_runs(apiserver: ApiServer) -> None:
-    """The first lines of a run print the version of the server that it starts."""
-    chosen = tools.api_server()
-    if not chosen.startswith("v"):
-        pytest.skip(f"kube-apiserver is {chosen}: its version is not known beforehand")
-    version = msgspec.json.decode(apiserver.admin.get("/version"))
-    assert chosen.startswith(f"v{version['major']}.{version['minor']}.")
-
-
-def test_lists_in_pages_where_watchlist_is_not_served(restored: ApiServer, node_name: str) -> None:
-    server = restored
-    path = f"/api/v1/namespaces/{node_name}/configmaps"
-    with ThreadPoolExecutor(4) as pool:
-        creations = [
-            pool.submit(server.create, path, {"metadata": {"name": f"c{number}"}})
-            for number in range(1200)
-        ]
-    assert all(each.result() for each in creations)
-    server.restart_server("--feature-gates=WatchList=false,WatchListClient=false")
-    first = msgspec.json.decode(server.admin.get(path, {"limit": PAGE}))
-    assert len(first["items"]) == PAGE
-    assert first["metadata"]["continue"]
-
-    follower = Follower()
-    watch = ListWatch(server.admin, path, {}, as_type(Named), follower)
-    with running(watch):
-        eventually("the watch is synced", lambda: watch.synced, RECOVERY_SECONDS)
-        assert follower.uids == stored_uids(server, path)
-        assert follower.count >= 1200
-        server.create(path, {"metadata": {"name": "last"}})
-        eventually("the watch reports it", lambda: "last" in follower.uids, RECOVERY_SECONDS)
-    assert not follower.wrong
-
-
 def test_watchlist_needs_no_list(apiserver: ApiServer, node_name: str, tmp_path: Path) -> None:
     """The account has the permission to watch, and not to list."""
     if apiserver.minor < 34:
@@ -453,79 +345,6 @@ def test_watchlist_needs_no_list(apiserver: ApiServer, node_name: str, tmp_path:
         assert follower.uids == stored_uids(apiserver, path)
     with pytest.raises(ForbiddenError):
         transport.get(path)
-
-
-def test_server_sends_bookmarks(apiserver: ApiServer, node_name: str) -> None:
-    path = f"/api/v1/namespaces/{node_name}/configmaps"
-    version = msgspec.json.decode(apiserver.admin.get(path))["metadata"]["resourceVersion"]
-    query = {
-        "watch": "true",
-        "allowWatchBookmarks": "true",
-        "resourceVersion": version,
-        "timeoutSeconds": 5,
-    }
-    stream = Stream(apiserver.admin)
-    lines = stream.lines(path, query, 20, silence_seconds=20)
-    # Before the first object of a kind exists, the server sends no bookmarks.
-    apiserver.create(path, {"metadata": {"name": "c"}})
-    events = [msgspec.json.decode(each) for each in lines]
-    stream.drop()
-    assert events[0]["type"] == "ADDED"
-    assert {each["type"] for each in events[1:]} == {"BOOKMARK"}
-    versions = [int(each["object"]["metadata"]["resourceVersion"]) for each in events]
-    assert [int(version), *versions] == sorted([int(version), *versions])
-
-
-def test_token_is_read_again_after_a_change_and_a_refusal(
-    apiserver: ApiServer, node_name: str, tmp_path: Path
-) -> None:
-    rules = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}]
-    apiserver.account(node_name, "agent", rules)
-    valid_token = apiserver.token(node_name, "agent")
-    path = f"/api/v1/nodes/{node_name}"
-    token = tmp_path / "token"
-    token.write_text("x" * len(valid_token))
-    os.utime(token, ns=(0, 0))
-    transport = Transport(apiserver.access(str(token)))
-    with pytest.raises(UnauthorizedError):
-        transport.get(path)
-
-    # The file has the same size and modification time.
-    token.write_text(valid_token)
-    os.utime(token, ns=(0, 0))
-    assert transport.get(path)
-
-    follower = Follower()
-    watch = Cluster(transport, node_name, spread_seconds=0).watch_node(
-        node_name, as_type(Named), follower
-    )
-    with running(watch):
-        eventually("the watch is synced", lambda: watch.synced, RECOVERY_SECONDS)
-        token.write_text("refused")
-        with pytest.raises(UnauthorizedError):
-            transport.get(path)
-        # A running watch continues.
-        assert watch.problem is None
-        fresh = tmp_path / "fresh"
-        fresh.write_text(apiserver.token(node_name, "agent"))
-        fresh.rename(token)
-        assert transport.get(path)
-        apiserver.admin.delete(path)
-        eventually("the watch reports it", lambda: not follower.uids, RECOVERY_SECONDS)
-
-
-def test_token_is_bound_to_the_node_of_its_pod(
-    apiserver: ApiServer, node_name: str, tmp_path: Path
-) -> None:
-    apiserver.account(node_name, "agent", [])
-    apiserver.pod(node_name, "agent", node_name, "agent")
-    token = tmp_path / "token"
-    token.write_text(apiserver.token(node_name, "agent", pod="agent"))
-    transport = Transport(apiserver.access(str(token)))
-    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
-    answer = transport.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
-    extra = msgspec.json.decode(answer)["status"]["userInfo"]["extra"]
-    assert extra["authentication.kubernetes.io/node-name"] == [node_name]
 
 
 def test_denied_verb_is_named(apiserver: ApiServer, node_name: str, tmp_path: Path) -> None:
@@ -575,23 +394,9 @@ echo '{{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential
         "command": str(plugin),
         "interactiveMode": "Never",
     }
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [
-            {
-                "name": "c",
-                "cluster": {
-                    "server": apiserver.url,
-                    "certificate-authority": str(apiserver.folder / "ca.crt"),
-                    "tls-server-name": "localhost",
-                },
-            }
-        ],
-        "users": [{"name": "u", "user": {"exec": exec_}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
+    config = apiserver.kubeconfig("")
+    config["clusters"][0]["cluster"]["tls-server-name"] = "localhost"
+    config["users"][0]["user"] = {"exec": exec_}
     path = tmp_path / "config"
     path.write_bytes(msgspec.json.encode(config))
     transport = Transport(KubeconfigAccess(str(path)))

@@ -17,7 +17,6 @@ from agent.model.settings.agent import AgentSettings
 from agent.node import kubelet_configuration
 from agent.node.kubelet_process import FoundKubelets, KubeletProcess, find
 from tests.fixtures.cgroups import remove_cgroups
-from tests.integration.harness import TestNode
 from tests.integration.kubelet.standalone import Kubelet
 from tests.waiting import eventually
 
@@ -150,15 +149,6 @@ def found() -> dict[int, KubeletProcess]:
     return {each.pid: each for each in it.kubelets}
 
 
-@pytest.mark.parametrize("impostor", IMPOSTORS, ids=lambda each: each.__name__)
-def test_other_processes_named_kubelet_are_not_the_kubelet(
-    impostors: Impostors, impostor: object
-) -> None:
-    pid = impostor(impostors)  # type: ignore[operator]
-    eventually("it calls itself kubelet", lambda: _calls_itself_kubelet(pid))
-    assert pid not in found()
-
-
 def test_a_process_of_the_host_counts_as_the_kubelet(impostors: Impostors) -> None:
     """A counter-check: without the differences above, the process is found."""
     pid = impostors.of_the_host()
@@ -181,19 +171,3 @@ def test_the_kubelet_is_found_among_all_of_them(impostors: Impostors, kubelet: K
     assert reading.whole is not None
     assert (reading.whole.static, reading.whole.reserved_cpus) == (True, kubelet.reserved)
     assert reading.whole.source == f"kubelet {kubelet.pid}, {kubelet.folder / 'config.json'}"
-
-
-def test_an_agent_starts_with_them_and_assigns_no_cpus(
-    impostors: Impostors, node: TestNode
-) -> None:
-    for impostor in IMPOSTORS:
-        impostor(impostors)
-    node.start_agent("--node-name=node-a")
-    metrics = node.get("/metrics")[1]
-    (pool,) = [
-        each
-        for each in metrics.splitlines()
-        if each.startswith('topolet_pool_cpus{numa_node="0",pool="ls"}')
-    ]
-    assert float(pool.rpartition(" ")[2]) == len(os.sched_getaffinity(0))
-    assert "/nonexistent" not in node.log("agent")

@@ -19,6 +19,7 @@ from tests.fixtures.pods import (
     run_pod,
     run_sandbox,
     start_container,
+    update_container,
 )
 from tests.integration.harness import NO_FULL_PASS, TestNode
 from tests.waiting import eventually
@@ -117,9 +118,8 @@ def test_container_without_cpus_left_is_refused_with_the_reason(node: TestNode) 
 def test_resize_in_place_to_a_fraction_of_a_cpu_returns_to_the_pool(node: TestNode) -> None:
     start_with_policy(node, "static")
     _, _, container = run_guaranteed(node, "g", 1)
-    linux = pb.LinuxContainerResources(cpu_shares=512, cpu_period=100_000, cpu_quota=50_000)
-    request = pb.UpdateContainerResourcesRequest(container_id=container, linux=linux)
-    node.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+    resized: dict[str, int] = {"cpu_shares": 512, "cpu_period": 100_000, "cpu_quota": 50_000}
+    update_container(node.proxied, container, **resized)
     eventually("the container has the shared CPUs", lambda: node.cpus(container) == "0-1")
     eventually(
         "its quota is in force",
@@ -144,18 +144,3 @@ def test_dynamic_container_reads_its_cpus_in_a_file(node: TestNode) -> None:
     with open(f"/proc/{pid}/mountinfo", encoding="ascii") as file:
         (mount,) = [line.split() for line in file if " /run/topolet " in line]
     assert "ro" in mount[5].split(",")
-
-
-def test_agent_refuses_to_start_with_a_static_kubelet(node: TestNode) -> None:
-    (node.folder / "kubelet").mkdir()
-    (node.folder / "kubelet" / "cpu_manager_state").write_text('{"policyName":"static"}')
-    done = node.run_cli(
-        "agent",
-        "--standalone",
-        f"--state-dir={node.state}",
-        f"--kubelet-dir={node.folder / 'kubelet'}",
-        "--cpu-policy=static",
-        "--http=",
-    )
-    assert done.returncode == 1
-    assert "cpu-policy is static, but the kubelet's cpuManagerPolicy is static" in done.stderr

@@ -92,7 +92,7 @@ def test_every_method_that_the_runtime_serves_is_implemented(
     }
     lines = [f"{both.runtime}: {len(STEPS)} CRI calls; served:"]
     record_property("summary", "\n".join([*lines, *(f"{n:6} {way}" for way, n in counts.items())]))
-    assert counts["direct"] == counts["proxied"] > 100
+    assert counts["direct"] == counts["proxied"] > 50
 
 
 def test_the_table_has_every_method_of_the_cri() -> None:

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from agent.node.kubelet_process import find
-from tests.integration.apiserver import agent_account, server
+from tests.deploy.manifests import objects
+from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode
+from tests.integration.incluster import READ_RULES, WRITE_RULES, ClusterNode
 from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,10 +65,11 @@ def watch_for_kubelets() -> Iterator[Callable[[], bool]]:
 
 @pytest.mark.timeout(600)
 def test_budget() -> None:
-    """Uses the lower of two measurements: on a busy machine more threads of the agent use memory at
+    """Measures again if the agent uses more: on a busy machine more of its threads use memory at
     the same time."""
-    first, second = run_benchmark_without_kubelets(), run_benchmark_without_kubelets()
-    rows = min(first, second, key=lambda each: each["agent_100_pods_mb"]["value"])
+    rows = run_benchmark_without_kubelets()
+    if rows["agent_100_pods_mb"]["value"] > AGENT_MB:
+        rows = run_benchmark_without_kubelets()
     agent = rows["agent_100_pods_mb"]
     assert agent["value"] <= AGENT_MB
     assert agent["value"] - agent["base"] <= AGENT_ABOVE_BARE_MB
@@ -84,21 +87,14 @@ def run_benchmark_without_kubelets() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
-def test_modules_that_an_agent_in_a_cluster_loads(node: TestNode, tmp_path: Path) -> None:
-    with server.running(tmp_path) as api:
-        account = tmp_path / "account"
-        agent_account.install(api, "node-a", account)
-        environment = agent_account.environment(api)
-        node.start_agent(
-            f"--kubeconfig={account}",
-            environ={**environment, "PYTHONPROFILEIMPORTTIME": "1"},
-        )
-        eventually(
-            "the agent writes reports",
-            lambda: node.metric('topolet_reports_total{result="written"}') > 0,
-            60,
-        )
-        node.stop_agent()
+def test_modules_that_an_agent_in_a_cluster_loads(apiserver: ApiServer, node: TestNode) -> None:
+    for each in objects("crds"):
+        apiserver.apply(each)
+    cluster_node = ClusterNode(apiserver, node, "modules", [*READ_RULES, *WRITE_RULES])
+    cluster_node.start_agent(node, variables={"PYTHONPROFILEIMPORTTIME": "1"})
+    written = 'topolet_reports_total{result="written"}'
+    eventually("the agent writes reports", lambda: node.metric(written) > 0, 60)
+    node.stop_agent()
     # import time:      self [us] | cumulative | imported package
     lines = (line.split("|") for line in node.log("agent").splitlines())
     loaded = {words[2].strip().partition(".")[0] for words in lines if len(words) == 3}

@@ -9,13 +9,11 @@ import re
 import signal
 import stat
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agent.cri.client import Cri
 from agent.hooks.requests import Changes
 from agent.model.linux_resources import LinuxResources
 from agent.model.pod.annotations import (
@@ -35,10 +33,11 @@ from tests.fixtures.pods import (
     run_pod,
     run_sandbox,
     start_container,
+    update_container,
 )
 from tests.integration.harness import NO_FULL_PASS
 from tests.integration.nri_node import NriNode, nri_node, other_plugin
-from tests.waiting import DEADLINE_SECONDS, eventually
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -56,13 +55,6 @@ def both(nri: NriNode) -> NriNode:
     return nri
 
 
-def update(nri: NriNode, container_id: str, **fields: object) -> None:
-    """Updates a container as a kubelet does."""
-    linux = pb.LinuxContainerResources(**fields)  # type: ignore[arg-type]
-    request = pb.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
-    nri.node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
-
-
 def test_containers_run_on_their_cpus_from_their_creation(both: NriNode) -> None:
     node = both.node
     sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
@@ -77,19 +69,6 @@ def test_containers_run_on_their_cpus_from_their_creation(both: NriNode) -> None
     eventually("LS has CPU 1 again", lambda: node.cpus(ls) == "0-1")
     assert both.metric("topolet_nri_conflicts_total") == 0
     assert both.metric("topolet_nri_hook_errors_total") == 0
-
-
-def test_pools_shrink_before_an_owner_starts_also_in_the_runtime(both: NriNode) -> None:
-    node = both.node
-    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
-    assert node.cpus(ls) == "0-1"
-    _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
-    assert (node.cpus(lse), node.cpus(ls)) == ("1", "0")
-    assert node.metric("topolet_cpu_overlaps_total") == 0
-    eventually(
-        "the runtime has the cpuset",
-        lambda: node.direct.container_status(ls).resources.cpuset == "0",
-    )
 
 
 def test_no_owner_starts_while_a_created_container_has_its_cpu(
@@ -116,47 +95,10 @@ def test_no_owner_starts_while_a_created_container_has_its_cpu(
     assert node.metric("topolet_cpu_overlaps_total") == 0
 
 
-def test_no_owner_starts_while_a_container_is_on_its_cpu(both: NriNode) -> None:
-    """Owners and sharers are created at the same time."""
-    node = both.node
-    failures: list[str] = []
-    creating = threading.Event()
-
-    def sharers(number: int) -> None:
-        cri = Cri(node.containerd.socket, DEADLINE_SECONDS)
-        with contextlib.closing(cri):
-            turn = 0
-            while not creating.is_set():
-                turn += 1
-                try:
-                    sandbox, _ = run_pod(cri, node.spec(f"ls-{number}-{turn}", "LS"))
-                except RpcError as error:
-                    failures.append(str(error))
-                    return
-                remove_pod(cri, sandbox)
-
-    threads = [threading.Thread(target=sharers, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    seen: list[str] = []
-    try:
-        for turn in range(3):
-            sandbox, owner = node.run_retrying(node.direct, node.spec(f"lse-{turn}", "LSE", "1"))
-            seen.append(node.cpus(owner))
-            remove_pod(node.direct, sandbox)
-    finally:
-        creating.set()
-        for thread in threads:
-            thread.join()
-    assert seen == ["1"] * 3, node.log("agent")
-    assert not failures
-    assert node.metric("topolet_cpu_overlaps_total") == 0
-
-
 def test_an_update_keeps_the_wanted_cpus(both: NriNode) -> None:
     node = both.node
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
-    update(both, lse, cpuset_cpus="0-1", cpu_shares=300)
+    update_container(node.direct, lse, cpuset_cpus="0-1", cpu_shares=300)
     assert node.cpus(lse) == "1"
     resources = node.direct.container_status(lse).resources
     assert (resources.cpuset, resources.shares) == ("1", 300)

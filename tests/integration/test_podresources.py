@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -48,21 +46,6 @@ def pod(
         yield full
     finally:
         kubelet.end(name)
-
-
-def test_pod_with_pod_level_resources_has_no_cpus_of_its_own(kubelet: Kubelet) -> None:
-    """It also has no memory of a NUMA node, although it is Guaranteed and requests a whole
-    CPU."""
-    main = container("main", "1")
-    with pod(kubelet, "whole", main, resources=main["resources"]) as whole:
-        eventually("it runs", lambda: running_pid(kubelet, whole, "main"), START_SECONDS)
-        listed = kubelet.listed(whole)
-        assert listed is not None
-        assert [(each.cpus, each.memory) for each in listed.containers] == [(CpuSet(), ())]
-        state = cpu_manager_state.read(str(kubelet.root / cpu_manager_state.FILE_NAME))
-        assert (state.by_uid, state.default) == ({}, kubelet.topology.online)
-        blocks = memory_manager_state.read(str(kubelet.root / memory_manager_state.FILE_NAME))
-        assert blocks.entries == {}
 
 
 def unreserved_cpus(kubelet: Kubelet) -> CpuSet:
@@ -130,31 +113,6 @@ def test_reserved_memory_is_that_of_the_kubelets_configuration(kubelet: Kubelet)
     assert reserved(kubelet.topology, kubelet.client.allocatable()) == Reserved(
         kubelet.reserved, nodes | {0: RESERVED_BYTES}
     )
-
-
-def test_sidecars_are_listed_and_init_containers_are_not(kubelet: Kubelet) -> None:
-    init = [
-        container("first", "10m", command=["/bin/busybox", "true"]),
-        container("sidecar", "10m", restartPolicy="Always"),
-    ]
-    with pod(kubelet, "inits", container("main", "10m"), initContainers=init) as name:
-        eventually("all run", lambda: running_pid(kubelet, name, "main"), START_SECONDS)
-        listed = kubelet.listed(name)
-        assert listed is not None
-        assert [each.name for each in listed.containers] == ["sidecar", "main"]
-
-
-def test_ended_pod_is_no_longer_listed(kubelet: Kubelet) -> None:
-    name = kubelet.run("job", [container("main", "1")], restartPolicy="Never")
-    eventually("it is listed", lambda: kubelet.listed(name), START_SECONDS)
-    eventually("it runs", lambda: running_pid(kubelet, name, "main"), START_SECONDS)
-    os.kill(running_pid(kubelet, name, "main"), signal.SIGKILL)
-    eventually("it is not listed any more", lambda: kubelet.listed(name) is None, START_SECONDS)
-    kubelet.end("job")
-
-
-def test_missing_pod(kubelet: Kubelet) -> None:
-    assert kubelet.client.pod("default", "nobody") is None
 
 
 def test_devices_of_a_plugin_with_and_without_a_numa_node(kubelet: Kubelet) -> None:

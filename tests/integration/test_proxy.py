@@ -11,7 +11,6 @@ import pytest
 from agent.cri.client import Cri
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC
 from agent.model.verdict import Code
-from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
 from tests.fixtures.pods import (
     create_container,
@@ -21,6 +20,7 @@ from tests.fixtures.pods import (
     run_pod,
     run_sandbox,
     start_container,
+    update_container,
 )
 from tests.integration.harness import NO_FULL_PASS, TestNode
 from tests.waiting import DEADLINE_SECONDS, eventually
@@ -99,15 +99,15 @@ def test_update_keeps_the_cpus_and_applies_its_other_fields(
     both: TestNode, qos: str, cpuset: str, cpus: str
 ) -> None:
     _, container = run_pod(both.proxied, both.spec("p", qos, cpuset))
-    linux = pb.LinuxContainerResources(
+    update_container(
+        both.proxied,
+        container,
         cpuset_cpus="0",
         cpu_shares=512,
         cpu_period=100_000,
         cpu_quota=150_000,
         memory_limit_in_bytes=64 << 20,
     )
-    request = pb.UpdateContainerResourcesRequest(container_id=container, linux=linux)
-    both.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
     assert both.cpus(container) == cpus
     assert both.kernel_value(container, "cpu", "cpu.shares") == "512"
     quota = "-1" if cpuset else "150000"  # an owner does not have a quota
@@ -165,20 +165,20 @@ def test_without_the_agent_no_known_owners_cpu_is_given_to_others(both: TestNode
 POINTS = ("sandbox", "create", "start", "end")
 
 
-@pytest.mark.parametrize("victim", ["agent", "proxy", "both"])
+@pytest.mark.parametrize("victim", ["proxy", "both"])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_at_any_point_ends_in_the_same_state(
     both: TestNode, victim: str, point: str
 ) -> None:
-    """An LSE pod starts and ends, with a SIGKILL and a restart before one of the steps."""
+    """An LSE pod starts and ends, with a SIGKILL and a restart before one of the steps.
+    tests/faults kills the agent alone."""
 
     def kill_and_restart() -> None:
-        if victim in ("agent", "both"):
+        if victim == "both":
             both.kill_agent()
-        if victim in ("proxy", "both"):
-            both.kill_proxy()
-            both.start_proxy()
-        if victim in ("agent", "both"):
+        both.kill_proxy()
+        both.start_proxy()
+        if victim == "both":
             both.start_agent(NO_FULL_PASS)
 
     _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
@@ -199,29 +199,6 @@ def test_a_kill_at_any_point_ends_in_the_same_state(
     assert both.metric("topolet_cpu_overlaps_total") == 0
     remove_pod(both.proxied, sandbox)
     eventually("LS has CPU 1 again", lambda: both.cpus(ls) == "0-1")
-
-
-def test_an_agent_killed_while_pods_start_and_end_leaves_no_wrong_cpuset(both: TestNode) -> None:
-    """The agent is killed at arbitrary moments; the caller retries as a kubelet does."""
-    _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
-    stop = threading.Event()
-
-    def kill_repeatedly() -> None:
-        while not stop.wait(0.15):
-            both.kill_agent()
-            both.start_agent(NO_FULL_PASS)
-
-    thread = threading.Thread(target=kill_repeatedly)
-    thread.start()
-    try:
-        for turn in range(4):
-            sandbox, lse = both.run_retrying(both.proxied, both.spec(f"lse-{turn}", "LSE", "1"))
-            assert both.cpus(lse) == "1"
-            remove_pod(both.proxied, sandbox)
-    finally:
-        stop.set()
-        thread.join()
-    eventually("LS has all CPUs", lambda: both.cpus(ls) == "0-1")
 
 
 def test_a_pod_that_was_removed_before_the_agent_saw_it_has_no_claim(both: TestNode) -> None:
@@ -273,24 +250,19 @@ def test_restore_restores_every_value(both: TestNode) -> None:
         both.proxied, create_request(waiting, run_sandbox(both.proxied, waiting))
     )
     eventually("all cpusets are correct", lambda: (both.cpus(ls), both.cpus(be)) == ("0", "0"))
-    words = [
-        "restore",
-        f"--state-dir={both.state}",
-        f"--runtime-endpoint=unix://{both.containerd.socket}",
-    ]
-    refused = both.run_cli(*words)
+    refused = both.restore()
     assert refused.returncode == 1
     assert "agent.lock is locked by process" in refused.stderr
 
     both.stop_agent()
     assert (both.cpus(lse), both.cpus(ls)) == ("1", "0"), "an agent that stops does not change them"
-    done = both.run_cli(*words)
+    done = both.restore()
     assert done.returncode == 0, done.stderr
     assert {both.cpus(each) for each in (lse, ls, be)} == {"0-1"}
     assert both.sandbox_cpus(first) == "0-1"
     start_container(both.direct, created)
     assert both.cpus(created) == "0-1"
-    assert "0 cpusets restored" in both.run_cli(*words).stdout
+    assert "0 cpusets restored" in both.restore().stdout
     _, later = run_pod(both.proxied, both.spec("later", "LS"))
     assert both.cpus(later) == "0-1", "the proxy changes no request any more"
 
@@ -307,7 +279,6 @@ def test_restore_handles_a_cpuset_that_the_proxy_set_without_the_agent(both: Tes
     run_pod(both.proxied, both.spec("again", "LSE", "1"))
     eventually("LS is on CPU 0", lambda: both.cpus(ls) == "0")
     both.stop_agent()
-    endpoint = f"--runtime-endpoint=unix://{both.containerd.socket}"
-    done = both.run_cli("restore", f"--state-dir={both.state}", endpoint)
+    done = both.restore()
     assert done.returncode == 0, done.stderr
     assert both.cpus(ls) == "0-1"

@@ -141,8 +141,7 @@ def test_an_agent_killed_after_the_notification_restores_the_cpus_of_the_pod(
     eventually("the pod has its CPUs back", lambda: pod_cpus(spec) == all_cpus)
     assert node.sandbox_cpus(sandbox) == "0"
     node.stop_agent()
-    endpoint = f"--runtime-endpoint=unix://{node.containerd.socket}"
-    assert node.run_cli("restore", f"--state-dir={node.state}", endpoint).returncode == 0
+    assert node.restore().returncode == 0
     assert node.sandbox_cpus(sandbox) == all_cpus
 
 

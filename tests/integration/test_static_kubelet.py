@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from agent.kube import events
-from agent.kube.errors import ForbiddenError, KubeError
+from agent.kube.errors import ForbiddenError
 from agent.kube.events import Recorder, Regarding
 from agent.kube.transport import Transport
 from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
 from agent.model.pod.annotations import RESOURCE_STATUS
-from agent.node.change_log import CLAIM_NOT_HONORED, INVALID_NODE
+from agent.node.change_log import CLAIM_NOT_HONORED
 from agent.node.cluster_view import EVENT_ACTION, EVENT_CONTROLLER
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_patches import Corrections
@@ -40,8 +40,7 @@ def node_name(apiserver: ApiServer) -> str:
     for each in manifests("crds"):
         apiserver.apply(each)
     apiserver.namespace(name)
-    account = {"metadata": {"name": "default"}}
-    apiserver.create(f"/api/v1/namespaces/{name}/serviceaccounts", account)
+    apiserver.default_account(name)
     apiserver.node(name)
     return name
 
@@ -91,24 +90,6 @@ def test_event_of_a_pod_with_the_agents_role(
         transport.merge(
             f"/api/v1/namespaces/{node_name}/pods/lse", {"metadata": {"labels": {"a": ""}}}
         )
-
-
-def test_event_of_a_node_with_the_agents_role(
-    apiserver: ApiServer, node_name: str, access: Access
-) -> None:
-    uid = json.loads(apiserver.admin.get(f"/api/v1/nodes/{node_name}"))["metadata"]["uid"]
-    results: list[str] = []
-    transport = access("topolet-agent")
-    recorder = Recorder(transport, EVENT_CONTROLLER, node_name, EVENT_ACTION, results.append)
-    about = Regarding("", node_name, uid, "Node")
-    recorder.record(about, INVALID_NODE, "label a: 'x' is not one of b, c")
-    eventually("it is written", lambda: results == ["written"])
-    recorder.close()
-    events_ = json.loads(apiserver.admin.get("/api/v1/namespaces/default/events"))["items"]
-    (event,) = [each for each in events_ if each["involvedObject"]["name"] == node_name]
-    assert event["involvedObject"]["kind"] == "Node"
-    assert event["involvedObject"]["uid"] == uid, "kubectl describe shows it"
-    assert (event["type"], event["reason"]) == ("Warning", INVALID_NODE)
 
 
 def topology(name: str, **assigned: str) -> dict[str, Any]:
@@ -162,19 +143,3 @@ def test_annotation_is_corrected_with_the_schedulers_role(
         assert corrections.failed == 0
     finally:
         watches.stop()
-
-
-def test_write_is_bound_to_one_version_of_one_pod(
-    apiserver: ApiServer, node_name: str, access: Access
-) -> None:
-    """The write fails if the pod has changed meanwhile, or is another one with the same name."""
-    pod = apiserver.pod(
-        node_name, "lse", node_name, annotations={RESOURCE_STATUS: '{"cpuset": "2-3"}'}
-    )
-    transport, path = access("topolet-scheduler"), f"/api/v1/namespaces/{node_name}/pods/lse"
-    old = pod["metadata"]["resourceVersion"]
-    apiserver.admin.merge(path, {"metadata": {"labels": {"changed": "yes"}}})
-    for changed, code in (({"resourceVersion": old}, "409"), ({"uid": "another"}, "422")):
-        patch = {**changed, "annotations": {RESOURCE_STATUS: "{}"}}
-        with pytest.raises(KubeError, match=code):
-            transport.merge(path, {"metadata": patch})

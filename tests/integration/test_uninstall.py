@@ -14,7 +14,6 @@ import yaml
 from agent.install.proxy import ProxyInstallation
 from agent.install.uninstall import NodeRemoval
 from agent.kube.cluster import Cluster
-from agent.kube.transport import Transport
 from agent.model.devices.device_object import Device
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.settings.agent import UninstallSettings
@@ -27,7 +26,6 @@ from tests.deploy.manifests import DEPLOY
 from tests.integration import deployed
 from tests.integration.apiserver.server import ApiServer
 
-MERGE = "application/merge-patch+json"
 GPU = Device("gpu", "GPU-0", 0, {"koordinator.sh/gpu-core": 100})
 KINDS = {
     "Node": "/api/v1/nodes",
@@ -47,7 +45,7 @@ class ReportedNode(NamedTuple):
 
     def change(self, kind: str, change: dict[str, Any], subresource: str = "") -> None:
         """Patches the node's object as an administrator."""
-        self.api.request("PATCH", f"{KINDS[kind]}/{self.node}{subresource}", change, media=MERGE)
+        self.api.merge(f"{KINDS[kind]}/{self.node}{subresource}", change)
 
 
 @pytest.fixture
@@ -142,19 +140,3 @@ def test_fields_of_other_clients_in_the_agents_objects_stay(
     labels = after["Node"]["metadata"]["labels"]
     assert labels["topology.topolet.io/note"] == "mine"
     assert "topology.topolet.io/cpus" not in labels
-
-
-def test_an_api_server_that_refuses_is_listed(
-    apiserver: ApiServer, reported_node: ReportedNode, tmp_path: Path
-) -> None:
-    write_reports(reported_node)
-    apiserver.account("kube-system", "nobody", [])
-    transport = Transport(apiserver.access(apiserver.token("kube-system", "nobody")))
-    it = removal(reported_node.node, Cluster(transport, reported_node.node), tmp_path)
-    assert not it.run()
-    assert [each.split(":")[0] for each in it.left] == [
-        "labels of the Node",
-        "extended resources of the Node",
-        "NodeResourceTopology",
-        "Device",
-    ]

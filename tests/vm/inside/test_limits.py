@@ -14,10 +14,16 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import CpuQuota
 from agent.model.nrt.node_annotations import BIND_MEMORY, NUMA_MEMORY_POLICY
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
-from agent.proto import cri_pb2 as pb
 from tests.fixtures import image
 from tests.fixtures.containerd import Containerd
-from tests.fixtures.pods import PodSpec, create_container, create_request, run_pod, run_sandbox
+from tests.fixtures.pods import (
+    PodSpec,
+    create_container,
+    create_request,
+    run_pod,
+    run_sandbox,
+    update_container,
+)
 from tests.fixtures.pods import start_container as start
 from tests.integration.harness import TestNode, fresh_node, kernel_group
 from tests.waiting import eventually
@@ -131,9 +137,7 @@ def test_memory_and_limits_are_set_and_restored(containerd: Containerd) -> None:
             "the pod's memory limit is set",
             lambda: (pod_of_batch / "memory.max").read_text() == limit,
         )
-        linux = pb.LinuxContainerResources(cpu_shares=512)
-        request = pb.UpdateContainerResourcesRequest(container_id=app, linux=linux)
-        node.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+        update_container(node.proxied, app, cpu_shares=512)
         assert (value(node, app, "cpuset.mems"), value(node, app, "cpu.weight")) == ("1", "20")
         eventually("the pod has no quota", lambda: pod_max.read_text() == "max 100000\n")
 
@@ -142,8 +146,7 @@ def test_memory_and_limits_are_set_and_restored(containerd: Containerd) -> None:
         )
 
         node.stop_agent()
-        socket = f"--runtime-endpoint=unix://{containerd.socket}"
-        done = node.run_cli("restore", f"--state-dir={node.state}", socket)
+        done = node.restore()
         assert done.returncode == 0, done.stderr
         assert {group: values_of(group) for group in groups} == before
         assert {node.cpus(each) for each in (app, envoy, main, early)} == {"0-15"}

@@ -1,9 +1,8 @@
 """The agent alone on four NUMA nodes, with cgroup names of both drivers."""
 
-from agent.proto import cri_pb2 as pb
 from tests.fixtures.cgroups import MOUNTS, remove_cgroups
 from tests.fixtures.containerd import Containerd
-from tests.fixtures.pods import PodSpec, remove_pod, run_pod
+from tests.fixtures.pods import PodSpec, remove_pod, run_pod, update_container
 from tests.integration.harness import NO_FULL_PASS, TestNode, fresh_node, kernel_group
 from tests.vm.inside.pods import RUNS_ON, specs
 from tests.waiting import eventually
@@ -63,11 +62,7 @@ def test_same_end_state_without_a_proxy(containerd: Containerd) -> None:
         eventually("the owners' CPUs are in the pool again", lambda: cpus() == without)
 
         node.stop_agent()
-        done = node.run_cli(
-            "restore",
-            f"--state-dir={node.state}",
-            f"--runtime-endpoint=unix://{containerd.socket}",
-        )
+        done = node.restore()
         assert done.returncode == 0, done.stderr
         assert cpus() == dict.fromkeys(ids, "0-15")
     remove_cgroups("/kubepods.slice")
@@ -83,9 +78,7 @@ def test_events_report_containers_before_the_full_pass(containerd: Containerd) -
         eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0,2-15"))
         assert 'topolet_reconciliation_triggers_total{trigger="cgroup"}' in node.get("/metrics")[1]
         eventually("the agent waits for events again", lambda: waits_for_events(node))
-        linux = pb.LinuxContainerResources(cpuset_cpus="0-1")
-        request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
-        node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+        update_container(node.direct, ls, cpuset_cpus="0-1")
         eventually("corrected", lambda: node.cpus(ls) == "0,2-15")
         remove_pod(node.direct, sandbox)
         eventually("the CPU is released", lambda: node.cpus(ls) == "0-15")
