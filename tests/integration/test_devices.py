@@ -28,6 +28,7 @@ from agent.host import files
 from agent.model import snapshot as snapshots
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
+from agent.model.devices.device_request import TypeRequest
 from agent.model.devices.visibility import (
     MOUNT_ROOT,
     VISIBLE_DEVICES,
@@ -41,7 +42,6 @@ from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
-from tests.allocate.visibility.type_requests import type_request
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import (
     PodSpec,
@@ -215,7 +215,9 @@ def entry(minor: int, percent: int = 100) -> dict[str, object]:
 
 
 def device_request(name: str, count: int = 1) -> ContainerDeviceRequest:
-    return ContainerDeviceRequest(name, {"gpu": type_request(count, {GPU_CORE: 100})})
+    return ContainerDeviceRequest(
+        name, {"gpu": TypeRequest({GPU_CORE: 100 * count}, count, {GPU_CORE: 100})}
+    )
 
 
 def by_variable(*uuids: str) -> Callable[[pb.ContainerConfig], None]:
@@ -284,7 +286,7 @@ def test_rdma_devices_come_with_the_common_device_node(frontend: DeviceTest) -> 
     spec = frontend.pod(
         "p",
         {"rdma": [{"minor": 0}]},
-        ContainerDeviceRequest("main", {"rdma": type_request(1)}),
+        ContainerDeviceRequest("main", {"rdma": TypeRequest({}, 1, {})}),
         device_request("other"),
     )
     seen = frontend.run(spec, no_devices)
