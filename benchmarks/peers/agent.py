@@ -20,6 +20,8 @@ from tests.fixtures import constants
 from tests.fixtures.ports import free_port
 
 DEADLINE_SECONDS = 60.0
+RECHECKS = ("agent.node.cluster_view.RECHECK_SECONDS", "agent.node.daemon.RECHECK_SECONDS")
+"""How often an agent compares its report with the stored objects."""
 
 
 class Agent:
@@ -80,7 +82,7 @@ def running(
     `recheck_seconds`: how often it compares its report with the stored objects."""
     start = [START]
     if recheck_seconds is not None:
-        start = [START_WITH_CONSTANTS, *constants.words(constants.recheck(recheck_seconds))]
+        start = [START_WITH_CONSTANTS, *constants.words(dict.fromkeys(RECHECKS, recheck_seconds))]
     compiled()
     folder.mkdir()
     log = folder / "agent.log"
