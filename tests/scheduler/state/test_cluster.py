@@ -178,6 +178,14 @@ def test_a_reservation_stays_until_the_pod_is_reported_as_bound(
     assert allocated_pods(cluster) == {"a"}
 
 
+def test_a_pod_that_another_client_bound_elsewhere_releases_its_reservation(
+    cluster: SchedulerCache,
+) -> None:
+    cluster.reserve("n1", offered("a"))
+    report_pod(cluster, "a", "n2")
+    assert (allocated_pods(cluster), allocated_pods(cluster, "n2")) == (set(), {"a"})
+
+
 def test_a_confirmed_reservation_is_overdue_after_its_time(
     cluster: SchedulerCache, clock: Clock
 ) -> None:
