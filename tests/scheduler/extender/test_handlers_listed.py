@@ -69,17 +69,6 @@ def test_a_device_is_allocated_to_as_many_pods_as_fit(
     assert scene.fits(scene.pod(kind, "next")) == ["b"]
 
 
-def test_a_type_that_no_device_object_lists_is_named_in_the_reason(scene: Scene) -> None:
-    """Also by bind, and on nodes without a Device object."""
-    pod = scene.pod(requesting(koordinator="100"), "p")
-    result = scene.filter(pod)
-    reason = f"{KOORDINATOR_XPU}: the node has none"
-    assert not result.node_names
-    assert result.failed_and_unresolvable_nodes == dict.fromkeys(NODES, reason)
-    assert scene.bind(pod, "c") == f"node c: {reason}"
-    assert not scene.pods.bindings
-
-
 def test_a_resource_is_a_device_as_soon_as_a_device_object_lists_it(scene: Scene) -> None:
     """Also between filter and bind: the pod is decoded again."""
     pod = scene.pod(requesting(xpu="100"), "p")
