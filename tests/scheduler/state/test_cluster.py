@@ -138,6 +138,14 @@ def test_a_pod_deleted_in_an_old_state_has_no_allocation(cluster: SchedulerCache
     assert isinstance(state.allocator.offer(PLAIN), NodeOffer)
 
 
+def test_pods_are_kept_without_their_node(cluster: SchedulerCache) -> None:
+    report_pod(cluster, "a", "n1")
+    cluster.nodes_changed([objects.node_change(objects.node("n1"), DELETED)])
+    assert cluster.node("n1") is None
+    cluster.nodes_changed([objects.node_change(objects.node("n1"))])
+    assert allocated_pods(cluster) == {"a"}
+
+
 def test_no_memory_is_kept_for_deleted_nodes() -> None:
     cache = SchedulerCache()
 
@@ -184,6 +192,14 @@ def test_a_pod_that_another_client_bound_elsewhere_releases_its_reservation(
     cluster.reserve("n1", offered("a"))
     report_pod(cluster, "a", "n2")
     assert (allocated_pods(cluster), allocated_pods(cluster, "n2")) == (set(), {"a"})
+
+
+def test_annotations_override_the_reservation(cluster: SchedulerCache) -> None:
+    cluster.reserve("n1", offered("a"))
+    report_pod(cluster, "a", "n1", requests={"cpu": "1"}, cpus="5")
+    state = cluster.node("n1")
+    assert state is not None
+    assert str(state.allocator.holdings["uid-a"].allocation.cpus) == "5"
 
 
 def test_a_confirmed_reservation_is_overdue_after_its_time(
@@ -359,6 +375,21 @@ def changes(cluster: SchedulerCache, *actions: Any) -> list[set[str]]:
         assert names is not None
         found.append(set(names))
     return found
+
+
+def test_every_change_that_matters_is_logged(cluster: SchedulerCache) -> None:
+    assert changes(
+        cluster,
+        lambda: report_pod(cluster, "a", "n1"),
+        lambda: report_pod(cluster, "a", "n1", cpus="0"),
+        lambda: delete_pod(cluster, "a", "n1"),
+        lambda: cluster.reserve("n2", offered("b")),
+        lambda: cluster.release("uid-b"),
+        lambda: cluster.nodes_changed([objects.node_change(objects.node("n1", labels={"a": "b"}))]),
+        lambda: cluster.topologies_changed([objects.topology_change(objects.topology("n2", 4))]),
+        lambda: cluster.devices_changed([objects.devices_change(objects.devices("n1"), DELETED)]),
+        lambda: cluster.pods_changed([objects.pod_change(objects.agent("n1", ready=False))]),
+    ) == [{"n1"}, {"n1"}, {"n1"}, {"n2"}, {"n2"}, {"n1"}, {"n2"}, {"n1"}, {"n1"}]
 
 
 def test_irrelevant_changes_are_not_logged(cluster: SchedulerCache) -> None:
