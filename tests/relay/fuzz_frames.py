@@ -1,15 +1,12 @@
 """Fuzzes the relay with frames of a client and of a server; it may raise only RelayError.
 
-`python -m tests.relay.fuzz_frames --connections N --seed S`; a error is printed with its seed.
+`connection(seed)` repeats one connection.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import random
-import sys
-import time
 from collections.abc import Iterator
 
 from agent.model.verdict import Refuse, Wait
@@ -224,22 +221,3 @@ def run(connections: int, seed: int) -> Iterator[tuple[int, Exception | None]]:
             yield each, error
         else:
             yield each, None
-
-
-def main() -> int:
-    """1 if a seed failed."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--connections", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    began, failed = time.monotonic(), 0
-    for seed, fault in run(arguments.connections, arguments.seed):
-        if fault is not None:
-            failed += 1
-            print(f"seed {seed}: {type(fault).__name__}: {str(fault)[:300]}", flush=True)
-    print(f"{arguments.connections} connections, {failed} failed, {time.monotonic() - began:.0f} s")
-    return bool(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

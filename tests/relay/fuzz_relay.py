@@ -1,18 +1,13 @@
 """The relay between two h2 state machines, which raise on any slip in framing, HPACK or windows.
 
-`python -m tests.relay.fuzz_relay --streams N --seed S` runs connection after connection, each
-from a seed of its own that begins at S, until N streams have passed. It names the seed of every
-slip; `--streams 1 --seed` that one repeats it.
+Each connection has a seed of its own, and `run(1, seed)` repeats one.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gzip
 import random
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -39,7 +34,6 @@ PATHS = ["/grow", "/shrink", "/keep", "/refuse", "/raise", "/other", "/more"]
 HOOKED = frozenset(path.encode() for path in PATHS[:5])
 REPLY = [(":status", "200"), ("content-type", "application/grpc")]
 OK = [("grpc-status", "0")]
-_REPORT_SECONDS = 10
 
 
 def rewritten(path: str, message: bytes) -> bytes:
@@ -542,28 +536,3 @@ def run(streams: int, seed: int) -> Iterator[tuple[int, int, Exception | None]]:
         done += fuzz.wanted_streams
         yield seed, done, fault
         seed += 1
-
-
-def main() -> int:
-    """1 if a seed failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--streams", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    began = reported = time.monotonic()
-    bad = done = 0
-    for seed, done, fault in run(arguments.streams, arguments.seed):
-        now = time.monotonic()
-        if fault is not None:
-            bad += 1
-            print(f"seed {seed}: {type(fault).__name__}: {str(fault)[:300]}", flush=True)
-        if now - reported > _REPORT_SECONDS:
-            reported = now
-            speed = done / (now - began)
-            print(f"{done} streams, at seed {seed}, {bad} bad, {speed:.0f}/s", flush=True)
-    print(f"{done} streams, {bad} bad seeds, {time.monotonic() - began:.0f} s")
-    return bool(bad)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,6 +13,7 @@ from types import TracebackType
 import grpc
 
 from agent.rpc import frames, headers
+from tests.fixtures.grpc_peers import connect
 from tests.relay.relay_child import TAIL
 from tests.waiting import eventually
 
@@ -129,8 +130,7 @@ class Bystander:
     hooked and not. It does not retry: each failed call is in `failures`."""
 
     def __init__(self, path: Path) -> None:
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
-        self._channel = grpc.insecure_channel(f"unix:{path}", options=options)
+        self._channel = connect(path)
         self.replies = 0
         self.failures: list[str] = []
         self._ended = threading.Event()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent import futures
 from pathlib import Path
 
 import grpc
 import pytest
 
 from agent.relay.streams import RelayLimits
+from tests.fixtures.grpc_peers import connect, serve
 from tests.relay.relay_child import TAIL, peak_mb, relay_process
 from tests.waiting import eventually
 
@@ -22,12 +22,6 @@ yet. The requests alone have 192 MiB."""
 KEPT_MB = 16
 """Memory that is not released after the last reply: the C library keeps up to three blocks of 4.6
 MB, and no more after forty times as many requests."""
-UNBOUNDED = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-]
 CALL_SECONDS = 60.0
 
 
@@ -43,10 +37,7 @@ class Backend(grpc.GenericRpcHandler):
 
 @pytest.fixture(autouse=True)
 def backend(tmp_path: Path) -> Iterator[None]:
-    server = grpc.server(futures.ThreadPoolExecutor(AT_ONCE + 8), options=UNBOUNDED)
-    server.add_generic_rpc_handlers((Backend(),))
-    server.add_insecure_port(f"unix:{tmp_path / 'back.sock'}")
-    server.start()
+    server = serve(tmp_path / "back.sock", Backend(), threads=AT_ONCE + 8)
     yield
     server.stop(None).wait()
 
@@ -61,10 +52,7 @@ def test_many_of_the_largest_requests_at_once_wait_for_each_other(
 ) -> None:
     with relay_process(tmp_path / "front.sock", tmp_path / "back.sock") as relay:
         before = rss_mb(relay.pid)
-        opened = [
-            grpc.insecure_channel(f"unix:{tmp_path / 'front.sock'}", options=UNBOUNDED)
-            for _ in range(channels)
-        ]
+        opened = [connect(tmp_path / "front.sock") for _ in range(channels)]
         calls = [
             opened[number % channels]
             .unary_unary("/h/Grow")
@@ -90,7 +78,7 @@ def test_many_of_the_largest_requests_at_once_wait_for_each_other(
 def test_small_calls_pass_while_large_requests_are_held(tmp_path: Path) -> None:
     """Held requests use the whole budget, and further large requests wait for it."""
     with relay_process(tmp_path / "front.sock", tmp_path / "back.sock") as relay:
-        with grpc.insecure_channel(f"unix:{tmp_path / 'front.sock'}", options=UNBOUNDED) as channel:
+        with connect(tmp_path / "front.sock") as channel:
             hold = channel.unary_unary("/h/Hold")
             before = rss_mb(relay.pid)
             calls = [hold.future(bytes(LARGEST), timeout=CALL_SECONDS) for _ in range(4)]

@@ -15,6 +15,7 @@ import pytest
 from agent.model.verdict import Code
 from agent.rpc.channel import Channel
 from agent.rpc.grpc import RpcError
+from tests.fixtures.grpc_peers import serve
 
 
 class Handlers(grpc.GenericRpcHandler):
@@ -48,11 +49,7 @@ class Handlers(grpc.GenericRpcHandler):
 
 @contextlib.contextmanager
 def serving(path: Path, handlers: Handlers) -> Iterator[grpc.Server]:
-    limits = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-    server = grpc.server(futures.ThreadPoolExecutor(12), options=limits)
-    server.add_generic_rpc_handlers((handlers,))
-    server.add_insecure_port(f"unix:{path}")
-    server.start()
+    server = serve(path, handlers)
     try:
         yield server
     finally:
