@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -18,6 +17,7 @@ from agent.cgroup.order import WriteState
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import NO_QUOTA, UNLIMITED, CpuQuota, LinuxResources
 from tests.cgroup.current_limits import current_limits
+from tests.cgroup.real_groups import RealGroups
 
 if os.geteuid() != 0:
     pytest.skip("limits can't be written without root", allow_module_level=True)
@@ -36,7 +36,6 @@ ALL_NODES = CpuSet.parse(
     Path(MOUNTS["cpuset"][1], "cpuset.mems" if V1_CPUSET else "cpuset.mems.effective").read_text()
 )
 MIB = 1 << 20
-NO_LIMITS = LinuxResources(quota=NO_QUOTA, memory_limit_bytes=UNLIMITED)
 MEMORY_USER = """
 import sys
 data = bytearray(64 << 20)
@@ -46,55 +45,20 @@ sys.stdin.read()
 """
 
 
-class Cgroups:
+class Cgroups(RealGroups):
     """The cgroups of a pod and of a container, in every hierarchy."""
 
     def __init__(self) -> None:
-        self.pod = f"/topolet-test-{uuid.uuid4().hex[:8]}"
-        self.container = f"{self.pod}/container"
-        self.processes: list[subprocess.Popen[str]] = []
-        self.folders: list[Path] = []
-        self.make(self.pod)
-        self.make(self.container)
-
-    def make(self, group: str) -> None:
-        for controller, (version, path) in MOUNTS.items():
-            folder = Path(path + group)
-            if version == 2:
-                (folder.parent / "cgroup.subtree_control").write_text(f"+{controller}")
-            if not folder.exists():
-                folder.mkdir()
-                self.folders.append(folder)
-            if version == 1 and controller == "cpuset":
-                for each in ("cpuset.mems", "cpuset.cpus"):
-                    (folder / each).write_text((folder.parent / each).read_text())
-
-    def remove(self, group: str) -> None:
-        for folder in [each for each in self.folders if str(each).endswith(group)]:
-            folder.rmdir()
-            self.folders.remove(folder)
+        super().__init__(MOUNTS)
+        self.pod = self.top
+        self.container = self.make("/container")
 
     def memory_user(self) -> subprocess.Popen[str]:
         """A process in the container's cgroup that uses 64 MiB."""
-        start = "".join(
-            f"echo $$ >{path}{self.container}/cgroup.procs && " for _, path in MOUNTS.values()
-        )
-        process = subprocess.Popen(
-            ["sh", "-c", f'{start} exec "$0" -c "$1"', sys.executable, MEMORY_USER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.processes.append(process)
+        process = self.process(self.container, sys.executable, "-c", MEMORY_USER)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         return process
-
-    def close(self) -> None:
-        for each in self.processes:
-            each.communicate()
-        for folder in reversed(self.folders):
-            folder.rmdir()
 
 
 @pytest.fixture
@@ -174,9 +138,8 @@ def test_every_change_of_nested_quotas_and_memory_is_legal(
 @pytest.mark.skipif(not V1_SWAP, reason="v2 limits swap by itself, v1 only with swap accounting")
 def test_memory_without_swap_grows_and_is_restored(cgroups: Cgroups, journal: Journal) -> None:
     """A runtime sets the limit of memory and swap to the limit of memory, to disable swap."""
-    folder = Path(MOUNTS["memory"][1] + cgroups.container)
     for file in (limit_files.MEMORY, limit_files.MEMORY_AND_SWAP):
-        (folder / file).write_text(str(64 * MIB))
+        cgroups.path(cgroups.container, file).write_text(str(64 * MIB))
     for memory_bytes in (128 * MIB, 32 * MIB, 96 * MIB, UNLIMITED, 16 * MIB):
         wanted = {cgroups.container: LinuxResources(memory_limit_bytes=memory_bytes)}
         outcome = values.apply(REAL, journal, wanted)
@@ -203,24 +166,6 @@ def test_a_quota_beyond_the_pods_is_refused_and_reported(
     assert values.restore(REAL, journal).ok
 
 
-def test_a_period_is_kept(cgroups: Cgroups, journal: Journal) -> None:
-    folder = Path(MOUNTS["cpu"][1] + cgroups.container)
-    if V1_CPU:
-        (folder / "cpu.cfs_period_us").write_text("20000")
-    else:
-        (folder / "cpu.max").write_text("max 20000")
-    assert values.apply(
-        REAL, journal, {cgroups.container: LinuxResources(quota=CpuQuota(50_000))}
-    ).ok
-    assert current_limits(REAL, cgroups.container).quota == CpuQuota(10_000, 20_000)
-    if V1_CPU:
-        assert (folder / "cpu.cfs_quota_us").read_text() == "10000\n"
-        assert (folder / "cpu.cfs_period_us").read_text() == "20000\n"
-    else:
-        assert (folder / "cpu.max").read_text() == "10000 20000\n"
-    assert values.restore(REAL, journal).ok
-
-
 @pytest.mark.parametrize("shares", [2, 3, 1023, 1024, 262_144])
 def test_shares_are_read_back_as_the_kernel_rounds_them(
     cgroups: Cgroups, journal: Journal, shares: int
@@ -231,73 +176,6 @@ def test_shares_are_read_back_as_the_kernel_rounds_them(
     now = current_limits(REAL, cgroups.container).shares
     assert now is not None
     assert (now == shares) if V1_CPU else limit_files.weight(now) == limit_files.weight(shares)
-
-
-def test_the_limit_is_never_set_below_the_memory_in_use(cgroups: Cgroups, journal: Journal) -> None:
-    memory_user = cgroups.memory_user()
-    outcome = values.apply(
-        REAL, journal, {cgroups.container: LinuxResources(memory_limit_bytes=16 * MIB)}
-    )
-    (failed,) = outcome.having(WriteState.FAILED)
-    assert failed.note is not None
-    assert f"uses more than {16 * MIB} bytes" in failed.note
-    assert failed.refused
-    assert current_limits(REAL, cgroups.container).memory_limit_bytes == UNLIMITED
-    assert memory_user.poll() is None
-    assert values.apply(
-        REAL, journal, {cgroups.container: LinuxResources(memory_limit_bytes=256 * MIB)}
-    ).ok
-
-
-def test_a_recreated_group_does_not_get_the_old_values(cgroups: Cgroups, journal: Journal) -> None:
-    assert values.apply(
-        REAL,
-        journal,
-        {
-            cgroups.container: LinuxResources(
-                shares=512, quota=CpuQuota(50_000), memory_limit_bytes=16 * MIB
-            )
-        },
-    ).ok
-    cgroups.remove(cgroups.container)
-    outcome = values.apply(REAL, journal, {cgroups.container: NO_LIMITS})
-    assert len(outcome.having(WriteState.GONE)) == 2
-    cgroups.make(cgroups.container)
-    now = current_limits(REAL, cgroups.container)
-    assert (now.quota, now.memory_limit_bytes) == (NO_QUOTA, UNLIMITED)
-    assert values.apply(
-        REAL, journal, {cgroups.container: LinuxResources(quota=CpuQuota(60_000))}
-    ).ok
-    assert current_limits(REAL, cgroups.container).quota == CpuQuota(60_000)
-
-
-def test_restore_reports_a_removed_group(cgroups: Cgroups, journal: Journal) -> None:
-    assert values.apply(
-        REAL,
-        journal,
-        {
-            cgroups.container: LinuxResources(quota=CpuQuota(50_000)),
-            cgroups.pod: LinuxResources(quota=CpuQuota(60_000)),
-        },
-    ).ok
-    cgroups.remove(cgroups.container)
-    outcome = values.restore(REAL, journal)
-    assert [(each.group, each.state) for each in outcome.changes] == [
-        (cgroups.pod, WriteState.WRITTEN),
-        (cgroups.container, WriteState.GONE),
-    ]
-    assert journal.values == {}
-
-
-@pytest.mark.skipif(not V1_CPUSET, reason="cgroup v2 always migrates")
-def test_migration_is_optional(cgroups: Cgroups, journal: Journal) -> None:
-    wanted = {cgroups.container: LinuxResources(mems=str(ALL_NODES))}
-    assert values.apply(REAL, journal, wanted).ok
-    assert REAL.read(cgroups.container, limit_files.MIGRATE) == "0"
-    assert values.apply(REAL, journal, wanted, migrate=True).ok
-    assert REAL.read(cgroups.container, limit_files.MIGRATE) == "1"
-    assert values.restore(REAL, journal).ok
-    assert REAL.read(cgroups.container, limit_files.MIGRATE) == "0"
 
 
 @pytest.mark.skipif(len(ALL_NODES) < 2, reason="needs two NUMA nodes")

@@ -242,6 +242,16 @@ def test_values_that_could_not_be_restored_stay_in_the_journal(journal: Journal)
         assert machine.groups["/a"] == machine.groups["/b"] == CpuSet([0, 1])
 
 
+def test_v1_original_beyond_the_parent_is_narrowed(journal: Journal) -> None:
+    machine = Machine(1, {"/a": "0-1", "/a/b": "0-1"})
+    assert apply(machine, journal, cpusets(a_b="0")).ok
+    machine.groups["/a"] = CpuSet([0])
+    outcome = restore(machine, journal)
+    note = "'0-1' is not within the group above ('0')"
+    assert states(outcome)["/a/b"] == (WriteState.RIGHT, note)
+    assert machine.groups["/a/b"] == CpuSet([0])
+
+
 def test_v1_restore_keeps_a_group_that_was_empty(journal: Journal) -> None:
     machine = Machine(1, {"/a": "", "/a/b": ""})
     assert apply(machine, journal, cpusets(a_b="1")).ok
