@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from pathlib import Path
 
 import grpc
@@ -15,6 +14,7 @@ from agent.cri.client import RuntimeContainer, Sandbox, VerboseStatus
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.pods import ContainerState
 from agent.proto import cri_pb2 as pb
+from tests.fixtures.grpc_peers import serve
 
 _STATES = {
     ContainerState.CREATED: pb.CONTAINER_CREATED,
@@ -25,8 +25,7 @@ _PREFIX = "/runtime.v1.RuntimeService/"
 
 class SimulatedRuntime(grpc.GenericRpcHandler):
     """`sandboxes`, `containers` and `statuses`: by id; change them with `lock`. `environment`: of
-    each container, as NAME=VALUE. `hanging`: the methods, containers and sandboxes whose calls hang
-    until `resume`. `hung_calls`: the hanging calls. `replies`: by method, replaces the reply.
+    each container, as NAME=VALUE. `replies`: by method, replaces the reply.
     `event`: GetContainerEvents repeats it without end. `on_update`: called with the group and the
     CPUs when a running container is updated."""
 
@@ -39,27 +38,11 @@ class SimulatedRuntime(grpc.GenericRpcHandler):
         self.environment: tuple[str, ...] = ()
         self.replies: dict[str, bytes] = {}
         self.event = b""
-        self.hanging: frozenset[str] = frozenset()
-        self.hung_calls: list[str] = []
-        self._resumed = threading.Event()
         self._path = path
-        self._server = grpc.server(futures.ThreadPoolExecutor(4))
-        self._server.add_generic_rpc_handlers((self,))
-        self._server.add_insecure_port(f"unix:{path}")
-        self._server.start()
-
-    def hang(self, *what: str) -> None:
-        self.hung_calls.clear()
-        self._resumed.clear()
-        self.hanging = frozenset(what)
-
-    def resume(self) -> None:
-        self.hanging = frozenset()
-        self.event = b""
-        self._resumed.set()
+        self._server = serve(path, self, threads=4)
 
     def close(self) -> None:
-        self.resume()
+        self.event = b""
         self._server.stop(None).wait()
         self._path.unlink(missing_ok=True)
 
@@ -85,7 +68,6 @@ class SimulatedRuntime(grpc.GenericRpcHandler):
             return None
 
         def call(request: bytes, context: grpc.ServicerContext) -> bytes:
-            self._hang_if(method)
             if method in self.replies:
                 return self.replies[method]
             assert answer is not None
@@ -96,11 +78,6 @@ class SimulatedRuntime(grpc.GenericRpcHandler):
     def _events(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         while self.event and context.is_active():
             yield self.event
-
-    def _hang_if(self, what: str) -> None:
-        if what in self.hanging:
-            self.hung_calls.append(what)
-            self._resumed.wait()
 
     def _sandboxes(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         reply = pb.ListPodSandboxResponse()
@@ -133,14 +110,12 @@ class SimulatedRuntime(grpc.GenericRpcHandler):
 
     def _sandbox_status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         wanted = pb.PodSandboxStatusRequest.FromString(request).pod_sandbox_id
-        self._hang_if(wanted)
         config = {"linux": {"cgroup_parent": self._status(wanted, context).cgroup_parent}}
         info = self._info(wanted, context) | {"config": config}
         return pb.PodSandboxStatusResponse(info={"info": json.dumps(info)}).SerializeToString()
 
     def _container_status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         wanted = pb.ContainerStatusRequest.FromString(request).container_id
-        self._hang_if(wanted)
         text = json.dumps(self._info(wanted, context))
         return pb.ContainerStatusResponse(info={"info": text}).SerializeToString()
 

@@ -134,10 +134,6 @@ def device_checkpoint(node: FaultyNode) -> Path:
     return node.checkpoint
 
 
-def kubelet_config(node: FaultyNode) -> Path:
-    return node.config
-
-
 def cluster_memory(node: FaultyNode) -> Path:
     return node.state / "cluster.json"
 
@@ -154,26 +150,8 @@ def several_kubelets(node: FaultyNode) -> None:
     process(node.root, 5, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=0-15")
 
 
-def kubelet_without_cgroup(node: FaultyNode) -> None:
-    (process(node.root, 5, "kubelet") / "cgroup").write_text("")
-
-
-def no_procfs(node: FaultyNode) -> None:
-    shutil.rmtree(node.root / "proc")
-
-
 def config_deleted(node: FaultyNode) -> None:
     node.config.unlink()
-
-
-def config_outside_the_mounts(node: FaultyNode) -> None:
-    node.kubelet_command = ["kubelet", "--config=/home/kubernetes/kubelet-config.yaml"]
-    node.process()
-
-
-def drop_ins_outside_the_mounts(node: FaultyNode) -> None:
-    node.kubelet_command.append("--config-dir=/opt/kubelet.conf.d")
-    node.process()
 
 
 def reserves_too_much(node: FaultyNode) -> None:
@@ -191,10 +169,6 @@ def configz_hangs(node: FaultyNode) -> None:
 
 def pod_resources_absent(node: FaultyNode) -> None:
     node.pod_resources.unlink(missing_ok=True)
-
-
-def pod_resources_no_socket(node: FaultyNode) -> None:
-    node.pod_resources.write_text("")
 
 
 def pod_resources_garbage(node: FaultyNode) -> None:
@@ -263,28 +237,17 @@ def no_limits_of_the_lock_folder(node: FaultyNode) -> None:
 
 S = SourceName
 BOTH: list[tuple[Fault, SourceName]] = [
-    (is_torn(memory_manager_state), S.MEMORY_MANAGER_STATE),
     (is_a_folder(memory_manager_state), S.MEMORY_MANAGER_STATE),
     (is_torn(cpu_manager_state), S.CPU_MANAGER_STATE),
-    (is_garbage(cpu_manager_state), S.CPU_MANAGER_STATE),
-    (is_a_folder(cpu_manager_state), S.CPU_MANAGER_STATE),
-    (is_torn(device_checkpoint), S.DEVICE_CHECKPOINT),
-    (is_garbage(device_checkpoint), S.DEVICE_CHECKPOINT),
     (is_a_folder(device_checkpoint), S.DEVICE_CHECKPOINT),
-    (is_garbage(kubelet_config), S.KUBELET_CONFIG),
-    (is_a_folder(kubelet_config), S.KUBELET_CONFIG),
     (config_deleted, S.KUBELET_CONFIG),
-    (config_outside_the_mounts, S.KUBELET_CONFIG),
-    (drop_ins_outside_the_mounts, S.KUBELET_CONFIG),
     (reserves_too_much, S.KUBELET_RESERVATION),
     (several_kubelets, S.KUBELET_PROCESS),
-    (kubelet_without_cgroup, S.KUBELET_PROCESS),
-    (no_procfs, S.KUBELET_PROCESS),
     (pod_resources_absent, S.POD_RESOURCES),
-    (pod_resources_no_socket, S.POD_RESOURCES),
     (pod_resources_garbage, S.POD_RESOURCES),
     (node_annotation, S.NODE_OBJECT),
 ]
+"""One or two faults of each source: the tests of its reader have the others."""
 AT_START: list[tuple[Fault, SourceName]] = [
     (configz_file_missing, S.KUBELET_CONFIGZ),
     (configz_hangs, S.KUBELET_CONFIGZ),
@@ -292,11 +255,9 @@ AT_START: list[tuple[Fault, SourceName]] = [
     (pci_unreadable, S.DEVICES),
     (rdma_garbage, S.DEVICES),
     (fpga_garbage, S.DEVICES),
-    (is_torn(cluster_memory), S.CLUSTER_MEMORY),
     (is_a_folder(cluster_memory), S.CLUSTER_MEMORY),
     (is_torn(snapshot), S.SNAPSHOT),
     (is_garbage(journal), S.JOURNAL),
-    (is_a_folder(journal), S.JOURNAL),
     (no_inotify, S.CGROUP_WATCH),
     (no_inotify, S.KUBELET_WATCH),
     (no_uevents, S.UEVENTS),
