@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.shares import unequal_resources
+from agent.allocate.shares import unequal_resources, whole_cpus
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,19 @@ def test_equal_amounts_are_never_taken_for_different_ones(
     assert difference(requested_milli) == ""
     if requested_milli // 1000 != limit_milli // 1000:
         assert difference(limit_milli)
+
+
+@pytest.mark.parametrize(
+    ("shares", "cpus"),
+    [(0, 0), (2, 0), (1023, 0), (1024, 1), (1025, 0), (1536, 0), (2048, 2), (261_120, 255),
+     (262_144, 0), (-1024, 0)],
+)  # fmt: skip
+def test_whole_cpus_by_shares(shares: int, cpus: int) -> None:
+    assert whole_cpus(shares) == cpus
+
+
+def test_no_fractional_request_is_read_as_whole_cpus() -> None:
+    """For all shares that the kubelet computes."""
+    for milli in range(1, 20_000):
+        expected = milli // 1000 if milli % 1000 == 0 else 0
+        assert whole_cpus(max(2, milli * 1024 // 1000)) == expected

@@ -29,6 +29,7 @@ from agent.model.pod.qos import QOS_LABEL
 from agent.model.settings import frontends as failure_policy
 from agent.model.settings.frontends import ProxySettings
 from agent.model.snapshot import Snapshot
+from tests.hooks.snapshots import BOOT
 
 DEFAULT_POLICY = ProxySettings().hook_failure_policy
 IGNORE = "*=ignore"
@@ -37,6 +38,7 @@ HOLD_SECONDS = 60.0
 
 class _Snapshots(SnapshotFile):
     def __init__(self) -> None:
+        super().__init__("/nowhere/snapshot.json", BOOT)
         self.snapshot: Snapshot | None = None
 
     def current(self) -> Snapshot | None:
@@ -47,6 +49,7 @@ class _Notifier(Notifier):
     def __init__(self) -> None:
         self.received: list[Notification] = []
         self.delivers = True
+        self.sent = self.undelivered = 0
 
     def notify(self, notification: Notification) -> bool:
         if self.delivers:

@@ -8,15 +8,24 @@ from functools import partial
 import msgspec
 import pytest
 
+from agent.hooks import admission
+from agent.hooks.carriers import Carried
 from agent.hooks.cpuset import AssumedContainer
 from agent.hooks.requests import (
     UNCHANGED,
     Changes,
+    ContainerName,
     CreateContainer,
+    Creation,
     Unread,
+    Update,
+    Verdict,
 )
-from agent.model.linux_resources import CpuQuota, LinuxResources
+from agent.model.devices.visibility import VISIBLE_DEVICES, Mount, NodeDevice, NodeVisibility
+from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import (
+    ContainerAnnounced,
+    ContainerFailed,
     Created,
     PodFailed,
     Resized,
@@ -444,3 +453,363 @@ def test_a_failed_hook_ends_its_creation(harness: AdmissionHarness) -> None:
     harness.admission.unhooked(CREATE, creation, "internal_error", "broken")
     in_progress = [each for each in harness.assumed.all(None) if each.answered_at is None]
     assert in_progress == [AssumedContainer("", "pod ns/p", None)]
+
+
+def records(harness: AdmissionHarness) -> list[tuple[str, ...]]:
+    """The records since the last call."""
+    texts = [
+        (each.event, each.title, each.container, each.before or "", each.after or "", each.reason)
+        for each in harness.records
+    ]
+    harness.records.clear()
+    return texts
+
+
+def test_an_admitted_container_is_recorded_once(harness: AdmissionHarness) -> None:
+    harness.publish(EMPTY)
+    creation = harness.creation(OWN)
+    assert harness.create(creation) == Wait()
+    assert harness.records == []
+    harness.publish(OWNED)
+    harness.create(creation)
+    harness.create(harness.creation(container("web", "LS", cpus="0-3")))
+    assert [each.uid for each in harness.records] == ["own", "web"]
+    assert records(harness) == [
+        ("ContainerAdmitted", "ns/own", "main", "", "1", ""),
+        ("ContainerAdmitted", "ns/web", "main", "0-3", "0,2-3", ""),
+    ]
+
+
+@pytest.mark.parametrize("policy", ["*=fail", IGNORE])
+def test_a_container_without_a_decision_is_recorded_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    harness = AdmissionHarness(monkeypatch, policy)
+    harness.publish(EMPTY)
+    creation = harness.creation(OWN)
+    harness.wait(HOLD_SECONDS)
+    answer = harness.create(creation)
+    message = harness.records[0].message
+    if isinstance(answer, Refuse):
+        assert message == answer.message
+        assert records(harness) == [("ContainerRefused", "ns/own", "main", "", "", "")]
+    else:
+        assert message == "the agent has not decided about this pod"
+        assert records(harness) == [("ContainerAdmitted", "ns/own", "main", "", "0-3", "timeout")]
+
+
+def test_the_record_names_the_device_fields_and_no_device(harness: AdmissionHarness) -> None:
+    harness.publish(WITH_DEVICES)
+    harness.create(harness.creation(container("own")), Carried(environment=("GPU-other",)))
+    (record,) = harness.records
+    assert record.message == "also changed: environment"
+
+
+@pytest.mark.parametrize(
+    ("hook", "snapshot", "event"),
+    [
+        (CREATE, EMPTY, "ContainerAdmitted"),
+        (CREATE, OWNED, "ContainerRefused"),
+        (UPDATE, EMPTY, "UpdateAdmitted"),
+        (UPDATE, OWNED, "UpdateRefused"),
+    ],
+)
+def test_an_unread_request_is_recorded(
+    harness: AdmissionHarness, hook: str, snapshot: object, event: str
+) -> None:
+    harness.publish(snapshot)  # type: ignore[arg-type]
+    creation = harness.creation(container("web", "LS")) if hook == CREATE else None
+    harness.admission.unhooked(hook, creation, "too_large", "it has too many bytes")
+    (record,) = harness.records
+    title = "ns/web" if creation else ""
+    assert (record.event, record.title, record.reason) == (event, title, "too_large")
+    assert record.message.startswith(f"{hook}: ")
+    assert "it has too many bytes" in record.message
+
+
+def test_an_update_is_recorded_with_the_pod_of_its_container(harness: AdmissionHarness) -> None:
+    harness.publish(OWNED)
+    assert harness.update("unknown") == UNCHANGED
+    assert records(harness) == [], "nothing was changed"
+    harness.created(OWN, "c-own")
+    harness.records.clear()
+    harness.update("c-own", "0-3")
+    (record,) = harness.records
+    assert (record.uid, record.message) == ("own", "container c-own")
+    assert records(harness) == [("UpdateAdmitted", "ns/own", "main", "0-3", "1", "")]
+    harness.admission.removed("c-own")
+    update = harness.update_of("c-own", "0-3")
+    harness.admission.update(update)
+    named = ContainerName("ns", "web", "u", "side")
+    request = msgspec.structs.replace(update.request, name=named)
+    harness.admission.update(Update(request, harness.waiting()))
+    assert [each.title for each in harness.records] == ["", "ns/web"]
+
+
+def test_a_refused_update_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = AdmissionHarness(monkeypatch, "*=fail")
+    harness.publish(OWNED)
+    update = harness.update_of("unknown", "0-1")
+    harness.wait(HOLD_SECONDS)
+    harness.admission.update(update)
+    assert records(harness) == [("UpdateRefused", "", "", "", "", "timeout")]
+
+
+def test_the_number_of_remembered_containers_is_bounded(
+    harness: AdmissionHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MAX_NAMES", 2)
+    harness.publish(OWNED)
+    for number in range(3):
+        harness.created(OWN, f"c-{number}")
+    harness.records.clear()
+    for number in range(3):
+        harness.update(f"c-{number}", "0-3")
+    assert [each.title for each in harness.records] == ["", "ns/own", "ns/own"]
+
+
+STATIC = msgspec.structs.replace(EMPTY, cpu_policy="static")
+WHOLE_CPU = msgspec.structs.replace(
+    container("g", kube=""),
+    requested=LinuxResources(shares=1024, hugepages={2 << 20: 4 << 20}),
+)
+ANNOUNCED = ContainerAnnounced(WHOLE_CPU.pod, "main", WHOLE_CPU.requested)
+FAILED = ContainerFailed("g", "main")
+
+
+def decided(wanted: Wanted, policy: CpuPolicy = "static") -> Snapshot:
+    return msgspec.structs.replace(
+        STATIC,
+        cpu_policy=policy,
+        owners=(Owner("g", "ns/g", QoS.LSE, "1"),),
+        pods={
+            "g": PodWanted(
+                LinuxResources("ns/g"), QoS.LS, Wanted(LinuxResources("0,2-3")), {"main": wanted}
+            )
+        },
+    )
+
+
+EXCLUSIVE_CPU = Wanted(LinuxResources("1", quota=NO_QUOTA), exclusive=True)
+
+
+@pytest.fixture
+def held(harness: AdmissionHarness) -> Creation:
+    """The container is announced, and its creation is held."""
+    harness.publish(STATIC)
+    creation = harness.creation(WHOLE_CPU)
+    assert harness.create(creation) == Wait()
+    assert harness.notifications() == [ANNOUNCED]
+    return creation
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted", "mounts"),
+    [
+        ("static", EXCLUSIVE_CPU, ()),
+        ("dynamic", EXCLUSIVE_CPU, (Mount("/state/containers/g/main", "/run/topolet"),)),
+        ("dynamic", Wanted(LinuxResources("0,2-3")), ()),
+    ],
+)
+def test_a_container_has_its_cpus_and_its_folder_if_they_can_change(
+    harness: AdmissionHarness,
+    held: Creation,
+    policy: CpuPolicy,
+    wanted: Wanted,
+    mounts: tuple[Mount, ...],
+) -> None:
+    harness.publish(decided(wanted, policy))
+    cpus = wanted.resources.cpuset
+    assert harness.create(held) == Changes(LinuxResources(cpus), mounts=mounts)
+    harness.admission.created(held, "c")
+    (created,) = harness.notifications()
+    assert isinstance(created, Created)
+    assert (created.container_id, created.requested) == ("c", WHOLE_CPU.requested)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (STATIC, "the agent has not decided about this container"),
+        (decided(Wanted(LinuxResources("0"), blocked="no CPUs are free")), "no CPUs are free"),
+    ],
+)
+def test_without_cpus_a_container_is_refused_and_its_announcement_withdrawn(
+    harness: AdmissionHarness, held: Creation, answer: Snapshot, why: str
+) -> None:
+    """By the policy of the class LSR."""
+    harness.publish(answer)
+    harness.wait(HOLD_SECONDS)
+    refusal = Refuse(Code.UNAVAILABLE, f"pod ns/g: no CPUs after 60 s: {why}")
+    assert harness.create(held) == refusal
+    assert harness.notifications() == [FAILED]
+    assert harness.outcomes.failed == {(CREATE, "LSR", "timeout"): 1}
+
+
+@pytest.mark.parametrize("end", ["cancelled", "not created", "unhooked"])
+def test_a_container_that_is_not_created_withdraws_its_announcement(
+    harness: AdmissionHarness, held: Creation, end: str
+) -> None:
+    if end == "cancelled":
+        harness.admission.abandoned(held)
+    elif end == "unhooked":
+        harness.admission.unhooked(CREATE, held, "timeout", "the plugin ends")
+    else:
+        harness.publish(decided(EXCLUSIVE_CPU))
+        harness.create(held)
+        harness.admission.created(held, "")
+    assert harness.notifications() == [FAILED]
+
+
+CDI = "nvidia.com/gpu="
+FREE = Carried(environment=("GPU-free",))
+OTHER = Carried(environment=("GPU-other",))
+
+
+def creation_with_devices(
+    harness: AdmissionHarness, uid: str, name: str = "main", *, allocated: bool = True
+) -> Creation:
+    request = msgspec.structs.replace(
+        container(uid, cpus="0-3"), pod=pod(uid, allocated=allocated), container_name=name
+    )
+    return harness.creation_with_devices(request)
+
+
+def variable(answer: Verdict, carried: Carried) -> tuple[str, ...]:
+    """The values of NVIDIA_VISIBLE_DEVICES that the runtime receives."""
+    assert isinstance(answer, Changes)
+    values = dict(answer.environment)
+    return (values[VISIBLE_DEVICES],) if VISIBLE_DEVICES in values else carried.environment
+
+
+@pytest.mark.parametrize(
+    ("uid", "name", "allocated", "carried", "value"),
+    [
+        pytest.param("own", "main", True, OTHER, "GPU-own", id="the plugin's is replaced"),
+        pytest.param("own", "sidecar", True, Carried(("all",)), "void", id="a sidecar has none"),
+        pytest.param("new", "main", False, FREE, "GPU-free", id="a free one is kept"),
+    ],
+)
+def test_devices_that_the_agent_decided(
+    harness: AdmissionHarness, uid: str, name: str, allocated: bool, carried: Carried, value: str
+) -> None:
+    harness.publish(WITH_DEVICES)
+    answer = harness.create(creation_with_devices(harness, uid, name, allocated=allocated), carried)
+    assert variable(answer, carried) == (value,)
+    assert not harness.outcomes.failed
+
+
+@pytest.mark.parametrize("policy", [DEFAULT_POLICY, IGNORE])
+@pytest.mark.parametrize("carried", [OTHER, Carried(cdi_devices=(f"{CDI}0",))])
+def test_no_pod_gets_another_pods_card(
+    monkeypatch: pytest.MonkeyPatch, policy: str, carried: Carried
+) -> None:
+    harness = AdmissionHarness(monkeypatch, policy)
+    harness.publish(WITH_DEVICES)
+    of_pod = creation_with_devices(harness, "new", allocated=False)
+    answer = harness.create(of_pod, carried)
+    assert isinstance(answer, Refuse)
+    assert "pod ns/new" in answer.message
+    assert "GPU-other" in answer.message
+    assert harness.outcomes.failed == {(CREATE, "devices", "device_taken"): 1}
+    assert of_pod.assumed is None, "a refused creation_with_devices holds nothing"
+
+
+NOT_HONORED = "pod ns/lost: gpu 7 is not on this node"
+
+
+@pytest.mark.parametrize(
+    ("policy", "carried", "value"),
+    [
+        (DEFAULT_POLICY, FREE, None),
+        (IGNORE, FREE, "GPU-free"),
+        (IGNORE, Carried(), "void"),
+        (IGNORE, OTHER, None),
+        (IGNORE, Carried(("all",)), None),
+    ],
+)
+def test_a_policy_may_keep_the_plugins_choice_but_not_another_pods_card(
+    monkeypatch: pytest.MonkeyPatch, policy: str, carried: Carried, value: str | None
+) -> None:
+    harness = AdmissionHarness(monkeypatch, policy)
+    harness.publish(WITH_DEVICES)
+    answer = harness.create(creation_with_devices(harness, "lost"), carried)
+    key = CREATE, "devices", "not_honored"
+    if value is not None:
+        assert variable(answer, carried) == (value,)
+    else:
+        assert isinstance(answer, Refuse)
+    if policy == IGNORE:
+        assert harness.outcomes.failed_open == {key: 1}
+    else:
+        assert isinstance(answer, Refuse)
+        assert answer.message == NOT_HONORED
+        assert harness.outcomes.failed == {key: 1}
+
+
+@pytest.mark.parametrize("without", ["decision", "snapshot"])
+@pytest.mark.parametrize(
+    ("policy", "carried", "refused"),
+    [(DEFAULT_POLICY, FREE, True), (IGNORE, FREE, False), (IGNORE, OTHER, True)],
+)
+def test_an_allocated_pod_waits_until_the_agent_has_decided(
+    monkeypatch: pytest.MonkeyPatch, without: str, policy: str, carried: Carried, refused: bool
+) -> None:
+    harness = AdmissionHarness(monkeypatch, policy)
+    if without == "decision":
+        harness.publish(msgspec.structs.replace(WITH_DEVICES, pods={}))
+    of_pod = creation_with_devices(harness, "new")
+    assert harness.create(of_pod, carried) == Wait()
+    assert harness.notifications() == [of_pod.request.pod]
+    harness.wait(HOLD_SECONDS)
+    answer = harness.create(of_pod, carried)
+    if without == "snapshot" and policy == IGNORE:
+        assert answer == UNCHANGED, "the node may have no devices"
+    elif refused:
+        assert isinstance(answer, Refuse)
+    else:
+        assert variable(answer, carried) == carried.environment
+    if policy == DEFAULT_POLICY:
+        assert isinstance(answer, Refuse)
+        assert "pod ns/new: no devices after 60 s: the agent has" in answer.message
+
+
+@pytest.mark.parametrize(
+    ("node", "inspected"),
+    [
+        (NodeVisibility(), False),
+        (NodeVisibility((NodeDevice("GPU-other"),)), False),
+        # Several processes may open its device files.
+        (NodeVisibility((NodeDevice("0000:17:00.0", holders=("other",)),)), False),
+        (NodeVisibility((NodeDevice("GPU-other", holders=("other",)),)), True),
+        (NodeVisibility(unrequested_gpus="hide"), True),
+    ],
+)
+def test_a_container_without_a_decision_is_inspected_if_the_node_has_devices(
+    harness: AdmissionHarness, node: NodeVisibility, inspected: bool
+) -> None:
+    def carried() -> Carried:
+        nonlocal read
+        read = True
+        return Carried()
+
+    read = False
+    harness.publish(msgspec.structs.replace(EMPTY, devices=node))
+    harness.admission.create(creation_with_devices(harness, "new", allocated=False), carried)
+    assert read is inspected
+
+
+@pytest.mark.parametrize("without", ["device decisions", "an included container"])
+def test_nothing_is_changed_without(harness: AdmissionHarness, without: str) -> None:
+    excluding = msgspec.structs.replace(WITH_DEVICES, excluded=("ns/*/main",))
+    harness.publish(EMPTY if without == "device decisions" else excluding)
+    assert harness.create(creation_with_devices(harness, "new"), OTHER) == UNCHANGED
+
+
+def test_a_privileged_container_is_reported(harness: AdmissionHarness) -> None:
+    harness.publish(WITH_DEVICES)
+    carried = Carried(("all",), privileged=True)
+    assert variable(harness.create(creation_with_devices(harness, "own"), carried), carried) == (
+        "GPU-own",
+    )
+    assert harness.outcomes.failed_open == {(CREATE, "devices", "privileged"): 1}

@@ -1,6 +1,7 @@
 """The cpuset that the hook decides from a request, the snapshot and the assumed containers."""
 
 import json
+import time
 
 import msgspec
 import pytest
@@ -8,15 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.hooks import cpuset
-from agent.hooks.cpuset import AssumedContainer, Keep, Override
+from agent.hooks.cpuset import MAX_ASSUMED, AssumedContainer, AssumedContainers, Keep, Override
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC
 from agent.model.pod.qos import Pool, Pools, QoS
-from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
+from agent.model.snapshot import NOTHING, CpuPolicy, Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Wait
 from tests.hooks.admission_harness import container as request
+from tests.hooks.snapshots import EMPTY
+from tests.kept import kept_bytes
 
 OWN = Wanted(LinuxResources("1", quota=NO_QUOTA), exclusive=True)
 
@@ -51,141 +54,130 @@ def override(*cpus: int, own: bool = False) -> Override:
     return Override(Wanted(LinuxResources(str(CpuSet(cpus)), quota=quota), exclusive=own))
 
 
-UNSEEN = AssumedContainer("other", "pod ns/other", CpuSet([1, 2]), answered_at=100)
-IN_FLIGHT = AssumedContainer("other", "pod ns/other", CpuSet([1, 2]))
+def assumed(
+    uid: str, *cpus: int, given: Wanted = NOTHING, answered_at: int | None = None
+) -> AssumedContainer:
+    return AssumedContainer(uid, f"pod ns/{uid}", CpuSet(cpus), given, answered_at)
+
+
+UNSEEN = assumed("other", 1, 2, answered_at=100)
+OWNER = request("own", "LSE", "1")
+WITH_LSR = snapshot(pools=pools(be="0-3"), owners=(Owner("own", "ns/own", QoS.LSR, "1"),))
+
+
+def case(
+    title: str,
+    creation: CreateContainer,
+    answer: object,
+    snap: Snapshot | None = BASE,
+    *containers: AssumedContainer,
+) -> object:
+    """`containers`: the assumed ones."""
+    return pytest.param(creation, snap, containers, answer, id=title)
 
 
 @pytest.mark.parametrize(
     ("creation", "snap", "assumed", "answer"),
     [
-        pytest.param(request("own", "LSE", "1"), snapshot(), [], override(1, own=True), id="owner"),
-        pytest.param(request("ls", "LS"), snapshot(), [], override(0, 2, 3), id="sharer"),
-        pytest.param(request("new", "LS"), snapshot(), [], override(0, 2, 3), id="unknown sharer"),
-        pytest.param(
+        case("owner", OWNER, override(1, own=True)),
+        case("sharer", request("ls", "LS"), override(0, 2, 3)),
+        case("unknown sharer", request("new", "LS"), override(0, 2, 3)),
+        case(
+            "a stale pool is used without owned CPUs",
             request("new", "BE"),
+            override(0, 2, 3),
             snapshot(pools=pools(be="0-3")),
-            [],
-            override(0, 2, 3),
-            id="a stale pool is used without owned CPUs",
         ),
-        pytest.param(
-            request("new", "BE"),
-            snapshot(pools=pools(be="0-3"), owners=(Owner("own", "ns/own", QoS.LSR, "1"),)),
-            [],
-            override(0, 1, 2, 3),
-            id="BE shares with LSR",
-        ),
-        pytest.param(
+        case("BE shares with LSR", request("new", "BE"), override(0, 1, 2, 3), WITH_LSR),
+        case(
+            "a Guaranteed pod labelled BE does not",
             request("new", "BE", kube=""),
-            snapshot(pools=pools(be="0-3"), owners=(Owner("own", "ns/own", QoS.LSR, "1"),)),
-            [],
             override(0, 2, 3),
-            id="a Guaranteed pod labelled BE does not",
+            WITH_LSR,
         ),
-        pytest.param(
-            request("own", "LSE", "1"),
-            snapshot(excluded=("ns/*/main",)),
-            [UNSEEN],
-            Keep(),
-            id="excluded",
-        ),
-        pytest.param(request("new", "LS"), None, [], Keep(), id="no snapshot, no claim"),
-        pytest.param(
-            request("own", "LSE", "1"),
-            snapshot(),
-            [AssumedContainer("other", "pod ns/other", CpuSet([1, 2]), answered_at=99)],
+        case("excluded", OWNER, Keep(), snapshot(excluded=("ns/*/main",)), UNSEEN),
+        case("no snapshot, no claim", request("new", "LS"), Keep(), None),
+        case(
+            "owner, other creation before the pass",
+            OWNER,
             override(1, own=True),
-            id="owner, other creation before the pass",
+            BASE,
+            assumed("other", 1, 2, answered_at=99),
         ),
-        pytest.param(
-            request("own", "LSE", "1"),
-            snapshot(),
-            [AssumedContainer("other", "pod ns/other", CpuSet([0, 2]))],
+        case(
+            "owner, other creation on other CPUs",
+            OWNER,
             override(1, own=True),
-            id="owner, other creation on other CPUs",
+            BASE,
+            assumed("other", 0, 2),
         ),
-        pytest.param(
-            request("own", "LSE", "1"),
-            snapshot(),
-            [AssumedContainer("own", "pod ns/own", CpuSet([1]), given=OWN)],
+        case(
+            "owner's second container",
+            OWNER,
             override(1, own=True),
-            id="owner's second container",
+            BASE,
+            assumed("own", 1, given=OWN),
         ),
-        pytest.param(
+        case(
+            "without CPUs assumed as exclusive",
             request("new", "LS"),
-            snapshot(),
-            [AssumedContainer("x", "pod ns/x", CpuSet([0]), given=OWN)],
             override(2, 3),
-            id="without CPUs assumed as exclusive",
+            BASE,
+            assumed("x", 0, given=OWN),
         ),
-        pytest.param(
+        case(
+            "the kubelet's pod",
             request("own", kube=""),
-            snapshot(pods={"own": PodWanted("ns/own", QoS.LS, Wanted())}),
-            [],
             Keep(),
-            id="the kubelet's pod",
+            snapshot(pods={"own": PodWanted("ns/own", QoS.LS, Wanted())}),
         ),
     ],
 )
 def test_answers_to_a_creation(
     creation: CreateContainer,
     snap: Snapshot | None,
-    assumed: list[AssumedContainer],
+    assumed: tuple[AssumedContainer, ...],
     answer: cpuset.Answer,
 ) -> None:
     assert cpuset.create(creation, snap, assumed) == answer
 
 
+HELD_BY_X = msgspec.structs.replace(OWN, blocked="held by ns/x")
+
+
 @pytest.mark.parametrize(
     ("creation", "snap", "assumed", "reason"),
     [
-        pytest.param(request("new", "LSE", "1"), None, [], "no snapshot", id="claim, no snapshot"),
-        pytest.param(
-            request("new", "LSE", "2"), snapshot(), [], "has not decided", id="claim, undecided"
-        ),
-        pytest.param(
+        case("claim, no snapshot", request("new", "LSE", "1"), "no snapshot", None),
+        case("claim, undecided", request("new", "LSE", "2"), "has not decided"),
+        case(
+            "may be the static kubelet's",
             request("new", kube=""),
-            snapshot(kubelet_static=True),
-            [],
             "has not decided",
-            id="may be the static kubelet's",
+            snapshot(kubelet_static=True),
         ),
-        pytest.param(
-            request("own", "LSE", "1"), snapshot(), [IN_FLIGHT], "ns/other", id="in progress"
-        ),
-        pytest.param(
-            request("own", "LSE", "1"), snapshot(), [UNSEEN], "ns/other", id="after the pass"
-        ),
-        pytest.param(
-            request("own", "LSE", "1"),
-            snapshot(),
-            [AssumedContainer("", "an earlier proxy", None, answered_at=101)],
+        case("in progress", OWNER, "ns/other", BASE, assumed("other", 1, 2)),
+        case("after the pass", OWNER, "ns/other", BASE, UNSEEN),
+        case(
             "earlier proxy",
-            id="earlier proxy",
+            OWNER,
+            "earlier proxy",
+            BASE,
+            AssumedContainer("", "an earlier proxy", None, answered_at=101),
         ),
-        pytest.param(
-            request("own", "LSE", "1"),
-            snapshot(
-                pods={
-                    "own": PodWanted(
-                        "ns/own",
-                        QoS.LSE,
-                        Wanted(
-                            LinuxResources("1", quota=NO_QUOTA),
-                            exclusive=True,
-                            blocked="held by ns/x",
-                        ),
-                    )
-                }
-            ),
-            [],
+        case(
+            "blocked",
+            OWNER,
             "held by ns/x",
-            id="blocked",
+            snapshot(pods={"own": PodWanted("ns/own", QoS.LSE, HELD_BY_X)}),
         ),
     ],
 )
 def test_creation_waits(
-    creation: CreateContainer, snap: Snapshot | None, assumed: list[AssumedContainer], reason: str
+    creation: CreateContainer,
+    snap: Snapshot | None,
+    assumed: tuple[AssumedContainer, ...],
+    reason: str,
 ) -> None:
     answer = cpuset.create(creation, snap, assumed)
     assert isinstance(answer, Wait)
@@ -210,45 +202,36 @@ def static(wanted: Wanted | None, **changes: object) -> Snapshot:
 BY_KUBELET = Wanted(LinuxResources("2-3", quota=NO_QUOTA), exclusive=True, kubelet=True)
 
 
+CLAIMS = whole_cpus("2-3", qos="LSE", claim="4-5")
+
+
 @pytest.mark.parametrize(
-    ("creation", "snap", "waits"),
+    ("creation", "decided", "waits"),
     [
+        pytest.param(CLAIMS, BY_KUBELET, False, id="decided, with a claim"),
+        pytest.param(whole_cpus("2-3"), BY_KUBELET, False, id="decided"),
         pytest.param(
-            whole_cpus("2-3", qos="LSE", claim="4-5"),
-            static(BY_KUBELET),
-            False,
-            id="decided, with a claim",
-        ),
-        pytest.param(whole_cpus("2-3"), static(BY_KUBELET), False, id="decided"),
-        pytest.param(
-            whole_cpus("2-3", qos="LSE", claim="4-5"),
-            static(Wanted(LinuxResources("4-5", quota=NO_QUOTA), exclusive=True)),
+            CLAIMS,
+            Wanted(LinuxResources("4-5", quota=NO_QUOTA), exclusive=True),
             True,
             id="still decided by the claim",
         ),
         pytest.param(
-            whole_cpus("2-3"), static(Wanted(LinuxResources("0,2-3"))), True, id="still on the pool"
+            whole_cpus("2-3"), Wanted(LinuxResources("0,2-3")), True, id="still on the pool"
         ),
+        pytest.param(CLAIMS, Wanted(LinuxResources("0")), True, id="on the CPUs of the pod"),
+        pytest.param(whole_cpus("2-3"), None, True, id="undecided"),
         pytest.param(
-            whole_cpus("2-3", qos="LSE", claim="4-5"),
-            static(Wanted(LinuxResources("0"))),
-            True,
-            id="on the CPUs of the pod",
+            whole_cpus("4-5"), BY_KUBELET, True, id="the checkpoint of an earlier pod of that uid"
         ),
-        pytest.param(whole_cpus("2-3"), static(None), True, id="undecided"),
-        pytest.param(
-            whole_cpus("4-5"),
-            static(BY_KUBELET),
-            True,
-            id="the checkpoint of an earlier pod of that uid",
-        ),
-        pytest.param(whole_cpus("2-5", 4), static(BY_KUBELET), False, id="resized"),
-        pytest.param(whole_cpus("2-3"), static(Wanted()), False, id="CPUs unknown: not changed"),
+        pytest.param(whole_cpus("2-5", 4), BY_KUBELET, False, id="resized"),
+        pytest.param(whole_cpus("2-3"), Wanted(), False, id="CPUs unknown: not changed"),
     ],
 )
 def test_cpus_of_a_static_kubelet_pass_after_the_agent_has_read_them(
-    creation: CreateContainer, snap: Snapshot, waits: bool
+    creation: CreateContainer, decided: Wanted | None, waits: bool
 ) -> None:
+    snap = static(decided)
     answer = cpuset.create(creation, snap, [])
     assert isinstance(answer, Wait) is waits
     if not isinstance(answer, Wait):
@@ -355,54 +338,53 @@ def test_update_of_an_unknown_container_keeps_the_cpus_of_the_kubelet() -> None:
     assert cpuset.without_owners(update, snapshot(owners=(owner,))) == Keep()
 
 
+STATIC = snapshot(kubelet_static=True)
+
+
 @pytest.mark.parametrize(
     ("creation", "snap", "assumed", "answer"),
     [
-        pytest.param(request("x", "LSE", "2"), snapshot(), [], override(0, 2, 3), id="LSE shares"),
-        pytest.param(request("x", "LSR", "2"), None, [], Keep(), id="LSR, no snapshot"),
-        pytest.param(request("x", "LS", "2"), snapshot(), [], override(0, 2, 3), id="LS shares"),
-        pytest.param(
+        case("LSE shares", request("x", "LSE", "2"), override(0, 2, 3)),
+        case("LSR, no snapshot", request("x", "LSR", "2"), Keep(), None),
+        case("LS shares", request("x", "LS", "2"), override(0, 2, 3)),
+        case(
+            "without CPUs that the proxy assumes",
             request("x", "LS", "2"),
-            snapshot(),
-            [AssumedContainer("y", "y", CpuSet([3]), given=OWN)],
             override(0, 2),
-            id="without CPUs that the proxy assumes",
+            BASE,
+            assumed("y", 3, given=OWN),
         ),
-        pytest.param(request("x", "LS", "2"), None, [], Keep(), id="no snapshot"),
-        pytest.param(
+        case("no snapshot", request("x", "LS", "2"), Keep(), None),
+        case(
+            "the static kubelet's choice, without owned CPUs",
             request("x", kube="", cpus="0-1"),
-            snapshot(kubelet_static=True),
-            [],
             override(0),
-            id="the static kubelet's choice, without owned CPUs",
+            STATIC,
         ),
-        pytest.param(
+        case(
+            "the static kubelet chose owned CPUs alone: no cpuset would mean every CPU",
             request("x", kube="", cpus="1"),
-            snapshot(kubelet_static=True),
-            [],
             Wait("other pods own all the CPUs that it requests"),
-            id="the static kubelet chose owned CPUs alone: no cpuset would mean every CPU",
+            STATIC,
         ),
-        pytest.param(
+        case(
+            "the static kubelet chose nothing: not every CPU, but the pool",
             request("x", kube=""),
-            snapshot(kubelet_static=True),
-            [],
             override(0, 2, 3),
-            id="the static kubelet chose nothing: not every CPU, but the pool",
+            STATIC,
         ),
-        pytest.param(
+        case(
+            "empty",
             request("x", "LS"),
-            snapshot(pools=pools(ls="")),
-            [],
             Wait("its pool has no CPU"),
-            id="empty",
+            snapshot(pools=pools(ls="")),
         ),
     ],
 )
 def test_a_creation_without_a_decision_gets_no_cpu_of_an_owner(
     creation: CreateContainer,
     snap: Snapshot | None,
-    assumed: list[AssumedContainer],
+    assumed: tuple[AssumedContainer, ...],
     answer: cpuset.Answer,
 ) -> None:
     assert cpuset.fallback(creation, snap, assumed) == answer
@@ -482,3 +464,112 @@ def test_guaranteed_pod_waits_for_the_static_kubelet_unless_its_label_selects_a_
     creation = request("new", qos, claim, kube="")
     answer = cpuset.create(creation, snapshot(kubelet_static=True), [])
     assert isinstance(answer, Wait) == waits
+
+
+ASSUMED = AssumedContainer("p", "pod ns/p", CpuSet([1]))
+
+
+def finish_pass(assumed: AssumedContainers) -> None:
+    """The agent publishes a snapshot of a pass that begins now."""
+    assumed.seen(msgspec.structs.replace(EMPTY, listed_at=time.monotonic_ns()))
+
+
+def test_unknown_number_is_ignored() -> None:
+    assumed = AssumedContainers()
+    assumed.answered(99, "c")
+    assumed.failed(99)
+    assert assumed.of("c") is None
+
+
+def test_absent_agent_costs_bounded_memory_and_no_assumed_container_is_lost() -> None:
+    assumed = AssumedContainers()
+    in_progress = assumed.assume(ASSUMED)
+    for each in range(10 * MAX_ASSUMED):
+        assumed.answered(assumed.assume(ASSUMED), f"c{each}")
+    kept = assumed.all(EMPTY)
+    assert len(kept) <= MAX_ASSUMED + 2
+    assert kept[0].may_hold(CpuSet([7])), "the merged containers may hold any CPU"
+    assert assumed.of("c0") is None
+    assert assumed.of(f"c{10 * MAX_ASSUMED - 1}") is not None
+    finish_pass(assumed)
+    assert assumed.all(EMPTY) == (ASSUMED,)
+    assumed.answered(in_progress, "late")
+    assert assumed.of("late") is not None
+
+
+def test_starts_without_an_agent_cost_bounded_memory() -> None:
+    assumed = AssumedContainers()
+    before = msgspec.structs.replace(EMPTY, listed_at=1)
+    starting = assumed.start(before)
+
+    def starts(count: int) -> None:
+        for _ in range(count):
+            assumed.started(assumed.start(EMPTY), EMPTY)
+
+    starts(2 * MAX_ASSUMED)
+    assert kept_bytes(lambda: starts(10 * MAX_ASSUMED)) < 400 * MAX_ASSUMED
+    assert assumed.started(starting, EMPTY)
+
+
+TWO = Wanted(LinuxResources("1-2", quota=NO_QUOTA), exclusive=True)
+POOL = Wanted(LinuxResources("0,3"))
+UNDECIDED = Wait("the agent has not decided about this container")
+
+
+def container_of(
+    shares: int,
+    name: str = "main",
+    *,
+    uid: str = "g",
+    qos: str = "",
+    claim: str = "",
+    kube: str = "",
+) -> CreateContainer:
+    creation = request(uid, qos, claim, shares=shares, kube=kube)
+    return msgspec.structs.replace(creation, container_name=name)
+
+
+def node_local(policy: CpuPolicy = "static", **containers: Wanted) -> Snapshot:
+    """A snapshot under a node-local policy, with the decisions about containers of pod `g`."""
+    return snapshot(
+        pools=pools("0,3", "0,3"),
+        owners=(Owner("g", "ns/g", QoS.LSE, "1-2"),),
+        pods={"g": PodWanted("ns/g", QoS.LS, POOL, containers)},
+        cpu_policy=policy,
+    )
+
+
+REFUSED = Wanted(LinuxResources("0,3"), blocked="why")
+
+
+@pytest.mark.parametrize(
+    ("creation", "snap", "assumed", "answer"),
+    [
+        case("decided", container_of(2048), Override(TWO), node_local(main=TWO)),
+        case("not decided", container_of(2048), UNDECIDED, node_local()),
+        case("another container", container_of(2048, "b"), UNDECIDED, node_local(main=TWO)),
+        case("unknown pod", container_of(2048, uid="new"), UNDECIDED, node_local()),
+        case("resized since it ran", container_of(3072), UNDECIDED, node_local(main=TWO)),
+        case("decided to share", container_of(2048), Override(POOL), node_local(main=POOL)),
+        case("refused", container_of(2048), Wait("why"), node_local(main=REFUSED)),
+        case("no policy", container_of(2048), Override(POOL), node_local("none")),
+        case("a fraction of a CPU", container_of(1536), Override(POOL), node_local()),
+        case("no request of its own", container_of(2), Override(POOL), node_local()),
+        case("QoS label of a pool", container_of(2048, qos="LS"), Override(POOL), node_local()),
+        case("burstable", container_of(2048, kube="/burstable"), Override(POOL), node_local()),
+        case("no snapshot", container_of(2048), Keep(), None),
+        case(
+            "a scheduler chose its CPUs",
+            container_of(2048, claim="1-2"),
+            Override(POOL),
+            node_local(),
+        ),
+    ],
+)
+def test_cpus_of_a_creation_under_a_node_local_policy(
+    creation: CreateContainer,
+    snap: Snapshot | None,
+    assumed: tuple[AssumedContainer, ...],
+    answer: cpuset.Answer,
+) -> None:
+    assert cpuset.create(creation, snap, assumed) == answer

@@ -23,6 +23,7 @@ from agent.model.devices.visibility import (
     Mount,
     NodeDevice,
     NodeVisibility,
+    UnrequestedGpus,
     Visibility,
     VisibleGpu,
 )
@@ -85,15 +86,7 @@ def node_of(path: str, permissions: str = "rw") -> CarriedNode:
         ),
         pytest.param(Carried(("none",)), [], UNCHANGED, id="none without an allocation"),
         pytest.param(Carried(("MIG-x",)), [], env("void"), id="no request, instance"),
-    ],
-)
-def test_environment(carried: Carried, chosen: list[VisibleGpu], changed: Changes) -> None:
-    assert visibility.rewritten(carried, chosen) == changed
-
-
-@pytest.mark.parametrize(
-    ("carried", "chosen", "changed"),
-    [
+        # Mounts.
         pytest.param(
             Carried((MOUNT_ROOT,), mounts=(f"{MOUNT_ROOT}/GPU-x", f"{MOUNT_ROOT}/imex/0")),
             [A],
@@ -125,19 +118,9 @@ def test_environment(carried: Carried, chosen: list[VisibleGpu], changed: Change
             Carried((MOUNT_ROOT,), mounts=(f"{MOUNT_ROOT}/GPU-x", "/else")),
             [],
             Changes(environment=((ENV, "void"),), removed_mounts=(f"{MOUNT_ROOT}/GPU-x",)),
-            id="no request",
+            id="no request, by mounts",
         ),
-    ],
-)
-def test_the_mounts_name_the_allocated_gpus(
-    carried: Carried, chosen: list[VisibleGpu], changed: Changes
-) -> None:
-    assert visibility.rewritten(carried, chosen) == changed
-
-
-@pytest.mark.parametrize(
-    ("carried", "chosen", "changed"),
-    [
+        # CDI devices, in their field and in annotations.
         pytest.param(
             Carried(cdi_devices=(f"{KIND}=GPU-x", "nvidia.com/gds=all", "amd.com/gpu=0")),
             [A, B],
@@ -158,13 +141,13 @@ def test_the_mounts_name_the_allocated_gpus(
             Carried(("void",), cdi_devices=("nvidia.com/gpu=0", "nvidia.com/gpu=1")),
             [B],
             Changes(removed_cdi_devices=("nvidia.com/gpu=0",)),
-            id="one of two is kept",
+            id="one of two CDI devices is kept",
         ),
         pytest.param(
             Carried(("void",), cdi_devices=("management.nvidia.com/gpu=all",)),
             [],
             Changes(removed_cdi_devices=("management.nvidia.com/gpu=all",)),
-            id="no request",
+            id="no request, by CDI",
         ),
         pytest.param(
             Carried(("GPU-x",), cdi_devices=(f"{KIND}=GPU-x",)),
@@ -208,7 +191,7 @@ def test_the_mounts_name_the_allocated_gpus(
         ),
     ],
 )
-def test_the_cdi_devices_are_those_of_the_allocated_gpus(
+def test_a_request_names_the_allocated_gpus_as_it_named_others(
     carried: Carried, chosen: list[VisibleGpu], changed: Changes
 ) -> None:
     assert visibility.rewritten(carried, chosen) == changed
@@ -516,24 +499,10 @@ def test_a_decision_about_gpus_does_not_allow_another_pods_rdma_device() -> None
 def test_the_setting_for_pods_without_an_allocation(
     carried: Carried, leave: Changes, hide: Changes, deny: Changes
 ) -> None:
-    assert (
-        visibility.device_changes(
-            "p", carried, Visibility(), NodeVisibility(unrequested_gpus="leave")
-        )
-        == leave
-    )
-    assert (
-        visibility.device_changes(
-            "p", carried, Visibility(), NodeVisibility(unrequested_gpus="hide")
-        )
-        == hide
-    )
-    assert (
-        visibility.device_changes(
-            "p", carried, Visibility(), NodeVisibility(unrequested_gpus="deny")
-        )
-        == deny
-    )
+    settings: dict[UnrequestedGpus, Changes] = {"leave": leave, "hide": hide, "deny": deny}
+    for setting, changes in settings.items():
+        node = NodeVisibility(unrequested_gpus=setting)
+        assert visibility.device_changes("p", carried, Visibility(), node) == changes
 
 
 @pytest.mark.parametrize(

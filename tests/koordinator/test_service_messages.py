@@ -29,26 +29,6 @@ def test_no_change_sets_nothing() -> None:
     assert messages.response_with(request(cpuset_cpus="0-3"), UNCHANGED).ByteSize() == 0
 
 
-def test_the_oom_score_survives_a_new_cpuset() -> None:
-    """The proxy overwrites it with the response's value, which is 0 in an empty response."""
-    requested = request(oom_score_adj=-997, cpuset_mems="0")
-    result = merged(requested, messages.response_with(requested, Changes(LinuxResources("1"))))
-    assert result.container_resources.oom_score_adj == -997
-    assert (result.container_resources.cpuset_cpus, result.container_resources.cpuset_mems) == (
-        "1",
-        "0",
-    )
-
-
-def test_a_new_quota_comes_with_its_period() -> None:
-    requested = request(cpu_quota=20_000, cpu_period=10_000)
-    result = merged(
-        requested,
-        messages.response_with(requested, Changes(LinuxResources(quota=CpuQuota(50_000)))),
-    )
-    assert messages.creation_of(result).requested.quota == CpuQuota(50_000)
-
-
 def test_a_quota_is_lifted() -> None:
     requested = request(cpu_quota=20_000, cpu_period=10_000)
     result = merged(

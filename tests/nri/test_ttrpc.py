@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
 
 import pytest
@@ -93,12 +92,6 @@ def test_a_frame_has_either_a_header_or_a_payload(messages: list[Message]) -> No
     assert frames == expected
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_a_mux_error(data: bytes) -> None:
-    with contextlib.suppress(MuxError):
-        list(Demux((1, 2)).feed(data))
-
-
 @pytest.mark.parametrize(
     ("sent", "error"),
     [
@@ -178,13 +171,6 @@ def test_every_incoming_call_gets_one_answer_and_outgoing_ones_at_most_one(
     assert [len(replies) for replies in done.values()] == [1, 1, 1]
     with pytest.raises(RpcError, match="closed"):
         session.call("s", "m", b"", 1.0, lambda reply: None)
-
-
-@given(st.binary(max_size=300))
-def test_any_bytes_are_processed_or_a_mux_error(data: bytes) -> None:
-    session = Session(echo)
-    with contextlib.suppress(MuxError):
-        session.receive(data)
 
 
 def test_nothing_is_sent_or_called_after_the_end() -> None:

@@ -1,9 +1,6 @@
-"""Fixtures of a gate with admission, without a relay."""
+"""A gate with admission, without a relay."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +8,5 @@ from tests.proxy.harness import GateHarness
 
 
 @pytest.fixture
-def harness(tmp_path: Path) -> Iterator[GateHarness]:
-    it = GateHarness(tmp_path)
-    yield it
-    it.close()
+def harness(monkeypatch: pytest.MonkeyPatch) -> GateHarness:
+    return GateHarness(monkeypatch)

@@ -1,57 +1,38 @@
-"""A proxy without its relay, with real files and sockets and messages of protobuf."""
+"""A proxy without its relay, with messages of protobuf."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
+import pytest
 from google.protobuf.message import Message
 
-from agent.hooks.admission import Admission
-from agent.hooks.agent_client import Notifier, SnapshotFile
-from agent.hooks.cpuset import AssumedContainers
-from agent.hooks.requests import DeviceFields
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
-from agent.model.settings import frontends as failure_policy
-from agent.model.settings.frontends import CREATE, RUN, UPDATE, Deadlines, ProxySettings
+from agent.model.settings.frontends import CREATE, RUN, UPDATE, Deadlines
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import CpusetGate
 from agent.relay.gate import Call, GateVerdict
-from tests.hooks.simulated_agent import SimulatedAgent
-from tests.hooks.snapshots import BOOT
+from tests.hooks.admission_harness import HOLD_SECONDS, AdmissionHarness
 
 
-class GateHarness(SimulatedAgent):
-    """A gate and a simulated agent."""
+class GateHarness(AdmissionHarness):
+    """A gate and admission in memory."""
 
-    def __init__(self, folder: Path, hold_seconds: float = 60.0) -> None:
-        self.path = folder / "snapshot.json"
-        super().__init__(self.path, folder / "notifications.sock")
-        self.notifier = Notifier(str(folder / "notifications.sock"))
-        self.assumed = AssumedContainers()
-        self.snapshots = SnapshotFile(str(self.path), BOOT)
-        policies, _ = failure_policy.failure_policies(ProxySettings())
-        self.admission = Admission(
-            self.snapshots,
-            self.notifier,
-            self.assumed,
-            policies,
-            str(folder),
-            DeviceFields(),
-        )
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, hold_seconds: float = HOLD_SECONDS) -> None:
+        super().__init__(monkeypatch)
         self.gate = CpusetGate(self.admission, Deadlines(hold_seconds))
         self.messages: dict[Call, bytes] = {}
 
-    def run(self, uid: str, qos: str = "", claim: str = "") -> tuple[Call, GateVerdict]:
+    def call_run(self, uid: str, qos: str = "", claim: str = "") -> tuple[Call, GateVerdict]:
         return self.request(RUN, pb.RunPodSandboxRequest(config=sandbox(uid, qos, claim)))
 
-    def create(
+    def call_create(
         self, uid: str, qos: str = "", claim: str = "", cpuset_: str = ""
     ) -> tuple[Call, GateVerdict]:
         return self.request(CREATE, creation(uid, qos, claim, cpuset_))
 
-    def update(
+    def call_update(
         self, container_id: str, cpuset_: str = "", *, shares: int = 0
     ) -> tuple[Call, GateVerdict]:
         request = pb.UpdateContainerResourcesRequest(container_id=container_id)
@@ -77,10 +58,6 @@ class GateHarness(SimulatedAgent):
         call = Call(f"/{service}/{method}".encode(), time.monotonic())
         self.messages[call] = request.SerializeToString()
         return call
-
-    def close(self) -> None:
-        super().close()
-        self.notifier.close()
 
 
 def creation(

@@ -5,24 +5,26 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent import VERSION
-from agent.hooks.agent_client import SnapshotFile
 from agent.host.loop import Loop
 from agent.model.settings.frontends import CREATE
 from agent.proxy import daemon
 from agent.proxy.daemon import Latencies, OwnSocket
 from agent.relay.server import RelayServer
-from tests.hooks.snapshots import BOOT, OWNED
+from tests.hooks.snapshots import OWNED
 from tests.proxy.harness import GateHarness
 
 
-def test_the_metrics_page_counts_calls_and_failures(tmp_path: Path) -> None:
-    harness = GateHarness(tmp_path, hold_seconds=0)
+def test_the_metrics_page_counts_calls_and_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = GateHarness(monkeypatch, hold_seconds=0)
     harness.publish(OWNED)
-    harness.create("new", "LSE", "2")
-    harness.create("other", "LS", "2")
+    harness.call_create("new", "LSE", "2")
+    harness.call_create("other", "LS", "2")
     latencies = Latencies()
     for seconds in (0.002, 0.2):
         latencies.observe(b"/r/CreateContainer", seconds, 0.00006)
@@ -30,12 +32,11 @@ def test_the_metrics_page_counts_calls_and_failures(tmp_path: Path) -> None:
     loop = Loop()
     server = RelayServer(loop, harness.gate, str(tmp_path / "front"), str(tmp_path / "back"))
     server.meter.in_flight[b"/r/Exec"] = 3
-    snapshots = SnapshotFile(str(harness.path), BOOT)
     text = daemon.metrics_page(
         server,
         harness.admission.outcomes,
         harness.notifier,
-        snapshots,
+        harness.snapshots,
         latencies,
         OwnSocket(str(tmp_path / "front"), None),
     )
@@ -43,7 +44,6 @@ def test_the_metrics_page_counts_calls_and_failures(tmp_path: Path) -> None:
     server.close()
     assert not server.accepting
     loop.close()
-    harness.close()
     found = {
         (sample.name, *sorted(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)

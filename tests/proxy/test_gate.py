@@ -5,7 +5,6 @@ the bytes of a verdict, and the reply is reported. What admission answers is tes
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -43,7 +42,7 @@ def created_with(verdict: GateVerdict) -> pb.LinuxContainerResources:
 
 
 def test_a_sandbox_is_announced_and_its_result_reported(harness: GateHarness) -> None:
-    call, verdict = harness.run("p", "LSE", "1")
+    call, verdict = harness.call_run("p", "LSE", "1")
     assert verdict == FORWARD
     announced = PodAnnounced(
         "p",
@@ -60,7 +59,7 @@ def test_a_sandbox_is_announced_and_its_result_reported(harness: GateHarness) ->
 
 @NO_REPLY
 def test_a_sandbox_that_was_not_made_is_reported(harness: GateHarness, reply: bytes | None) -> None:
-    call, _ = harness.run("p")
+    call, _ = harness.call_run("p")
     harness.notifications()
     harness.gate.reply(call, reply)
     assert harness.notifications() == [PodFailed("p")]
@@ -68,7 +67,7 @@ def test_a_sandbox_that_was_not_made_is_reported(harness: GateHarness, reply: by
 
 def test_a_creation_gets_its_changes_and_its_id_is_reported(harness: GateHarness) -> None:
     harness.publish(EMPTY)
-    call, verdict = harness.create("own", "LSE", "1")
+    call, verdict = harness.call_create("own", "LSE", "1")
     assert verdict == Wait()
     assert [type(each) for each in harness.notifications()] == [PodAnnounced]
     harness.publish(OWNED)
@@ -85,7 +84,7 @@ def test_a_container_that_was_not_made_is_reported(
     harness: GateHarness, reply: bytes | None
 ) -> None:
     harness.publish(OWNED)
-    call, _ = harness.create("p", "LS")
+    call, _ = harness.call_create("p", "LS")
     harness.gate.reply(call, reply)
     assert harness.notifications() == [SnapshotRequest()]
     assert all(assumed.answered_at for assumed in harness.assumed.all(None))
@@ -93,8 +92,8 @@ def test_a_container_that_was_not_made_is_reported(
 
 def test_a_request_without_changes_is_forwarded(harness: GateHarness) -> None:
     harness.publish(OWNED)
-    assert harness.create("p", "LS", cpuset_="0,2-3")[1] == FORWARD
-    assert harness.update("c-kubelet", "0-1")[1] == FORWARD
+    assert harness.call_create("p", "LS", cpuset_="0,2-3")[1] == FORWARD
+    assert harness.call_update("c-kubelet", "0-1")[1] == FORWARD
 
 
 def test_every_version_of_the_cri_is_hooked(harness: GateHarness) -> None:
@@ -119,7 +118,7 @@ def test_an_update_gets_its_changes_and_only_one_that_was_made_is_reported(
     harness: GateHarness, reply: bytes | None
 ) -> None:
     harness.publish(msgspec.structs.replace(OWNED, cpu_policy="static"))
-    call, verdict = harness.update("c-own", "0-3", shares=300)
+    call, verdict = harness.call_update("c-own", "0-3", shares=300)
     assert isinstance(verdict, Replace)
     linux = pb.UpdateContainerResourcesRequest.FromString(verdict.message).linux
     assert (linux.cpuset_cpus, linux.cpu_quota, linux.cpu_shares) == ("1", -1, 300)
@@ -130,24 +129,22 @@ def test_an_update_gets_its_changes_and_only_one_that_was_made_is_reported(
 
 @pytest.mark.parametrize(("method", "seconds"), [(RUN, 0.05), (CREATE, 60), (UPDATE, 60)])
 def test_a_call_waits_until_the_deadline_of_its_hook(
-    harness: GateHarness, monkeypatch: pytest.MonkeyPatch, method: str, seconds: float
+    harness: GateHarness, method: str, seconds: float
 ) -> None:
     """It counts from the relay's first call of the gate."""
-    now = 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
     harness.publish(OWNED)
     calls = {
-        RUN: lambda: harness.run("p", "LS"),
-        CREATE: lambda: harness.create("new", "LSE", "2"),
-        UPDATE: lambda: harness.update("unknown", "0-1"),
+        RUN: lambda: harness.call_run("p", "LS"),
+        CREATE: lambda: harness.call_create("new", "LSE", "2"),
+        UPDATE: lambda: harness.call_update("unknown", "0-1"),
     }
     call, verdict = calls[method]()
     assert verdict == Wait()
     assert harness.retry(call) == Wait()
     assert len(harness.notifications()) == 1, "it is one request, which is read once"
-    now += seconds - 0.01
+    harness.wait(seconds - 0.01)
     assert harness.retry(call) == Wait()
-    now += 0.02
+    harness.wait(0.02)
     verdict = harness.retry(call)
     if method == CREATE:
         why = "pod ns/new: no CPUs after 60 s: the agent has not decided about this pod"
@@ -158,7 +155,7 @@ def test_a_call_waits_until_the_deadline_of_its_hook(
 
 def test_a_held_call_that_its_caller_cancels_is_reported(harness: GateHarness) -> None:
     harness.publish(msgspec.structs.replace(OWNED, cpu_policy="static"))
-    held, _ = harness.run("p")
+    held, _ = harness.call_run("p")
     request = creation("g")
     request.sandbox_config.linux.cgroup_parent = "/kubepods/podg"
     request.config.linux.resources.cpu_shares = 1024
@@ -203,7 +200,7 @@ def test_an_unhooked_call_is_answered_by_the_policy_of_its_hook(harness: GateHar
 @pytest.mark.parametrize("read", [False, True], ids=["unread", "read"])
 def test_the_end_of_an_unhooked_creation_is_reported(harness: GateHarness, read: bool) -> None:
     harness.publish(EMPTY)
-    call = harness.create("p", "LS")[0] if read else Call(CREATE_PATH, 0.0)
+    call = harness.call_create("p", "LS")[0] if read else Call(CREATE_PATH, 0.0)
     assert harness.gate.unhooked(call, "timeout", "the proxy ends") == FORWARD
     class_ = "LS" if read else ""
     assert harness.admission.outcomes.failed_open == {(CREATE, class_, "timeout"): 1}
@@ -222,7 +219,7 @@ def test_a_start_is_reported_at_its_begin_and_its_end(
     call, verdict = harness.request("StartContainer", request)
     assert verdict == FORWARD
     harness.publish(OWNED)
-    assert harness.create("own", "LSE", "1")[1] == Wait(), "the start may use former CPUs"
+    assert harness.call_create("own", "LSE", "1")[1] == Wait(), "the start may use former CPUs"
     harness.notifications()
     harness.gate.reply(call, reply)
     assert harness.notifications() == [CHANGE]
@@ -237,7 +234,7 @@ def test_an_end_is_forwarded_and_its_success_reported(
 ) -> None:
     """Only a removed container has no CPUs any more."""
     harness.publish(OWNED)
-    call, _ = harness.create("p", "LS")
+    call, _ = harness.call_create("p", "LS")
     harness.gate.reply(call, pb.CreateContainerResponse(container_id="c1").SerializeToString())
     harness.notifications()
     call, verdict = harness.request(method, pb.RemoveContainerRequest(container_id="c1"))
@@ -255,10 +252,10 @@ SECRET = "s3cr3t-of-the-database"
 @pytest.mark.parametrize("suffix", [b"", b"\xff\xff"], ids=["valid", "invalid"])
 @pytest.mark.parametrize("uid", ["own", "lost", "unknown"])
 def test_no_variable_of_a_container_is_logged_or_sent(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, uid: str, suffix: bytes
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, uid: str, suffix: bytes
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    harness = GateHarness(tmp_path, hold_seconds=0)
+    harness = GateHarness(monkeypatch, hold_seconds=0)
     harness.publish(WITH_DEVICES)
     message = creation(uid, "LSE", "1")
     message.config.envs.add(key="DB_PASSWORD", value=SECRET.encode())
@@ -268,7 +265,6 @@ def test_no_variable_of_a_container_is_logged_or_sent(
     harness.messages[call] += suffix
     verdict = harness.retry(call)
     notifications = [msgspec.json.encode(each) for each in harness.notifications()]
-    harness.close()
     assert SECRET not in caplog.text
     assert SECRET.encode() not in b"".join(notifications)
     if isinstance(verdict, Refuse):
