@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.node_local.claim import Move, MoveReason
-from agent.allocate.pools import decide
-from agent.allocate.reserved_cpus import KubeletCpus
 from agent.cgroup.order import GroupChange, ValueChange, ValueOutcome, WriteOutcome, WriteState
 from agent.model.audit import AuditEvent, Record, WriteReason
 from agent.model.cpu.cpuset import CpuSet
@@ -16,7 +14,6 @@ from agent.model.notifications import PodAnnounced
 from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from agent.node.audit import PassAudit, Written, cause, decisions
-from tests.builders import machine, pod, running
 from tests.node.world import World
 
 
@@ -218,10 +215,3 @@ def test_the_cause_names_a_few_owners() -> None:
     )
     assert cause(many, snapshot(owners=many.owners[:3])) == "pod ns/d owns no CPUs any more"
     assert cause(many, many) == ""
-
-
-def test_the_same_snapshot_has_no_differences() -> None:
-    pods = tuple(pod(f"p{each}", "LS", containers=(running(f"c{each}"),)) for each in range(50))
-    decision = decide(machine(), pods, KubeletCpus(), {}, {})
-    unchanged = snapshot(pods=decision.pods, owners=decision.owners)
-    assert decisions(unchanged, unchanged, ()) == []

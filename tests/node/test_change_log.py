@@ -20,7 +20,6 @@ from agent.node.change_log import (
     CPUS_CHANGED,
     CPUS_RELEASED,
     INVALID_ANNOTATION,
-    INVALID_LABEL,
     INVALID_NODE,
     LASTING_SECONDS,
     NO_CPUS_ALLOCATED,
@@ -74,21 +73,6 @@ def test_owner_of_an_offline_cpu_is_logged_once(caplog: pytest.LogCaptureFixture
     assert errors == ["pod ns/a: CPUs 2 of its own are offline"]
 
 
-def test_owner_without_online_cpus_is_logged_with_the_consequence(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    metrics = AgentMetrics()
-    pods = pod("a", "LSE", "1-2"), pod("b")
-    decision = decide(machine(offline="1-2"), pods, KubeletCpus(), {"a": CpuSet([1, 2])}, {})
-    recorder = ChangeRecorder(metrics)
-    recorder.export(decision)
-    recorder.decided(pods, decision, decision.owners, {})
-    assert 'topolet_exclusive_cpus_offline{namespace="ns",pod="a"} 2' in metrics.render()
-    errors_and_metric = "\n".join(each.getMessage() for each in caplog.records)
-    assert "pod ns/a: CPUs 1-2 of its own are offline" in errors_and_metric
-    assert "pod ns/a keeps the pool" in errors_and_metric
-
-
 def test_faults_of_the_node_are_events_again_while_they_last() -> None:
     recorded, now = Recorded(), [0.0]
     events = PodEvents(recorded, lambda: now[0])
@@ -109,14 +93,6 @@ def test_faults_of_the_node_are_events_again_while_they_last() -> None:
         (about, INVALID_NODE, "label a: x"),
         (about, INVALID_NODE, "label a: x; label b: y"),
     ]
-
-
-def test_faults_of_labels_are_events_of_pods_that_the_api_server_reports() -> None:
-    recorded = Recorded()
-    known = {"a": ApiPod("a", "ns", "p", "n", Phase.RUNNING, {}, {}, "guaranteed", 1)}
-    labels = [("a", "label q: 'LSX'"), ("deleted", "label q: 'x'")]
-    PodEvents(recorded).record((), (), (), (), known, labels)
-    assert recorded.events == [(Regarding("ns", "p", "a"), INVALID_LABEL, "label q: 'LSX'")]
 
 
 def test_owner_class_without_cpus_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

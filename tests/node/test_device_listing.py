@@ -90,13 +90,6 @@ def test_links_of_gpus_are_read_back_and_invalid_ones_are_reported() -> None:
     assert problem.startswith(f"annotation {interconnect.GPU_LINKS}: ")
 
 
-def test_gpus_are_listed_unchanged() -> None:
-    gpus = (gpu(2), gpu(0))
-    assert device_list(DiscoveredDevices(gpus=gpus), Published(), NOW) == DeviceList(
-        (gpu(0), gpu(2)), {}
-    )
-
-
 def test_devices_of_types_from_other_writers_are_not_kept() -> None:
     others = Published((Device("npu", "NPU-0", 0, {}),))
     assert device_list(DiscoveredDevices(), others, NOW) == DeviceList((), {})

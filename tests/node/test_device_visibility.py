@@ -76,11 +76,6 @@ def test_a_mirror_pod_of_a_user_changes_no_devices_of_the_pod_whose_uid_it_names
         assert visibility([allocated("p", BOTH)], api_pods, FILES) == expected
 
 
-def test_without_requests_all_containers_see_all_cards() -> None:
-    decided = visibility([allocated("p", BOTH)], [api_pod("other", a=1)], FILES).pods["p"]
-    assert [each.uuid for each in decided.each.gpus or ()] == ["GPU-0", "GPU-1"]
-
-
 def test_a_running_pod_keeps_its_card_despite_an_older_claim() -> None:
     pods = [
         allocated("older", FIRST, 1),
@@ -111,17 +106,6 @@ def test_a_card_that_a_plugin_assigned_is_not_assigned_again() -> None:
     assert decided.pods["p"].each.refused == "GPU-0 belongs to pod ns/plugins"
     for no_conflict in (holding("p", "GPU-0"), holding("plugins", "GPU-0", Form.OPEN)):
         assert not visibility(pods, [], FILES, [no_conflict]).pods["p"].each.refused
-
-
-def test_a_plugin_takes_no_card_from_a_running_holder() -> None:
-    """Hooks continue to refuse the card to the pod to which the plugin assigned it."""
-    pods = [allocated("p", FIRST, is_running=True), pod("plugins", "LS")]
-    found = [holding("plugins", "GPU-0")]
-    decided = visibility(pods, [], FILES, found, before={"GPU-0": frozenset({"p"})})
-    assert decided.node.held[0].holders == ("p",)
-    created = [allocated("p", FIRST), pod("plugins", "LS", containers=(running("c"),))]
-    decided = visibility(created, [], FILES, found, before={"GPU-0": frozenset({"p"})})
-    assert decided.pods["p"].each.refused == "GPU-0 belongs to pod ns/plugins"
 
 
 def test_an_instance_with_a_replica_from_a_plugin_is_not_assigned_again() -> None:

@@ -3,12 +3,13 @@ driver."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -62,6 +63,29 @@ def view_of(
     return DeviceView(str(root), watch, GpuActions({}), checkpoint, withhold=withhold, files=files)
 
 
+def observed(
+    view: DeviceView,
+    published: Published = Published(),  # noqa: B008
+    api_node: ApiNode = ApiNode(),  # noqa: B008
+    pods: tuple[Pod, ...] = (),
+    reported: Sequence[ReportedDevices] = (),
+) -> DeviceState:
+    seen = view.observe(TOPOLOGY, published, api_node, pods, reported)
+    assert seen is not None
+    return seen
+
+
+def assigned(uid: str, *names: str, resource: str = "nvidia.com/gpu") -> ReportedDevices:
+    """Devices that the kubelet assigned to a pod."""
+    return ReportedDevices(uid, "main", resource, names, HoldingSource.CHECKPOINT)
+
+
+def allocated(uid: str, *entries: dict[str, object]) -> Pod:
+    """A pod to which a scheduler allocated GPUs."""
+    text = msgspec.json.encode({"gpu": entries}).decode()
+    return msgspec.structs.replace(pod(uid), annotations={DEVICE_ALLOCATED: text})
+
+
 class Node:
     """A machine and the agent's view of its devices."""
 
@@ -95,11 +119,9 @@ class Node:
         address = pci_address(bus)
         buses.add_function(self.root, f"pci{address.rpartition(':')[0]}/{address}", NVIDIA)
 
-    def observe(self) -> DeviceReport:
-        seen = self.view.observe(TOPOLOGY, self.published, self.api_node, self.pods)
-        assert seen is not None
-        self.seen = seen
-        return seen.report
+    def observe(self, reported: Sequence[ReportedDevices] = ()) -> DeviceReport:
+        self.seen = observed(self.view, self.published, self.api_node, self.pods, reported)
+        return self.seen.report
 
     def until(self, check: Callable[[DeviceReport], object]) -> DeviceReport:
         last = self.observe()
@@ -113,16 +135,22 @@ class Node:
         return last
 
 
-@pytest.fixture
-def mixed(tmp_path: Path) -> Iterator[Node]:
+@contextlib.contextmanager
+def running(folder: Path, driver: Machine) -> Iterator[Node]:
+    """A machine whose cards are in PCI and have this driver."""
     if why := fakenvml.missing():
         pytest.skip(why)
-    driver = gpumachines.mixed()
-    node = Node(tmp_path, driver)
+    node = Node(folder, driver)
     for card in driver.cards:
         node.card(card.bus)
     yield node
     node.view.close()
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Iterator[Node]:
+    with running(tmp_path, gpumachines.mixed()) as node:
+        yield node
 
 
 def health(report: DeviceReport) -> list[bool]:
@@ -164,12 +192,8 @@ def test_a_card_that_only_pci_lists_is_reported(
 def test_a_driver_that_cannot_be_queried_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if why := fakenvml.missing():
-        pytest.skip(why)
-    node = Node(tmp_path, gpumachines.mixed().with_values(init=18))
-    node.card(gpumachines.mixed().cards[0].bus)
-    node.until(lambda _: node.seen.fault)
-    node.view.close()
+    with running(tmp_path, gpumachines.mixed().with_values(init=18)) as node:
+        node.until(lambda _: node.seen.fault)
     assert (node.seen.fault, node.seen.report.devices) == ("DriverMismatch", ())
     assert "devices: GPUs: DriverMismatch: nvmlInit: " in caplog.text
 
@@ -197,9 +221,7 @@ def test_cards_removed_while_no_agent_ran_are_dropped(mixed: Node, tmp_path: Pat
     first = mixed.until(lambda report: report.devices)
     empty = view_of(tmp_path / "other")
     (tmp_path / "other").mkdir()
-    seen = empty.observe(TOPOLOGY, Published(first.devices), ApiNode(), ())
-    assert seen is not None
-    assert seen.report.devices == ()
+    assert observed(empty, Published(first.devices)).report.devices == ()
 
 
 def test_a_card_is_cordoned_by_the_nodes_annotation(mixed: Node) -> None:
@@ -242,8 +264,7 @@ def test_the_driver_is_released_and_opened_by_the_nodes_annotation(
             "Cordoned": f"annotation {key}: the driver is released",
         }
     restarted = mixed.new_view()
-    seen = restarted.observe(TOPOLOGY, Published(report.devices), mixed.api_node, ())
-    assert seen is not None
+    seen = observed(restarted, Published(report.devices), mixed.api_node)
     assert health(seen.report) == health(report)
     restarted.close()
     mixed.driver.set_machine(gpumachines.mixed().with_values(driver="570.86.15"))
@@ -255,24 +276,14 @@ def test_the_driver_is_released_and_opened_by_the_nodes_annotation(
 
 @pytest.fixture
 def dgx1(tmp_path: Path) -> Iterator[Node]:
-    if why := fakenvml.missing():
-        pytest.skip(why)
-    driver = gpumachines.dgx1()
-    node = Node(tmp_path, driver)
-    for card in driver.cards:
-        node.card(card.bus)
-    yield node
-    node.view.close()
+    with running(tmp_path, gpumachines.dgx1()) as node:
+        yield node
 
 
-def test_linked_cards_are_published_as_partitions(dgx1: Node) -> None:
+def test_links_and_partitions_are_published(dgx1: Node) -> None:
     report = dgx1.until(lambda report: len(report.devices) == 8)
-    sets = msgspec.json.decode(report.annotations[GPU_PARTITIONS])
-    assert {size: len(found) for size, found in sets.items()}["8"] == 1
-
-
-def test_links_are_published_as_the_driver_reports_them(dgx1: Node) -> None:
-    report = dgx1.until(lambda report: len(report.devices) == 8)
+    partitions = msgspec.json.decode(report.annotations[GPU_PARTITIONS])
+    assert len(partitions["8"]) == 1
     links = interconnect.decode_links(report.annotations)
     assert len(links) == 28
     linked = {pair: each.links for pair, each in links.items() if each.links}
@@ -294,16 +305,18 @@ def test_published_links_are_kept_until_the_driver_answers(dgx1: Node) -> None:
         assert again.annotations[key] == first.annotations[key]
 
 
+HALF_OF_THE_FIRST: dict[str, object] = {
+    "minor": 0,
+    "resources": {"koordinator.sh/gpu-core": "50"},
+}
+
+
 def test_allocations_are_counted_and_invalid_annotations_are_reported_once(
     mixed: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     mixed.until(lambda report: report.devices)
-    allocation = {"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "50"}}]}
-    holder = msgspec.structs.replace(
-        pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(allocation).decode()}
-    )
     torn = msgspec.structs.replace(pod("b"), annotations={DEVICE_ALLOCATED: "{"})
-    mixed.pods = (holder, torn)
+    mixed.pods = (allocated("a", HALF_OF_THE_FIRST), torn)
     for _ in range(3):
         assert mixed.observe().held == {("gpu", 0): {"koordinator.sh/gpu-core": 50}}
     records = [each for each in caplog.records if "pod ns/b" in each.getMessage()]
@@ -313,16 +326,14 @@ def test_allocations_are_counted_and_invalid_annotations_are_reported_once(
 def test_a_card_that_the_kubelet_assigned_is_in_use_and_published(mixed: Node) -> None:
     first = mixed.until(lambda report: report.devices)
     uuid = first.devices[0].uuid
-    reported = ReportedDevices("a", "main", "nvidia.com/gpu", (uuid,), HoldingSource.CHECKPOINT)
-    seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (pod("a"),), [reported])
-    assert seen is not None
-    assert seen.report.held == {("gpu", 0): first.devices[0].resources}
-    (entry,) = msgspec.json.decode(seen.report.annotations[DEVICES_CHECKPOINTS])
+    reported, mixed.pods = [assigned("a", uuid)], (pod("a"),)
+    report = mixed.observe(reported)
+    assert report.held == {("gpu", 0): first.devices[0].resources}
+    (entry,) = msgspec.json.decode(report.annotations[DEVICES_CHECKPOINTS])
     assert (entry["podUID"], entry["deviceIDs"]) == ("a", [uuid])
-    assert [each.uid for each in seen.existing] == ["a"]
-    deleted = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (), [reported])
-    assert deleted is not None
-    assert (deleted.report.held, deleted.existing) == ({}, ())
+    assert [each.uid for each in mixed.seen.existing] == ["a"]
+    mixed.pods = ()
+    assert (mixed.observe(reported).held, mixed.seen.existing) == ({}, ())
 
 
 def test_allocated_cards_can_be_withheld_from_the_device_object(
@@ -331,19 +342,12 @@ def test_allocated_cards_can_be_withheld_from_the_device_object(
     mixed.view.close()
     mixed.view = mixed.new_view(withhold=True)
     first = mixed.until(lambda report: report.devices)
-    reported = ReportedDevices(
-        "a", "main", "nvidia.com/gpu", (first.devices[1].uuid,), HoldingSource.CHECKPOINT
-    )
+    mixed.pods = (pod("a"),)
 
     def objects(*reported_devices: ReportedDevices) -> tuple[list[int], int, int]:
         """The gpu-core of the Device object, the Node and the NodeResourceTopology."""
-        seen = mixed.view.observe(
-            TOPOLOGY, mixed.published, mixed.api_node, (pod("a"),), reported_devices
-        )
-        assert seen is not None
-        values = ReportValues(
-            "n", TOPOLOGY, {}, (), (), Reserved(), NodeConfiguration(), seen.report
-        )
+        devices = mixed.observe(reported_devices)
+        values = ReportValues("n", TOPOLOGY, {}, (), (), Reserved(), NodeConfiguration(), devices)
         store = EmbeddedStore(str(tmp_path / "objects"))
         store.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}})
         report = build(values)
@@ -359,24 +363,23 @@ def test_allocated_cards_can_be_withheld_from_the_device_object(
     count = len(first.devices)
     whole, free, zone = objects()
     assert (whole, free) == ([100] * count, 100 * count)
-    assert objects(reported) == ([100, 0, *[100] * (count - 2)], free - 100, zone - 100)
+    assert objects(assigned("a", first.devices[1].uuid)) == (
+        [100, 0, *[100] * (count - 2)],
+        free - 100,
+        zone - 100,
+    )
     assert objects() == (whole, free, zone), "its pod released it"
 
 
 def test_a_card_of_two_pods_is_reported(mixed: Node, caplog: pytest.LogCaptureFixture) -> None:
     first = mixed.until(lambda report: report.devices)
-    allocation = {"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "50"}}]}
-    holder = msgspec.structs.replace(
-        pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(allocation).decode()}
-    )
+    mixed.pods = (allocated("a", HALF_OF_THE_FIRST), pod("b"))
     reported_devices = [
         ReportedDevices(uid, "main", "", (first.devices[0].uuid,), HoldingSource.CONTAINER)
         for uid in ("a", "b")
     ]
     for _ in range(2):
-        mixed.view.observe(
-            TOPOLOGY, mixed.published, mixed.api_node, (holder, pod("b")), reported_devices
-        )
+        mixed.observe(reported_devices)
     lines = [each.getMessage() for each in caplog.records if "belongs to" in each.getMessage()]
     uuid = first.devices[0].uuid
     assert lines == [
@@ -393,11 +396,11 @@ def test_a_pod_that_only_names_every_card_marks_none_as_used(
     names = tuple(each.uuid for each in first.devices if each.type == "gpu")
     variable = ("NVIDIA_VISIBLE_DEVICES", ",".join(names))
     shown = of_carriers("a", "main", Carriers(environment=(variable,)))
+    mixed.pods = (pod("a"),)
     for _ in range(2):
-        seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (pod("a"),), shown)
-        assert seen is not None
-        assert (seen.report.held, seen.existing) == ({}, ())
-        assert DEVICES_CHECKPOINTS not in seen.report.annotations
+        report = mixed.observe(shown)
+        assert (report.held, mixed.seen.existing) == ({}, ())
+        assert DEVICES_CHECKPOINTS not in report.annotations
     lines = [each.getMessage() for each in caplog.records if "do not count" in each.getMessage()]
     assert len(lines) == 1
     assert lines[0].startswith(
@@ -413,22 +416,14 @@ def test_a_running_pod_keeps_its_card_after_a_change_of_its_annotation(
     one, other = first.devices[:2]
     amounts = {"koordinator.sh/gpu-core": "100"}
     # This minor now belongs to another card.
-    allocation = {"gpu": [{"minor": one.minor, "id": other.uuid, "resources": amounts}]}
-    changed = msgspec.structs.replace(
-        pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(allocation).decode()}
-    )
-    reported_devices = [
-        ReportedDevices("a", "main", "nvidia.com/gpu", (one.uuid,), HoldingSource.CHECKPOINT),
-        ReportedDevices("a", "side", "", (one.uuid,), HoldingSource.CONTAINER),
-    ]
-    seen = mixed.view.observe(
-        TOPOLOGY, mixed.published, mixed.api_node, (changed,), reported_devices
-    )
-    assert seen is not None
-    assert [(each.device, each.source) for each in seen.existing] == [
+    entry = {"minor": one.minor, "id": other.uuid, "resources": amounts}
+    mixed.pods = (allocated("a", entry),)
+    of_side = ReportedDevices("a", "side", "", (one.uuid,), HoldingSource.CONTAINER)
+    report = mixed.observe([assigned("a", one.uuid), of_side])
+    assert [(each.device, each.source) for each in mixed.seen.existing] == [
         (one.uuid, HoldingSource.CONTAINER)
     ]
-    assert seen.report.held == {
+    assert report.held == {
         ("gpu", one.minor): one.resources,
         ("gpu", other.minor): {"koordinator.sh/gpu-core": 100},
     }
@@ -444,8 +439,7 @@ def test_devices_continue_from_the_published_object(tmp_path: Path) -> None:
     buses.write_files(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
     view.rescan()
     assert view.observe(TOPOLOGY, None, ApiNode(), ()) is None
-    seen = view.observe(TOPOLOGY, Published(gone={"rdma": {"0000:17:00.0": 5}}), ApiNode(), ())
-    assert seen is not None
+    seen = observed(view, Published(gone={"rdma": {"0000:17:00.0": 5}}))
     assert [each.minor for each in seen.report.devices] == [5]
     assert view.observe(TOPOLOGY, None, ApiNode(), ()) == seen, "the published object is read once"
 
@@ -531,14 +525,10 @@ def test_a_network_card_in_its_pods_namespace_stays_healthy(tmp_path: Path, held
     buses.write_files(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
     view = view_of(root)
     names = ("0000:17:00.0",) if held else ()
-    reported_devices = [
-        ReportedDevices("a", "main", "example.com/nic", names, HoldingSource.CHECKPOINT)
-    ]
+    reported = [assigned("a", *names, resource="example.com/nic")]
 
     def health_of_nic() -> list[bool]:
-        seen = view.observe(TOPOLOGY, Published(), ApiNode(), (pod("a"),), reported_devices)
-        assert seen is not None
-        return health(seen.report)
+        return health(observed(view, pods=(pod("a"),), reported=reported).report)
 
     assert health_of_nic() == [True]
     (nic / "infiniband").rename(tmp_path / "elsewhere")
@@ -561,9 +551,7 @@ def test_nothing_is_published_before_pci_is_listed(
         patch.setattr(os, "listdir", no_descriptors)
         assert view.observe(TOPOLOGY, Published(), ApiNode(), ()) is None
     assert "too many open files" in caplog.text
-    seen = view.observe(TOPOLOGY, Published(), ApiNode(), ())
-    assert seen is not None
-    assert [each.type for each in seen.report.devices] == ["rdma"]
+    assert [each.type for each in observed(view).report.devices] == ["rdma"]
 
 
 @pytest.mark.parametrize("wrong", ["79=explode", "x=reset"])
@@ -586,9 +574,7 @@ def test_an_allocation_of_an_unknown_type_is_reported_once(
     allocation = '{"xpu": [{"minor": 7, "resources": {"example.com/xpu": "1"}}], "rdma": []}'
     user = msgspec.structs.replace(pod("user"), annotations={DEVICE_ALLOCATED: allocation})
     for pods, texts in (((user,), 1), ((user, pod("other")), 1), ((), 1), ((user,), 2)):
-        seen = view.observe(TOPOLOGY, Published(), ApiNode(), pods)
-        assert seen is not None
-        assert seen.report.devices == ()
+        assert observed(view, pods=pods).report.devices == ()
         assert caplog.text.count(f"pod {user.title}: the files of its") == texts
     assert "of type 'xpu' are not known here" in caplog.text
     view.close()

@@ -72,68 +72,53 @@ def test_no_drift(container: ObservedContainer) -> None:
     assert findings([container], [LSE, LSR]) == ()
 
 
+OWNED_BY_LSE, OWNED_BY_LSR = "ns/lse owns them", "ns/lsr owns them"
+
+
 @pytest.mark.parametrize(
-    ("container", "kind", "expected", "found", "detail"),
+    ("container", "kind", "values"),
     [
-        (observed("a", wanted="0-1", group="0"), DriftKind.GROUP, "0-1", "0", ""),
-        (observed("a", group="0", processes="0-1"), DriftKind.PROCESSES, "0", "0-1", ""),
-        (observed("a"), DriftKind.NO_GROUP, "", "", ""),
-        (observed("g", kubelet="6-7", group="0-7"), DriftKind.KUBELET, "6-7", "0-7", ""),
-        (observed("new", claimed="0", group="0"), DriftKind.CLAIM_UNSEEN, "0", "0", ""),
+        (observed("a", wanted="0-1", group="0"), DriftKind.GROUP, ("0-1", "0")),
+        (observed("a", group="0", processes="0-1"), DriftKind.PROCESSES, ("0", "0-1")),
+        (observed("a"), DriftKind.NO_GROUP, ()),
+        (observed("g", kubelet="6-7", group="0-7"), DriftKind.KUBELET, ("6-7", "0-7")),
+        (observed("g", kubelet="6-7", group="2-7"), DriftKind.OVERLAP, ("", "4-5", OWNED_BY_LSR)),
+        (observed("new", claimed="0", group="0"), DriftKind.CLAIM_UNSEEN, ("0", "0")),
         (
             observed("bad", problem="CPUs 9 do not exist", wanted="0", group="0"),
             DriftKind.CLAIM,
-            "",
-            "0",
-            "CPUs 9 do not exist",
+            ("", "0", "CPUs 9 do not exist"),
         ),
         (
             observed("lse", QoS.LSE, claimed="2-3,8", wanted="2-3", group="2-3"),
             DriftKind.CLAIM,
-            "2-3,8",
-            "2-3",
-            "CPUs 8 are not online",
+            ("2-3,8", "2-3", "CPUs 8 are not online"),
         ),
-        (observed("a", group="1-2"), DriftKind.OVERLAP, "", "2", "ns/lse owns them"),
-        (observed("be", QoS.BE, group="3-4"), DriftKind.OVERLAP, "", "3", "ns/lse owns them"),
+        (observed("a", group="1-2"), DriftKind.OVERLAP, ("", "2", OWNED_BY_LSE)),
+        (observed("be", QoS.BE, group="3-4"), DriftKind.OVERLAP, ("", "3", OWNED_BY_LSE)),
         (
             observed("m", group="0", wanted_mems="0", mems="0-1"),
             DriftKind.MEMORY_NODES,
-            "0",
-            "0-1",
-            "",
+            ("0", "0-1"),
         ),
         (
             observed("d", group="0", devices=((GPU.uuid,), (FOREIGN,))),
             DriftKind.DEVICES,
-            GPU.uuid,
-            FOREIGN,
-            "",
+            (GPU.uuid, FOREIGN),
         ),
         (
             observed("e", group="0", variables=("CUDA_MEM",)),
             DriftKind.ENVIRONMENT,
-            "",
-            "",
-            "not the decided value: CUDA_MEM",
+            ("", "", "not the decided value: CUDA_MEM"),
         ),
     ],
 )
-def test_drift(
-    container: ObservedContainer, kind: DriftKind, expected: str, found: str, detail: str
-) -> None:
+def test_drift(container: ObservedContainer, kind: DriftKind, values: tuple[str, ...]) -> None:
+    """`values`: the expected ones, those that were found, and a detail."""
+    expected, found, detail = (*values, "", "", "")[:3]
     assert Finding(kind, container.title, expected, found, detail) in findings(
         [container], [LSE, LSR]
     )
-
-
-def test_the_kubelets_container_on_owned_cpus_gives_two_findings() -> None:
-    found = findings([observed("g", kubelet="6-7", group="2-7")], [LSE, LSR])
-    assert [each.kind for each in found] == [
-        DriftKind.KUBELET,
-        DriftKind.OVERLAP,
-        DriftKind.OVERLAP,
-    ]
 
 
 def test_every_drift_has_a_remedy_and_is_documented() -> None:

@@ -195,15 +195,6 @@ def test_a_pass_fails_with_the_machine_and_not_if_the_kernel_refuses_a_value(
             agent.reconcile()
 
 
-def test_invalid_batch_amounts_are_reported_and_change_nothing(world: World) -> None:
-    pod = world.sandbox("b", "BE", parent="/kubepods/besteffort/podb")
-    world.container(pod)
-    annotate(world, pod, **{EXTENDED_RESOURCE_SPEC: '{"containers": {"main": 3}}'})
-    world.agent().reconcile()
-    assert world.limit("kubepods/besteffort/podb", SHARES) == "1024"
-    assert "$.containers" in world.snapshot().pods["b"].refused
-
-
 class RecordedUpdates(Cri):
     def __init__(self) -> None:
         super().__init__("/nowhere")

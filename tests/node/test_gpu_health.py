@@ -21,7 +21,17 @@ from agent.model.devices.gpus import (
     RemappedRows,
     SilentGpu,
 )
-from agent.node.gpu_health import Action, GpuActions, GpuHealth, on_event, on_report, parse_actions
+from agent.node import gpu_health as gpu_actions
+from agent.node.gpu_health import (
+    CATALOGUE,
+    Action,
+    GpuActionError,
+    GpuActions,
+    GpuHealth,
+    on_event,
+    on_report,
+    parse_actions,
+)
 from agent.node.gpus import (
     CORDONED_GPUS,
     conditions,
@@ -317,16 +327,6 @@ def test_a_card_is_cordoned_by_the_address_in_nvidia_smis_format(name: str) -> N
     assert unknown_cordons(annotations, GPUS.values()) == ()
 
 
-def test_a_restart_of_the_agent_does_not_clear_conditions() -> None:
-    health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
-    health = on_event(health, GpuEvent(A, 79), FIRST + 1, ACTIONS)
-    again = restored(device_entries(health, {}), ACTIONS)
-    again = on_report(again, report(), FIRST + 2, ACTIONS, BUSES, booted=FIRST - 5)
-    assert [each.reason for each in again.cards[0].gpu_conditions] == ["XID79"]
-    booted = on_report(again, report(), FIRST + 100, ACTIONS, BUSES, booted=FIRST + 50)
-    assert booted.cards[0].healthy
-
-
 def test_evidence_that_began_before_a_restart_counts_after_it() -> None:
     health = on_report(GpuHealth(), PENDING, FIRST, ACTIONS, BUSES)
     health = on_event(health, GpuEvent(A, 95), FIRST + 1, ACTIONS)
@@ -505,3 +505,56 @@ def test_a_restart_of_the_agent_changes_no_device(
     # Neither does a driver that cannot be queried yet.
     waiting = on_report(again, without_driver("NoProcess"), FIRST + 99, ACTIONS, BUSES)
     assert device_entries(waiting, places, cordons) == before
+
+
+@pytest.mark.parametrize(
+    ("xid", "action"),
+    [
+        (13, Action.RESTART_APP),
+        (31, Action.RESTART_APP),
+        (43, Action.IGNORE),
+        (45, Action.IGNORE),
+        (48, Action.RESET),
+        (62, Action.RESET),
+        (63, Action.IGNORE),
+        (64, Action.RESET),
+        (74, Action.RESET),
+        (79, Action.REBOOT),
+        (94, Action.RESTART_APP),
+        (95, Action.RESET),
+        (109, Action.RESET),
+        (119, Action.RESET),
+        (120, Action.RESET),
+        (140, Action.RESET),
+        (149, Action.RESET),
+        (154, Action.IGNORE),
+        (158, Action.RESET),
+        (54, Action.SUPPORT),
+        (61, Action.SUPPORT),
+        (9999, Action.SUPPORT),
+    ],
+)
+def test_the_catalogue(xid: int, action: Action) -> None:
+    assert GpuActions({})[gpu_actions.xid_reason(xid)] is action
+
+
+def test_each_xid_is_in_one_row() -> None:
+    rows = [set(gpu_actions.xids(text)) for text in gpu_actions.CATALOGUE_ROWS.values()]
+    assert sum(map(len, rows)) == len(CATALOGUE)
+
+
+def test_a_site_overrides_the_catalogue() -> None:
+    actions = parse_actions(" 109=ignore, 64 = support ,*=reset, RowRemapPending=ignore,")
+    assert (actions["XID109"], actions["XID64"]) == (Action.IGNORE, Action.SUPPORT)
+    assert (actions["XID9999"], actions["XID94"]) == (Action.RESET, Action.RESTART_APP)
+    assert (actions["RowRemapPending"], actions["GpuLost"]) == (Action.IGNORE, Action.REBOOT)
+    assert (actions["DriverMismatch"], actions["XIDx"]) == (Action.SUPPORT, Action.SUPPORT)
+    assert parse_actions("")["XID109"] is Action.RESET
+
+
+@pytest.mark.parametrize(
+    "text", ["109", "109=", "=reset", "x=reset", "109=panic", "-1=reset", "1²=reset", "12345=reset"]
+)
+def test_invalid_entries_are_named(text: str) -> None:
+    with pytest.raises(GpuActionError, match="GPU action"):
+        parse_actions(text)

@@ -90,14 +90,6 @@ def test_cards_without_a_minor_come_after_those_with_one() -> None:
     ]
 
 
-def test_cards_without_any_minors_are_numbered() -> None:
-    health = health_of(gpu(1, minor=None), gpu(0, minor=None))
-    assert [(each.uuid, each.minor) for each in device_entries(health, {})] == [
-        ("GPU-0", 0),
-        ("GPU-1", 1),
-    ]
-
-
 def test_a_missing_card_loses_its_minor_to_a_card_that_the_driver_lists_with_it() -> None:
     """A driver numbers its cards at each start, so another card may have the minor later."""
     before = health_of(gpu(0), gpu(1), gpu(2))

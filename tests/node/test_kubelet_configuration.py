@@ -43,18 +43,6 @@ def test_impossible_combination_names_the_remedy() -> None:
     assert "kubelet 7" in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "kubelet"),
-    [
-        (AgentSettings(), STATIC),
-        (AgentSettings(), KubeletConfiguration("kubelet 7")),
-        (AgentSettings(bind_memory=True), STATIC),
-    ],
-)
-def test_valid_combination(settings: AgentSettings, kubelet: KubeletConfiguration) -> None:
-    check_combination(settings, kubelet)
-
-
 def test_configuration_is_merged_from_node_kubelet_and_settings(tmp_path: Path) -> None:
     command_line = ["kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1"]
     process(tmp_path, 9, *command_line)

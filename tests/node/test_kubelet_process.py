@@ -8,7 +8,15 @@ import pytest
 
 from agent.host import processes
 from agent.host.processes import Process, ProcessGoneError
-from agent.node.kubelet_process import FoundKubelets, KubeletProcess, find
+from agent.node.kubelet_process import (
+    FoundKubelets,
+    KubeletProcess,
+    arguments_of_file,
+    arguments_of_k3s,
+    find,
+    program_of,
+    runs_kubelet,
+)
 from tests.node.procfs import HOST, POD, process
 
 OWN = "/kubepods.slice/kubepods-podA.slice/cri-containerd-A.scope"
@@ -185,13 +193,6 @@ def test_a_forked_child_before_exec_is_not_another_kubelet(tmp_path: Path) -> No
     assert pids(tmp_path) == [70, 71]
 
 
-def test_a_kubelet_command_that_only_prints_is_ignored(tmp_path: Path) -> None:
-    process(tmp_path, 9, "kubelet", "--version")
-    process(tmp_path, 10, "k3s", "kubectl", "get", "pods")
-    process(tmp_path, 70, "k3s", "server", name="k3s-server")
-    assert pids(tmp_path) == [70]
-
-
 @pytest.mark.parametrize("file", ["cmdline", "comm", "status", "cgroup"])
 def test_a_process_that_ends_between_two_reads_is_ignored(tmp_path: Path, file: str) -> None:
     process(tmp_path, 70, "kubelet")
@@ -272,3 +273,65 @@ def test_the_kubelet_with_the_configured_folder_is_chosen(tmp_path: Path) -> Non
     assert pid_of_folder("/", "/c") == 0
     assert FoundKubelets(kubelets[:1]).of_folder("/", "/c") == kubelets[0]
     assert FoundKubelets((*kubelets, kubelets[0])).of_folder("/", "/a") is None
+
+
+@pytest.mark.parametrize(
+    ("argv0", "name"),
+    [
+        ("kubelet", "kubelet"),
+        ("/var/lib/k0s/bin/kubelet", "kubelet"),
+        ("/usr/local/bin/k3s", "k3s"),
+        ("/snap/microk8s/7/kubelite", "kubelite"),
+        ("/usr/local/bin/k3s server", "k3s"),
+        ("k3s agent", "k3s"),
+        ("k3s kubectl", None),
+        ("kubelet server", None),
+        ("kubelet-wrapper", None),
+        ("/kubelet/", None),
+        ("kubelet\n", None),
+        ("", None),
+    ],
+)
+def test_program(argv0: str, name: str | None) -> None:
+    assert program_of(argv0) == name
+
+
+@pytest.mark.parametrize(
+    ("argv", "runs"),
+    [
+        (["kubelet"], True),
+        (["kubelet", "--v=2"], True),
+        (["kubelet", "--version"], False),
+        (["kubelet", "--help"], False),
+        (["k3s", "server"], True),
+        (["k3s", "agent", "--token", "x"], True),
+        (["k3s", "server", "--disable-agent"], False),
+        (["k3s", "kubectl", "get", "nodes"], False),
+        (["k3s"], False),
+        (["/usr/local/bin/k3s server", "", ""], True),
+        (["kubelite", "--kubelet-args-file=/a"], True),
+    ],
+)
+def test_which_command_lines_run_a_kubelet(argv: list[str], runs: bool) -> None:
+    assert runs_kubelet(argv) is runs
+
+
+def test_flags_in_the_file_of_a_kubelite() -> None:
+    text = "# mine\n--cpu-manager-policy=static\n\n  --reserved-cpus 0-1\n--v=2"
+    assert arguments_of_file(text) == [
+        "--cpu-manager-policy=static",
+        "--reserved-cpus",
+        "0-1",
+        "--v=2",
+    ]
+
+
+def test_later_files_of_k3s_replace_or_append() -> None:
+    contents: list[dict[str, Any]] = [
+        {"kubelet-arg": ["a=1", "b=2"]},
+        {},
+        {"kubelet-arg+": "c=3"},
+    ]
+    assert arguments_of_k3s(contents, "here") == ["--a=1", "--b=2", "--c=3"]
+    contents.append({"kubelet-arg": ["d=4"]})
+    assert arguments_of_k3s(contents, "here") == ["--d=4"]

@@ -190,12 +190,6 @@ def test_a_terminated_pod_holds_nothing_even_if_it_is_listed() -> None:
     )
 
 
-def test_a_pod_with_terminated_containers_that_may_restart_holds_its_resources() -> None:
-    """peers.md §7.1.4."""
-    job = pod("job", container("c", 1))
-    assert pod_holdings([job], node(), STATIC).pods == {("ns", "job"): Allocated(CpuSet([1]))}
-
-
 def test_a_force_deleted_pod_counts_while_it_runs() -> None:
     """kubernetes#104824: the kubelet no longer lists it (kubelet_pods.go, GetActivePods)."""
     a, b, new = ("ns", "a"), ("ns", "b"), ("ns", "new")
@@ -217,14 +211,6 @@ def test_two_pods_with_one_name_hold_their_sum_without_a_uid() -> None:
     names = {"u1": ("ns", "db-0"), "u2": ("ns", "db-0"), "u3": ("ns", "web"), "u4": ("ns", "idle")}
     assert by_uid(found, names) == {"u3": Allocated(CpuSet([3]))}
     assert by_uid(found, {"u1": ("ns", "db-0")}) == {"u1": both}
-
-
-def test_sidecars_count_and_terminated_init_containers_are_not_listed() -> None:
-    """server_v1.go omits init containers on purpose (kubernetes#126765). A sidecar, listed since
-    kubernetes#120501, runs as long as the pod and counts like other containers."""
-    sidecar, main = container("sidecar", 1), container("main", 2, 3)
-    found = pod_holdings([pod("p", sidecar, main)], node(), STATIC).pods
-    assert found == {("ns", "p"): Allocated(CpuSet([1, 2, 3]))}
 
 
 def test_offline_cpu_is_still_held_and_a_missing_one_is_reported() -> None:

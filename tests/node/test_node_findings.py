@@ -86,72 +86,51 @@ def test_a_kubelet_that_suits_the_agent(
 
 
 @pytest.mark.parametrize(
-    ("kubelet", "decided", "proxy", "code", "text"),
+    ("kubelet", "decided", "code", "text"),
     [
         (
             with_states(configured(), cpu="static"),
             None,
-            "",
             NodeCode.KUBELET_POLICY,
             "its cpuManagerPolicy is none, and its state file has the policy static",
         ),
         (
             with_states(configured(memory="Static"), memory="None"),
             None,
-            "",
             NodeCode.KUBELET_POLICY,
             "its memoryManagerPolicy is Static, and its state file has the policy None",
         ),
         (
             configured("static"),
             snapshot(policy="dynamic"),
-            "",
             NodeCode.AGENT_POLICY,
             "the agent's cpu-policy is dynamic",
         ),
-        (
-            configured(),
-            snapshot(static=True),
-            "",
-            NodeCode.AGENT_POLICY,
-            "cpuManagerPolicy is none",
-        ),
-        (
-            configured(),
-            None,
-            PROXY,
-            NodeCode.BYPASSED,
-            "the kubelet uses unix:///run/containerd/containerd.sock",
-        ),
-        (
-            with_states(KubeletStatus(), cpu="none"),
-            None,
-            "",
-            NodeCode.KUBELET_ABSENT,
-            "no kubelet runs",
-        ),
-        (
-            KubeletStatus("kubelet", None, ("/etc/kubelet: No such file",)),
-            snapshot(static=True),
-            PROXY,
-            NodeCode.KUBELET_CONFIGURATION,
-            "/etc/kubelet: No such file",
-        ),
+        (configured(), snapshot(static=True), NodeCode.AGENT_POLICY, "cpuManagerPolicy is none"),
+        (with_states(KubeletStatus(), cpu="none"), None, NodeCode.KUBELET_ABSENT, "no kubelet"),
         (
             KubeletStatus("", None, ("several run",), "none"),
             None,
-            "",
             NodeCode.KUBELET_CONFIGURATION,
             "several run",
         ),
     ],
 )
 def test_a_kubelet_that_does_not_suit(
-    kubelet: KubeletStatus, decided: Snapshot | None, proxy: str, code: NodeCode, text: str
+    kubelet: KubeletStatus, decided: Snapshot | None, code: NodeCode, text: str
 ) -> None:
-    findings = of_kubelet(kubelet, decided, proxy)
+    findings = of_kubelet(kubelet, decided, "")
     assert list(findings) == [code]
     assert text in findings[code]
+
+
+def test_a_kubelet_that_does_not_use_the_proxy() -> None:
+    text = "the kubelet uses unix:///run/containerd/containerd.sock"
+    assert text in of_kubelet(configured(), None, PROXY)[NodeCode.BYPASSED]
+    unread = KubeletStatus("kubelet", None, ("/etc/kubelet: No such file",))
+    findings = of_kubelet(unread, snapshot(static=True), PROXY)
+    assert list(findings) == [NodeCode.KUBELET_CONFIGURATION], "what it uses is not known"
+    assert "/etc/kubelet: No such file" in findings[NodeCode.KUBELET_CONFIGURATION]
 
 
 def test_k3s_has_its_own_runtime() -> None:
@@ -241,53 +220,55 @@ def test_paths_that_this_process_may_not_use(tmp_path: Path) -> None:
     assert list(not_permitted([(str(file), os.X_OK)])) == [f"this process may not read {file}"]
 
 
+def series(name: str, value: float, **labels: str) -> MetricSeries:
+    return MetricSeries(f"topolet_{name}", labels, value)
+
+
 @pytest.mark.parametrize(
-    ("page", "code", "text"),
+    ("exported", "code", "text"),
     [
-        (ProcessPage("no pass for 30 s"), NodeCode.AGENT_NOT_READY, "/readyz: no pass for 30 s"),
         (
-            ProcessPage(
-                series=(
-                    MetricSeries("topolet_watch_age_seconds", {"resource": "pods"}, 300.2),
-                    MetricSeries("topolet_watch_age_seconds", {"resource": "nodes"}, 121.0),
-                    MetricSeries("topolet_cluster_problems", {}, 1.0),
-                )
+            (
+                series("watch_age_seconds", 300.2, resource="pods"),
+                series("watch_age_seconds", 121.0, resource="nodes"),
+                series("cluster_problems", 1.0),
             ),
             NodeCode.WATCH,
             "the watch of pods has had no answer for 300 s",
         ),
         (
-            ProcessPage(series=(MetricSeries("topolet_cluster_problems", {}, 1.0),)),
+            (series("cluster_problems", 1.0),),
             NodeCode.WATCH,
             "the agent can't read or write objects: its log has the error",
         ),
         (
-            ProcessPage(
-                series=(
-                    MetricSeries("topolet_device_healthy", {"type": "gpu", "id": "GPU-1"}, 0.0),
-                    MetricSeries("topolet_device_healthy", {"type": "gpu", "id": "GPU-2"}, 1.0),
-                    MetricSeries("topolet_gpu_missing", {}, 1.0),
-                )
+            (
+                series("device_healthy", 0.0, type="gpu", id="GPU-1"),
+                series("device_healthy", 1.0, type="gpu", id="GPU-2"),
+                series("gpu_missing", 1.0),
             ),
             NodeCode.DEVICE,
             "not healthy: gpu GPU-1, a GPU that the driver does not list",
         ),
-        (
-            ProcessPage(series=(MetricSeries("topolet_gpu_driver_fault", {}, 1.0),)),
-            NodeCode.DEVICE,
-            "not healthy: the GPU driver",
-        ),
+        ((series("gpu_driver_fault", 1.0),), NodeCode.DEVICE, "not healthy: the GPU driver"),
     ],
 )
-def test_what_the_agent_reports_about_itself(page: ProcessPage, code: NodeCode, text: str) -> None:
-    assert of_agent(page) == {code: text}
+def test_what_the_agent_reports_about_itself(
+    exported: tuple[MetricSeries, ...], code: NodeCode, text: str
+) -> None:
+    assert of_agent(ProcessPage(series=exported)) == {code: text}
+
+
+def test_an_agent_that_is_not_ready() -> None:
+    text = "/readyz: no pass for 30 s"
+    assert of_agent(ProcessPage("no pass for 30 s")) == {NodeCode.AGENT_NOT_READY: text}
 
 
 def test_a_healthy_agent_has_no_findings() -> None:
     healthy = (
-        MetricSeries("topolet_watch_age_seconds", {"resource": "pods"}, 61.0),
-        MetricSeries("topolet_cluster_problems", {}, 0.0),
-        MetricSeries("topolet_gpu_missing", {}, 0.0),
+        series("watch_age_seconds", 61.0, resource="pods"),
+        series("cluster_problems", 0.0),
+        series("gpu_missing", 0.0),
     )
     assert of_agent(ProcessPage(series=healthy)) == {}
 
@@ -298,24 +279,27 @@ def test_a_full_file_system() -> None:
 
 
 def conflict(plugin: str, number: float) -> MetricSeries:
-    return MetricSeries("topolet_nri_conflicts_total", {"kind": "error", "plugin": plugin}, number)
+    return series("nri_conflicts_total", number, kind="error", plugin=plugin)
+
+
+NOT_REGISTERED = "the plugin is not registered: "
 
 
 @pytest.mark.parametrize(
     ("page", "code", "text"),
     [
         (
-            ProcessPage("the plugin is not registered: /x/nri.sock: No such file or directory"),
+            ProcessPage(f"{NOT_REGISTERED}/x/nri.sock: No such file or directory"),
             NodeCode.NRI_UNAVAILABLE,
             "No such file",
         ),
         (
-            ProcessPage("the plugin is not registered: /x/nri.sock: Connection refused"),
+            ProcessPage(f"{NOT_REGISTERED}/x/nri.sock: Connection refused"),
             NodeCode.NRI_UNAVAILABLE,
             "Connection refused",
         ),
         (
-            ProcessPage("the plugin is not registered: a plugin with this name exists"),
+            ProcessPage(f"{NOT_REGISTERED}a plugin with this name exists"),
             NodeCode.NRI_UNREGISTERED,
             "with this name",
         ),

@@ -22,7 +22,6 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import (
     ContainerAnnounced,
-    ContainerFailed,
     PodAnnounced,
     Resized,
 )
@@ -33,7 +32,6 @@ from agent.model.pod.pod_resources import (
     PodResources,
     ResourceClaim,
 )
-from agent.model.pod.pods import ContainerState
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import CpuPolicy, Wanted
@@ -105,16 +103,6 @@ def test_container_gets_cpus_before_its_creation_and_others_are_moved_away(world
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0-3"
 
 
-def test_failed_creation_releases_its_cpus(world: World) -> None:
-    guaranteed(world, "g")
-    agent = world.agent(STATIC)
-    announce(world, agent, "g", 2)
-    agent.notified([ContainerFailed("g", "main")])
-    agent.reconcile()
-    assert pool(world) == CpuSet.parse("0-3")
-    assert world.snapshot().pods["g"].containers == {}
-
-
 @pytest.mark.parametrize(
     ("uid", "qos", "policy", "exclusive"),
     [
@@ -172,22 +160,6 @@ def test_container_created_without_an_agent_keeps_its_cpus(
     container = world.container(sandbox, cpus=2, cpuset="2-3")
     world.agent(STATIC).reconcile()
     assert world.cpus(f"kubepods/podg/{container.id}") == "2-3"
-
-
-def test_init_container_passes_its_cpus_on_only_within_its_pod(world: World) -> None:
-    sandbox = guaranteed(world, "g")
-    agent = world.agent(STATIC)
-    start(world, agent, sandbox, 2, "init")
-    world.end_container(world.runtime.listed_containers[0], still_listed=True)
-    agent.reconcile()
-    assert pool(world) == CpuSet.parse("2-3")
-    guaranteed(world, "other")
-    announce(world, agent, "other", 2)
-    assert (
-        decided(world, "other").blocked == "no CPU would be left to share: 2 requested, 2 available"
-    )
-    agent.notified([ContainerFailed("other", "main")])
-    assert announce(world, agent, "g", 2, "main") == "0-1"
 
 
 @pytest.mark.parametrize("with_snapshot", [True, False])
@@ -286,27 +258,6 @@ def test_no_policy_without_a_reservation(
     assert str(raised.value).startswith(f"cpu-policy is dynamic, and {why}: set reserved-cpus, or")
 
 
-def test_resized_container_keeps_its_cpus(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    sandbox = guaranteed(world, "g")
-    world.container(world.sandbox("ls", "LS"))
-    agent = world.agent(STATIC)
-    group = start(world, agent, sandbox, 2)
-    effective = [CpuSet.parse(world.cpus(group))]
-    for cpus in (3, 1):
-        current = world.runtime.statuses["c-g-main"]
-        assert world.cpus("kubepods/burstable/podls/c-ls-main") == str(pool(world))
-        changed = with_resources(current, shares=1024 * cpus)
-        world.runtime.statuses["c-g-main"] = changed
-        agent.notified([Resized("c-g-main", LinuxResources(shares=1024 * cpus))])
-        agent.reconcile()
-        effective.append(CpuSet.parse(world.cpus(group)))
-    two, three, one = effective
-    assert (len(two), len(three), len(one)) == (2, 3, 1)
-    assert one < two < three
-    assert pool(world) == CpuSet.parse("0-3") - one
-    assert "runs on CPUs" not in caplog.text, "no other container ran on an owner's CPUs"
-
-
 def test_resize_without_a_notification_is_detected(world: World) -> None:
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
@@ -367,20 +318,6 @@ def test_a_container_keeps_its_cpus_without_its_sandbox(world: World) -> None:
     agent.reconcile()
     assert decided(world, "g") == Wanted(LinuxResources("0-1", quota=NO_QUOTA), exclusive=True)
     assert world.cpus(group) == "0-1"
-
-
-def test_cpus_from_a_scheduler_take_precedence(world: World) -> None:
-    sandbox = guaranteed(world, "g")
-    agent = world.agent(STATIC)
-    group = start(world, agent, sandbox, 2)
-    assert world.cpus(group) == "0-1"
-    world.container(world.sandbox("own", "LSE", "1"))
-    agent.reconcile()
-    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
-    cpus = CpuSet.parse(world.cpus(group))
-    assert 0 in cpus
-    assert 1 not in cpus
-    assert len(cpus) == 2
 
 
 def test_excluded_container_claims_nothing(world: World) -> None:
@@ -460,11 +397,6 @@ def test_container_that_starts_sharing_gets_the_pool_in_its_file(world: World) -
     assert cpus_file(world, "g") == {"cpus": "0-3", "generation": 2}
 
 
-def test_static_container_has_no_file(world: World) -> None:
-    start(world, world.agent(STATIC), guaranteed(world, "g"), 2)
-    assert not (world.state / "containers").exists()
-
-
 def test_failed_write_of_a_container_file_does_not_delay_the_snapshot(world: World) -> None:
     (world.state / "containers").write_text("")
     guaranteed(world, "g")
@@ -516,29 +448,6 @@ def test_static_kubelet_and_policy_exclude_each_other(
         node_local.check_kubelet(settings)
     for word in (f"cpu-policy is {policy}", "drain", "cpu_manager_state", "cpuManagerPolicy"):
         assert word in str(raised.value)
-
-
-def test_a_created_container_owns_its_cpus_before_it_starts(world: World) -> None:
-    sandbox = guaranteed(world, "g")
-    agent = world.agent(STATIC)
-    chosen = announce(world, agent, "g", 2)
-    world.container(sandbox, state=ContainerState.CREATED, cpus=2, cpuset=chosen)
-    agent.reconcile()
-    assert decided(world, "g") == Wanted(LinuxResources(chosen, quota=NO_QUOTA), exclusive=True)
-    assert world.runtime.updates == {}
-
-
-def test_another_process_on_an_owners_cpus_is_logged(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    world.container(world.sandbox("ls", "LS"))
-    agent = world.agent(STATIC)
-    start(world, agent, guaranteed(world, "g"), 2)
-    assert "runs on CPUs" not in caplog.text
-    (world.cpuset / "kubepods/burstable/podls/c-ls-main/cpuset.cpus").write_text("0-3\n")
-    agent.reconcile()
-    assert "pod ns/ls runs on CPUs 0-1 of pod ns/g" in caplog.text
-    assert world.cpus("kubepods/burstable/podls/c-ls-main") == "2-3"
 
 
 def write_device_checkpoint(

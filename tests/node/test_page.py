@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from agent.http.requests import HttpRequest, dispatch
-from agent.node.daemon import PAGE_VALUES
 from agent.node.page import NodePage
 from tests.fixtures.page import ServedNode, Shape
 
@@ -192,7 +191,3 @@ def test_the_page_has_the_reason_of_an_agent_that_is_not_ready(node: ServedNode)
     node.reconcile()
     node.problem = "the runtime does not answer"
     assert values(node, "load")["problem"] == "the runtime does not answer"
-
-
-def test_the_page_requests_existing_values() -> None:
-    assert all(callable(getattr(NodePage, each)) for each in PAGE_VALUES)

@@ -26,7 +26,8 @@ from agent.model.notifications import (
 )
 from agent.model.pod import apiobjects
 from agent.model.pod import pods as podvalues
-from agent.model.pod.apiobjects import Phase
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.pod_resources import (
     ClaimedDevice,
     ContainerResources,
@@ -34,11 +35,12 @@ from agent.model.pod.pod_resources import (
     ResourceClaim,
 )
 from agent.model.pod.pods import ContainerState
-from agent.model.verdict import Code
+from agent.model.pod.qos import QOS_LABEL
 from agent.node import report as reports
+from agent.node.change_log import CLAIM_NOT_HONORED, NO_CPUS_ALLOCATED, PodEvents
 from agent.node.kubelet_view import PodResourcesAnswer
 from agent.node.reconcile import ReconcileError
-from tests.node.world import World, claim
+from tests.node.world import Recorded, World, claim
 
 
 def test_one_pass(world: World) -> None:
@@ -56,15 +58,6 @@ def test_one_pass(world: World) -> None:
         "c-ls-main": "0,2-3",
         created.id: "0,2-3",
     }
-
-
-def test_dead_shim_of_one_container_does_not_affect_the_owner(world: World) -> None:
-    without_status = world.container(world.sandbox("broken", "LS"))
-    world.runtime.failing[without_status.id] = Code.UNKNOWN
-    world.container(world.sandbox("own", "LSE", "1"))
-    world.agent().reconcile()
-    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
-    assert world.cpus("kubepods/burstable/podbroken/c-broken-main") == "0,2-3"
 
 
 @pytest.mark.parametrize("state", [ContainerState.RUNNING, ContainerState.CREATED])
@@ -139,16 +132,6 @@ def test_snapshot_answers_every_notification(world: World) -> None:
     agent.reconcile()
     assert world.snapshot().generation == first.generation + 1
     assert world.snapshot().listed_at > first.listed_at
-
-
-def test_announced_owner_takes_its_cpu_before_the_runtime_lists_it(world: World) -> None:
-    world.container(world.sandbox("ls", "LS"))
-    agent = world.agent()
-    status = claim("3")
-    agent.notified([PodAnnounced("own", "ns", "own", {}, status, "/kubepods/podown")])
-    agent.reconcile()
-    assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0-2"
-    assert [owner.title for owner in world.snapshot().owners] == ["ns/own"]
 
 
 SESSION = (7, 1 << 40)
@@ -263,19 +246,6 @@ def test_excluded_pod_keeps_its_cpus_and_is_not_delayed(world: World, pattern: s
     assert world.snapshot().announced == ("new",)
 
 
-def test_annotation_that_overloads_a_parser_is_a_refused_claim(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    world.container(world.sandbox("bad", "LSE", "1"))
-    annotations = world.runtime.listed_sandboxes[0].annotations
-    annotations["scheduling.koordinator.sh/resource-status"] = '{"x":' + "[" * 100_000
-    world.container(world.sandbox("own", "LSE", "1"))
-    world.agent().reconcile()
-    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
-    assert world.cpus("kubepods/burstable/podbad/c-bad-main") == "0,2-3"
-    assert "pod ns/bad keeps the pool: annotation scheduling.koordinator.sh/" in caplog.text
-
-
 @pytest.mark.parametrize("key", podvalues.ANNOTATIONS)
 @pytest.mark.parametrize("text", ["," * 1_000_000, '{"x":' + "[" * 1_000, "\0"])
 def test_no_annotation_of_a_pod_fails_a_pass(world: World, key: str, text: str) -> None:
@@ -301,22 +271,6 @@ def test_policy_of_the_kubelet_is_reported_when_nothing_else_changes(world: Worl
     stored = (world.state / "objects/noderesourcetopology/n.yaml").read_text()
     annotations = yaml.safe_load(stored)["metadata"]["annotations"]
     assert annotations["kubelet.koordinator.sh/cpu-manager-policy"] == '{"policy":"static"}'
-
-
-def test_two_hundred_pods(world: World) -> None:
-    for number in range(200):
-        world.container(world.sandbox(f"p{number:03}", "BE" if number % 2 else "LS"))
-    owner = world.container(world.sandbox("own", "LSE", "0"))
-    agent = world.agent()
-    agent.reconcile()
-    assert len(world.snapshot().containers) == 201
-    assert {world.cpus(f"kubepods/burstable/podp{n:03}/c-p{n:03}-main") for n in range(200)} == {
-        "1-3"
-    }
-    world.end_container(owner)
-    world.runtime.listed_sandboxes.pop()
-    agent.reconcile()
-    assert world.cpus("kubepods/burstable/podp000/c-p000-main") == "0-3"
 
 
 def test_cpus_of_a_resource_claim_are_exclusive_to_its_containers(world: World) -> None:
@@ -418,3 +372,74 @@ def test_a_pass_succeeds_without_the_cgroup_of_a_sandbox(world: World) -> None:
     world.container(owner)
     agent.reconcile()
     assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
+
+
+def bound(uid: str, qos: str, cpus: str, limit_milli: int, scheduler: str = "s") -> ApiPod:
+    """A pod of this node that requests 2 CPUs."""
+    annotations = claim(cpus)
+    containers = (ApiContainer("main", {"cpu": 2000}, {"cpu": limit_milli}),)
+    return ApiPod(
+        uid,
+        "ns",
+        uid,
+        "n",
+        Phase.PENDING,
+        {QOS_LABEL: qos},
+        annotations,
+        "burstable",
+        1,
+        containers=containers,
+        scheduler=scheduler,
+    )
+
+
+@pytest.mark.parametrize(("limit_milli", "owns"), [(2000, True), (4000, False)])
+def test_a_pod_whose_limit_differs_gets_the_pool_and_an_event(
+    world: World, limit_milli: int, owns: bool
+) -> None:
+    world.cluster_objects.pods["a"] = bound("a", "LSR", "2-3", limit_milli)
+    recorded = Recorded()
+    agent = world.agent(pod_events=PodEvents(recorded))
+    agent.reconcile()
+    container = world.container(world.sandbox("a", "LSR", "2-3"))
+    agent.reconcile()
+    assert world.cpus(f"kubepods/burstable/poda/{container.id}") == ("2-3" if owns else "0-3")
+    assert [each.uid for each in world.snapshot().owners] == ["a"] * owns
+    if not owns:
+        ((about, reason, note),) = recorded.events
+        assert (about.uid, reason) == ("a", CLAIM_NOT_HONORED)
+        assert "container main: requests.cpu is 2, limits.cpu is 4" in note
+
+
+def test_a_pod_of_another_scheduler_shares_the_pool_and_gets_an_event(world: World) -> None:
+    world.cluster_objects.pods["a"] = bound("a", "LSE", "", 2000, "default-scheduler")
+    container = world.container(world.sandbox("a", "LSE"))
+    recorded = Recorded()
+    agent = world.agent(pod_events=PodEvents(recorded))
+    for _ in range(2):
+        agent.reconcile()
+    assert world.cpus(f"kubepods/burstable/poda/{container.id}") == "0-3"
+    ((about, reason, note),) = recorded.events
+    assert (about.uid, reason) == ("a", NO_CPUS_ALLOCATED)
+    assert "default-scheduler" in note
+
+
+def test_without_an_api_server_log_and_metrics_name_the_pods(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The resources of the pod's sandbox show that its limit differs from its request."""
+    sandbox = world.sandbox("a", "LSR", "2-3")
+    unequal = "its sandbox: requests.cpu is 2, limits.cpu is 4"
+    world.runtime.statuses[sandbox.id] = msgspec.structs.replace(
+        world.runtime.statuses[sandbox.id], unequal=unequal
+    )
+    container = world.container(sandbox)
+    world.container(world.sandbox("b", "LSE"))
+    world.agent().reconcile()
+    assert world.cpus(f"kubepods/burstable/poda/{container.id}") == "0-3"
+    logged = "\n".join(caplog.messages)
+    assert f"pod ns/a keeps the pool: annotation {RESOURCE_STATUS}: {unequal}" in logged
+    assert "pod ns/b: no scheduler allocated CPUs to this LSE pod" in logged
+    page = world.metrics.render()
+    assert "topolet_pods_without_allocated_cpus 1" in page
+    assert f'topolet_refused_claims{{annotation="{RESOURCE_STATUS}",namespace="ns",pod="a"' in page

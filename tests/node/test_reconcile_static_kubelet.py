@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.kube.events import Regarding
+from agent.kubelet.statefile import StateFileError
 from agent.model.notifications import PodAnnounced
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.apiobjects import ApiPod, Phase
@@ -130,3 +131,29 @@ def test_invalid_claim_is_reported_after_a_container_exists(world: World) -> Non
     ((_, reason, note),) = recorded.events
     assert reason == INVALID_ANNOTATION
     assert note.startswith(f"annotation {RESOURCE_STATUS}: cpuset: ")
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_torn_checkpoint_changes_no_cpus_of_the_kubelets_pods(
+    world: World, restarts: bool
+) -> None:
+    """An agent that has not read it before changes nothing."""
+    plain = world.container(world.sandbox("plain", parent="/kubepods/podplain"), cpuset="4-5")
+    write_checkpoint(world, plain="4-5")
+    agent = world.agent()
+    agent.reconcile()
+    file = world.kubelet / "cpu_manager_state"
+    whole = file.read_text()
+    file.write_text(whole[: len(whole) // 2])
+    ls = world.container(world.sandbox("ls", "LS"))
+    groups = f"kubepods/podplain/{plain.id}", f"kubepods/burstable/podls/{ls.id}"
+    if restarts:
+        agent = world.agent()
+        with pytest.raises(StateFileError, match=str(file)):
+            agent.reconcile()
+    else:
+        agent.reconcile()
+    assert [world.cpus(group) for group in groups] == ["4-5", "0-7" if restarts else "0-3,6-7"]
+    file.write_text(whole)
+    agent.reconcile()
+    assert [world.cpus(group) for group in groups] == ["4-5", "0-3,6-7"]

@@ -153,29 +153,6 @@ def test_pods_that_share_are_not_reported_as_the_static_kubelets() -> None:
     assert (alloc["uid"], alloc["cpuset"], alloc["managedByKubelet"]) == ("a", "1", True)
 
 
-def test_every_owner_is_in_pod_cpu_allocs() -> None:
-    """These are LSE and LSR pods, and Guaranteed pods with CPUs of the kubelet."""
-    store = RecordingStore()
-    pods = (
-        pod("lse", "LSE", "0"),
-        pod("lsr", "LSR", "1-2"),
-        pod("ls", "LS"),
-        pod("be", "BE"),
-        pod("plain", kube_class="guaranteed"),
-    )
-    report(ClusterReporter("n", store), *pods, nodes=4)
-    assert stored_annotations(store)["pod-cpu-allocs"] == [
-        {"namespace": "ns", "name": "lse", "uid": "lse", "cpuset": "0"},
-        {"namespace": "ns", "name": "lsr", "uid": "lsr", "cpuset": "1-2"},
-    ]
-    kubelet = KubeletCpus(True, {"plain": CpuSet([3])})
-    report(ClusterReporter("n", store), *pods, nodes=4, kubelet=kubelet)
-    assert [
-        (each["uid"], each["cpuset"], each.get("managedByKubelet", False))
-        for each in stored_annotations(store)["pod-cpu-allocs"]
-    ] == [("lse", "0", False), ("lsr", "1-2", False), ("plain", "3", True)]
-
-
 def test_refused_claims_are_named_while_they_are_refused() -> None:
     store = RecordingStore()
     reporter = ClusterReporter("n", store)

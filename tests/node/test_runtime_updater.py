@@ -160,38 +160,18 @@ def test_call_without_an_answer_is_forgotten_with_its_container(
 @pytest.mark.parametrize(
     ("stored", "wanted", "same"),
     [
-        (
-            VerboseStatus(resources=LinuxResources("1", quota=CpuQuota(5))),
-            LinuxResources("1"),
-            True,
-        ),
-        (
-            VerboseStatus(resources=LinuxResources("1", quota=CpuQuota(5))),
-            LinuxResources("1", quota=NO_QUOTA),
-            False,
-        ),
-        (
-            VerboseStatus(resources=LinuxResources("1", quota=NO_QUOTA)),
-            LinuxResources("1", quota=NO_QUOTA),
-            True,
-        ),
-        (
-            VerboseStatus(resources=LinuxResources("1")),
-            LinuxResources("1", shares=5),
-            False,
-        ),
-        (
-            VerboseStatus(resources=LinuxResources("1", shares=5)),
-            LinuxResources("1", shares=5),
-            True,
-        ),
-        (VerboseStatus(resources=LinuxResources("0-3")), LinuxResources("1"), False),
+        (LinuxResources("1", quota=CpuQuota(5)), LinuxResources("1"), True),
+        (LinuxResources("1", quota=CpuQuota(5)), LinuxResources("1", quota=NO_QUOTA), False),
+        (LinuxResources("1", quota=NO_QUOTA), LinuxResources("1", quota=NO_QUOTA), True),
+        (LinuxResources("1"), LinuxResources("1", shares=5), False),
+        (LinuxResources("1", shares=5), LinuxResources("1", shares=5), True),
+        (LinuxResources("0-3"), LinuxResources("1"), False),
     ],
 )
 def test_values_that_the_runtime_has_already(
-    stored: VerboseStatus, wanted: LinuxResources, same: bool
+    stored: LinuxResources, wanted: LinuxResources, same: bool
 ) -> None:
-    assert stores(stored, wanted) == same
+    assert stores(VerboseStatus(resources=stored), wanted) == same
 
 
 def test_an_update_is_delayed_by_the_settle_time(runtime: Runtime) -> None:

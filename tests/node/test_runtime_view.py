@@ -148,15 +148,6 @@ def test_pid_of_another_service_is_not_taken_for_the_container(
     assert found == (None if path else "/odd/place/c1")
 
 
-def test_created_container_has_the_values_of_its_start(world: World, observer: RuntimeView) -> None:
-    container = world.container(world.sandbox("p"), state=ContainerState.CREATED)
-    status = world.runtime.statuses[container.id]
-    world.runtime.statuses[container.id] = with_resources(status, cpuset="1-2")
-    observed = observer.observe()
-    assert observed.statuses[container.id].resources.cpuset == "1-2"
-    assert groups(observed.pods[0]) == {container.id: None}
-
-
 def test_ended_containers_are_listed_if_requests_matter(world: World) -> None:
     observer = runtime_view(world, requests=True)
     pod = world.sandbox("p")

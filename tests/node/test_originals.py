@@ -1,20 +1,23 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
 
 from agent.cgroup import limits as values
+from agent.cgroup import values, writer
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodAnnounced
 from agent.model.pod.pods import Container, ContainerState
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.node import loop
-from agent.node.originals import OriginalValues
+from agent.node.originals import AnnouncedPodGroups, OriginalValues
 from agent.node.reconcile import Reconciler
 from tests.node.world import World, claim
 
@@ -123,3 +126,22 @@ def test_invalid_reloaded_settings_change_nothing(
     assert loop.reloaded(old, read_again, agent) == old
     assert agent.exclude == ("prod",)
     assert "the old settings stay in force" in caplog.text
+
+
+def test_the_group_of_an_announced_pod_may_be_made_again_between_two_passes(world: World) -> None:
+    """The first pass narrows it; then it is removed, and the journal drops its entry with the next
+    one that the pass writes."""
+    hierarchy = Hierarchy(str(world.cpuset.parent))
+    journal = Journal(world.state / "journal")
+    announced = AnnouncedPodGroups(hierarchy, journal)
+    world.group("kubepods/podnew")
+    world.group("kubepods/other")
+    others = {"/kubepods/podnew": CpuSet([1])}
+    first = announced.narrow(others)
+    for controller in world.cpuset.parent.iterdir():
+        shutil.rmtree(controller / "kubepods/podnew")
+    assert writer.apply(hierarchy, journal, {"/kubepods/other": CpuSet([2])}).ok
+    world.group("kubepods/podnew", "0-2")
+    assert first == ({"/kubepods/podnew": CpuSet.parse("0,2-3")}, [])
+    assert announced.narrow(others) == ({"/kubepods/podnew": CpuSet([0, 2])}, [])
+    assert journal.originals["/kubepods/podnew"].cpus == "0-2"
