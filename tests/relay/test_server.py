@@ -14,9 +14,10 @@ import pytest
 
 from agent.host.listener import ListenError
 from agent.host.loop import Loop
-from agent.model.verdict import Code, Refuse, Wait
+from agent.model.verdict import Code, Wait
+from agent.relay import pair
 from agent.relay import server as pair
-from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, Replace
+from agent.relay.gate import FORWARD, Call, GateVerdict
 from agent.relay.relay import Downward, Upward
 from agent.relay.server import RelayServer
 from agent.relay.streams import RelayLimits
@@ -24,7 +25,8 @@ from agent.rpc import frames
 from agent.rpc.channel import Channel
 from agent.rpc.grpc import RpcError
 from tests.fixtures.grpc_peers import connect, serve
-from tests.relay.relay_child import KEEP_BLOCKS, relay_process
+from tests.relay import relay_child
+from tests.relay.relay_child import KEEP_BLOCKS, LONGEST_REFUSAL, TAIL, relay_process
 from tests.waiting import eventually
 
 WAIT_SECONDS = 20
@@ -48,10 +50,10 @@ class Backend(grpc.GenericRpcHandler):
         return request
 
 
-class Hooks:
-    """Hooks whose verdict depends on the method; `/h/Hold` is held if `hold` is true."""
+class Hooks(relay_child.Hooks):
+    """Hooks of which one fails; `/h/Hold` is held while `hold` is true."""
 
-    methods = frozenset({b"/h/Grow", b"/h/Refuse", b"/h/Raise", b"/h/Hold", b"/h/Keep"})
+    methods = relay_child.Hooks.methods | {b"/h/Raise"}
 
     def __init__(self) -> None:
         self.hold = True
@@ -59,20 +61,12 @@ class Hooks:
         self.was_abandoned = threading.Event()
 
     def request(self, call: Call, message: bytes) -> GateVerdict:
+        if call.path == b"/h/Raise":
+            raise RuntimeError("hook")
         if call.path == b"/h/Hold":
             self.requested.set()
             return Wait() if self.hold else FORWARD
-        if call.path == b"/h/Refuse":
-            return Refuse(Code.FAILED_PRECONDITION, "CPU 3 is taken")
-        if call.path == b"/h/Raise":
-            raise RuntimeError("hook")
-        return Replace(message + b"+" * 30) if call.path == b"/h/Grow" else FORWARD
-
-    def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
-        return FORWARD
-
-    def reply(self, call: Call, message: bytes | None) -> None:
-        pass
+        return super().request(call, message)
 
     def abandoned(self, call: Call) -> None:
         self.was_abandoned.set()
@@ -157,12 +151,12 @@ def test_hooks_change_refuse_and_fail_open(running: RunningRelay, channel: grpc.
         channel.unary_unary(f"/h/{name}") for name in ("Grow", "Refuse", "Raise")
     )
     for message in (b"", bytes(400_000)):
-        assert grow(message, timeout=WAIT_SECONDS) == message + b"+" * 30
+        assert grow(message, timeout=WAIT_SECONDS) == message + TAIL
         assert broken(message, timeout=WAIT_SECONDS) == message
         with pytest.raises(grpc.RpcError) as error:
             refuse(message, timeout=WAIT_SECONDS)
         assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]
-        assert error.value.details() == "CPU 3 is taken"  # type: ignore[attr-defined]
+        assert error.value.details() == LONGEST_REFUSAL  # type: ignore[attr-defined]
     stats = running.server.stats
     assert (stats.hooked, stats.replaced, stats.refused, stats.hook_errors) == (6, 2, 2, 2)
     assert [path for path, _ in running.errors] == [b"/h/Raise"] * 2
@@ -174,7 +168,7 @@ def test_held_calls_are_asked_again_until_they_may_pass(
     messages = [bytes(number * 9_000) for number in range(5)]
     held = [channel.unary_unary("/h/Hold").future(each) for each in messages]
     eventually("five calls are held", lambda: len(running.server.held) == 5)
-    assert channel.unary_unary("/h/Grow")(b"", timeout=WAIT_SECONDS) == b"+" * 30
+    assert channel.unary_unary("/h/Grow")(b"", timeout=WAIT_SECONDS) == TAIL
     assert not any(future.done() for future in held)
     running.hooks.hold = False
     assert [future.result(WAIT_SECONDS) for future in held] == messages
@@ -344,7 +338,7 @@ def test_a_second_relay_is_refused_and_a_listening_socket_is_taken(
     thread = threading.Thread(target=loop.run)
     thread.start()
     client = Channel(str(tmp_path / "given.sock"))
-    assert client.call("/h/Grow", b"", WAIT_SECONDS) == b"+" * 30
+    assert client.call("/h/Grow", b"", WAIT_SECONDS) == TAIL
     client.close()
     loop.stop()
     thread.join(WAIT_SECONDS)
@@ -375,7 +369,7 @@ def test_limits_are_set_by_the_caller(tmp_path: Path) -> None:
     running = RunningRelay(tmp_path, limits=RelayLimits(body_bytes=100))
     client = Channel(str(running.front))
     assert client.call("/h/Grow", bytes(101), WAIT_SECONDS) == bytes(101)
-    assert client.call("/h/Grow", bytes(100), WAIT_SECONDS) == bytes(100) + b"+" * 30
+    assert client.call("/h/Grow", bytes(100), WAIT_SECONDS) == bytes(100) + TAIL
     assert running.server.stats.unread_too_large == 1
     client.close()
     running.close()

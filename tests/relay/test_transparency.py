@@ -1,4 +1,5 @@
 """The relay does not change what a gRPC client and its server send and receive.
+`test_grpc_go.py` has messages, statuses, streams and deadlines of all kinds.
 
 Most tests call a method that is not hooked (`/any/...`) and a hooked method (`/h/...`).
 """
@@ -6,10 +7,9 @@ Most tests call a method that is not hooked (`/any/...`) and a hooked method (`/
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from tests.relay.relay_child import TAIL, relay_process
 from tests.waiting import eventually
 
 WAIT_SECONDS = 30.0
-MEBIBYTE = 1 << 20
 BOTH = pytest.mark.parametrize("service", ["any", "h"])
 
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -44,35 +43,15 @@ class Backend(grpc.GenericRpcHandler):
         self.may_return = threading.Event()
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        name = details.method.rpartition("/")[2]
         self.metadata = tuple(details.invocation_metadata)
-        handlers = {
-            "Chat": grpc.stream_stream_rpc_method_handler(self.chat),
-            "Collect": grpc.stream_unary_rpc_method_handler(lambda it, _: b"".join(it)),
-            "Fail": grpc.unary_unary_rpc_method_handler(self.fail),
-            "Wait": grpc.unary_unary_rpc_method_handler(self.wait),
-            "FailLate": grpc.unary_stream_rpc_method_handler(self.fail_late),
-        }
-        return handlers.get(name, grpc.unary_unary_rpc_method_handler(self.echo))
+        handler = self.wait if details.method.endswith("/Wait") else self.echo
+        return grpc.unary_unary_rpc_method_handler(handler)
 
     def echo(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         self.time_left = context.time_remaining() or 0.0
         context.send_initial_metadata(_test_metadata(self.metadata))
         context.set_trailing_metadata(_test_metadata(self.metadata))
         return request
-
-    def chat(self, requests: Iterable[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        yield from requests
-        yield b"the client has ended"
-
-    def fail(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        details = ("grpc-status-details-bin", bytes(range(256)) * 8)
-        context.set_trailing_metadata([details, *_test_metadata(self.metadata)])
-        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "100 % \u2713\nno")
-
-    def fail_late(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        yield from [request] * 3
-        context.abort(grpc.StatusCode.DATA_LOSS, "in the middle")
 
     def wait(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         context.add_callback(self.ended.set)
@@ -172,77 +151,6 @@ def test_a_deadline_arrives_and_is_not_extended(
         client.send([opening(1, path, (b"grpc-timeout", sent)), data(1, bytes(5), last=True)])
         eventually("answered", lambda: not client.is_rejected() and frames.DATA in client.seen)
     assert seconds - WAIT_SECONDS / 2 < backend.time_left <= seconds
-
-
-@BOTH
-def test_a_status_keeps_its_details(channel: grpc.Channel, backend: Backend, service: str) -> None:
-    """A trailers-only reply: the server fails before it sends a message."""
-    error = failure(channel.unary_unary(f"/{service}/Fail"), b"", metadata=(("x-a", "1"),))
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert error.details() == "100 % \u2713\nno"
-    trailers = tuple((each.key, each.value) for each in error.trailing_metadata())
-    assert ("grpc-status-details-bin", bytes(range(256)) * 8) in trailers
-    assert _test_metadata(trailers) == (("x-a", "1"),)
-
-
-def test_a_status_after_messages_arrives_after_them(channel: grpc.Channel) -> None:
-    replies = channel.unary_stream("/any/FailLate")(b"one", timeout=WAIT_SECONDS)
-    assert [next(replies) for _ in range(3)] == [b"one"] * 3
-    with pytest.raises(grpc.RpcError) as error:
-        next(replies)
-    assert error.value.code() is grpc.StatusCode.DATA_LOSS  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-@pytest.mark.parametrize("size", [0, 3, 200_000])
-@BOTH
-def test_compression_in_both_directions(
-    relay: object, back: Path, front: Path, service: str, size: int, algorithm: grpc.Compression
-) -> None:
-    """The server compresses its replies. Hooks read only gzip; messages with other encodings pass
-    unhooked. The smallest messages are sent uncompressed."""
-    code = 2 if algorithm is grpc.Compression.Gzip else 1
-    server = serve(back, Backend(), ("grpc.default_compression_algorithm", code))
-    hooked = service == "h" and (algorithm is grpc.Compression.Gzip or size < 4)
-    with connected(front) as channel:
-        message = (b"repeat" * size)[:size]
-        reply = channel.unary_unary(f"/{service}/Grow")(
-            message, compression=algorithm, timeout=WAIT_SECONDS
-        )
-        assert reply == message + (TAIL if hooked else b"")
-    server.stop(None).wait()
-
-
-@BOTH
-def test_64_mebibytes_both_ways(channel: grpc.Channel, service: str) -> None:
-    message = os.urandom(MEBIBYTE) * 64
-    assert channel.unary_unary(f"/{service}/Grow")(message, timeout=WAIT_SECONDS) == message
-
-
-def test_each_message_of_a_conversation_passes_at_once(channel: grpc.Channel) -> None:
-    """The client sends each message after the reply to the one before. A half-close passes too."""
-    sent = [os.urandom(size) for size in (0, 1, 100, 70_000, 2 * MEBIBYTE)] * 3
-    answered = threading.Semaphore(1)
-
-    def requests() -> Iterator[bytes]:
-        for each in sent:
-            assert answered.acquire(timeout=WAIT_SECONDS)
-            yield each
-        assert answered.acquire(timeout=WAIT_SECONDS)
-
-    received = []
-    for answer in channel.stream_stream("/any/Chat")(requests(), timeout=WAIT_SECONDS):
-        received.append(answer)
-        answered.release()
-    assert received == [*sent, b"the client has ended"]
-
-
-@BOTH
-def test_a_streaming_client_is_forwarded_to_its_end(channel: grpc.Channel, service: str) -> None:
-    """A hook reads only requests of one message: a stream of messages passes."""
-    parts = [os.urandom(30_000) for _ in range(100)]
-    reply = channel.stream_unary(f"/{service}/Collect")(iter(parts), timeout=WAIT_SECONDS)
-    assert reply == b"".join(parts)
 
 
 def test_a_keepalive_ping_is_answered_by_the_runtime(
