@@ -672,7 +672,7 @@ def creation_with_devices(
     request = msgspec.structs.replace(
         container(uid, cpus="0-3"), pod=pod(uid, allocated=allocated), container_name=name
     )
-    return harness.creation_with_devices(request)
+    return harness.creation(request)
 
 
 def variable(answer: Verdict, carried: Carried) -> tuple[str, ...]:
@@ -712,7 +712,7 @@ def test_no_pod_gets_another_pods_card(
     assert "pod ns/new" in answer.message
     assert "GPU-other" in answer.message
     assert harness.outcomes.failed == {(CREATE, "devices", "device_taken"): 1}
-    assert of_pod.assumed is None, "a refused creation_with_devices holds nothing"
+    assert of_pod.assumed is None, "a refused creation holds nothing"
 
 
 NOT_HONORED = "pod ns/lost: gpu 7 is not on this node"

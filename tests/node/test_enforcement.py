@@ -204,26 +204,42 @@ class RecordedUpdates(Cri):
         self.requested.append(resources)
 
 
+def enforcement(
+    root: Path, runtime: Cri, updater: RuntimeUpdater | None = None, *, migrate: bool = False
+) -> Enforcement:
+    """An enforcement on the cgroups below `root`, with its journal beside them."""
+    return Enforcement(
+        Hierarchy(str(root)),
+        Controllers(str(root)),
+        Journal(root.parent / "journal"),
+        runtime,
+        updater,
+        migrate_memory=migrate,
+    )
+
+
+def running_pod(container_id: str, group: str) -> Pod:
+    container = Container(container_id, "main", ContainerState.RUNNING, group)
+    return Pod("own", "ns", "own", {}, {}, "burstable", 0, (container,))
+
+
+def decided(pod: Pod, wanted: Wanted) -> Decision:
+    return Decision((), {}, (), {pod.uid: PodWanted(pod.title, pod.qos, wanted)})
+
+
 @pytest.mark.parametrize("migrate", [False, True])
 def test_the_runtime_gets_no_memory_nodes_if_pages_would_migrate(
     tmp_path: Path, migrate: bool
 ) -> None:
-    (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
-    hierarchy, updates = Hierarchy(str(tmp_path)), RecordedUpdates()
+    root = tmp_path / "cgroup"
+    root.mkdir()
+    (root / "cgroup.controllers").write_text("cpuset cpu memory\n")
+    updates, pod = RecordedUpdates(), running_pod("c", "/c")
     updater = RuntimeUpdater(updates, lambda _: True)
-    enforcement = Enforcement(
-        hierarchy,
-        Controllers(str(tmp_path)),
-        Journal(tmp_path / "journal"),
-        updates,
-        updater,
-        migrate_memory=migrate,
+    decision = decided(pod, Wanted(LinuxResources("1", "0")))
+    enforcement(root, updates, updater, migrate=migrate).apply(
+        RuntimeState((pod,), {}), decision, Freed((), {})
     )
-    containers = (Container("c", "main", ContainerState.RUNNING, "/c"),)
-    pod = Pod("u", "ns", "p", {}, {}, "burstable", 0, containers)
-    wanted = Wanted(LinuxResources("1", "0"))
-    decision = Decision((), {}, (), {"u": PodWanted(pod.title, pod.qos, wanted)})
-    enforcement.apply(RuntimeState((pod,), {}), decision, Freed((), {}))
     eventually("the runtime is updated", updater.idle)
     updater.close()
     assert updates.requested == [LinuxResources("1", "0") if migrate else LinuxResources("1")]
@@ -234,17 +250,9 @@ def test_the_runtime_gets_the_restored_quota(world: World) -> None:
     container = world.container(world.sandbox("own", "LSR", "1"))
     group = f"{OWN}/{container.id}"
     world.limits(group, QUOTA, "50000")
-    root, updates = str(world.cpuset.parent), RecordedUpdates()
+    updates, pod = RecordedUpdates(), running_pod(container.id, f"/{group}")
     updater = RuntimeUpdater(updates, lambda _: True)
-    enforcement = Enforcement(
-        Hierarchy(root),
-        Controllers(root),
-        Journal(world.state / "journal"),
-        updates,
-        updater,
-    )
-    running = Container(container.id, "main", ContainerState.RUNNING, f"/{group}")
-    pod = Pod("own", "ns", "own", {}, {}, "burstable", 0, (running,))
+    of_world = enforcement(world.cpuset.parent, updates, updater)
     observed = RuntimeState((pod,), {})
     quotas = []
     for wanted in (
@@ -252,12 +260,12 @@ def test_the_runtime_gets_the_restored_quota(world: World) -> None:
         Wanted(LinuxResources("0,2")),
         Wanted(LinuxResources("1", quota=NO_QUOTA), exclusive=True),
     ):
-        decision = Decision((), {}, (), {"own": PodWanted(pod.title, pod.qos, wanted)})
-        freed = enforcement.make_room(
+        decision = decided(pod, wanted)
+        freed = of_world.make_room(
             observed, (), decision, cpus.read(world.root), {}, pending=False, dynamic=False
         )
         assert not freed.failures
-        assert not enforcement.apply(observed, decision, freed).failures
+        assert not of_world.apply(observed, decision, freed).failures
         eventually("the runtime is updated", updater.idle)
         quotas.append(world.limit(group, QUOTA))
     updater.close()
@@ -271,20 +279,12 @@ def test_pages_move_with_memory_nodes_until_no_decision_sets_these(world: World)
     container = world.container(world.sandbox("own", "LSR", "1"))
     group = f"{OWN}/{container.id}"
     (world.cpuset / group / MIGRATE).write_text("0\n")
-    root = str(world.cpuset.parent)
-    enforcement = Enforcement(
-        Hierarchy(root),
-        Controllers(root),
-        Journal(world.state / "journal"),
-        world.runtime,
-        migrate_memory=True,
-    )
-    running = Container(container.id, "main", ContainerState.RUNNING, f"/{group}")
-    pod = Pod("own", "ns", "own", {}, {}, "burstable", 0, (running,))
+    of_world = enforcement(world.cpuset.parent, world.runtime, migrate=True)
+    pod = running_pod(container.id, f"/{group}")
     contents = []
     for resources in (LinuxResources("1", "0"), LinuxResources("1", "0"), LinuxResources("1")):
-        decision = Decision((), {}, (), {"own": PodWanted(pod.title, pod.qos, Wanted(resources))})
-        applied = enforcement.apply(RuntimeState((pod,), {}), decision, Freed((), {}))
+        decision = decided(pod, Wanted(resources))
+        applied = of_world.apply(RuntimeState((pod,), {}), decision, Freed((), {}))
         assert not applied.failures
         contents.append(world.limit(group, MIGRATE))
     assert contents == ["1", "1", "0"]

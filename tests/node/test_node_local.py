@@ -40,7 +40,7 @@ from agent.node import node_local
 from agent.node.kubelet_view import PodResourcesAnswer
 from agent.node.node_local import NodeLocalCpus
 from agent.node.reconcile import Reconciler
-from tests.node.world import World, with_resources
+from tests.node.world import World
 
 STATIC = NodeLocalCpus("static")
 
@@ -138,10 +138,7 @@ def test_restart_moves_no_container(world: World, with_snapshot: bool) -> None:
     groups = [start(world, agent, first, 1), start(world, agent, second, 2)]
     before = [world.cpus(group) for group in groups]
     # A new decision would choose the CPU of the first container.
-    world.runtime.listed_sandboxes.remove(first)
-    world.runtime.listed_containers = [
-        each for each in world.runtime.listed_containers if each.sandbox_id != first.id
-    ]
+    world.runtime.delete(first)
     if not with_snapshot:
         (world.state / "snapshot.json").unlink()
     world.agent(STATIC).reconcile()
@@ -262,8 +259,7 @@ def test_resize_without_a_notification_is_detected(world: World) -> None:
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     group = start(world, agent, sandbox, 2)
-    current = world.runtime.statuses["c-g-main"]
-    world.runtime.statuses["c-g-main"] = with_resources(current, shares=1024)
+    world.runtime.set_resources("c-g-main", shares=1024)
     agent.reconcile()
     assert len(CpuSet.parse(world.cpus(group))) == 1
 
@@ -280,8 +276,7 @@ def test_container_resized_to_a_fraction_shares_with_its_requested_quota(
     for lifted in (group, "kubepods/podg"):
         assert world.limit(lifted, "cpu.cfs_quota_us") == "-1"
     agent = world.agent(STATIC)
-    current = world.runtime.statuses["c-g-main"]
-    world.runtime.statuses["c-g-main"] = with_resources(current, shares=1536)
+    world.runtime.set_resources("c-g-main", shares=1536)
     agent.notified([Resized("c-g-main", LinuxResources(shares=1536, quota=CpuQuota(150_000)))])
     agent.reconcile()
     assert world.cpus(group) == "0-3"
@@ -369,10 +364,7 @@ def test_dynamic_container_moves_to_better_cpus_and_its_file_is_written(two_node
     two_nodes.container(sandbox, cpus=2, cpuset="3,9")
     agent.reconcile()
     assert not agent.again
-    deleted = two_nodes.runtime.listed_sandboxes.pop(1)
-    two_nodes.runtime.listed_containers = [
-        each for each in two_nodes.runtime.listed_containers if each.sandbox_id != deleted.id
-    ]
+    two_nodes.runtime.delete(two_nodes.runtime.listed_sandboxes[1])
     agent = two_nodes.agent(rules)
     with closing(Inotify()) as inotify:
         inotify.watch(str(two_nodes.state / "containers" / "a" / "main"), MOVED_TO)
@@ -391,8 +383,7 @@ def test_dynamic_container_moves_to_better_cpus_and_its_file_is_written(two_node
 def test_container_that_starts_sharing_gets_the_pool_in_its_file(world: World) -> None:
     sandbox = guaranteed(world, "g")
     start(world, world.agent(NodeLocalCpus("dynamic")), sandbox, 2)
-    status = world.runtime.statuses["c-g-main"]
-    world.runtime.statuses["c-g-main"] = with_resources(status, shares=1536)
+    world.runtime.set_resources("c-g-main", shares=1536)
     world.agent(NodeLocalCpus("dynamic")).reconcile()
     assert cpus_file(world, "g") == {"cpus": "0-3", "generation": 2}
 
@@ -506,8 +497,7 @@ def test_container_gets_cpus_where_its_huge_pages_are_free(two_nodes: World) -> 
         agent.reconcile()
         assert decided(two_nodes, uid).cpuset == expected
         container = two_nodes.container(sandbox, cpus=2, cpuset=expected)
-        status = two_nodes.runtime.statuses[container.id]
-        two_nodes.runtime.statuses[container.id] = with_resources(status, hugepages=hugepages)
+        two_nodes.runtime.set_resources(container.id, hugepages=hugepages)
         agent.reconcile()
 
 

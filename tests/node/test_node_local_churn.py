@@ -23,7 +23,7 @@ from agent.model.notifications import (
 )
 from agent.model.snapshot import CpuPolicy
 from agent.node.node_local import NodeLocalCpus
-from tests.node.world import World, with_resources
+from tests.node.world import World
 
 ALL = CpuSet.parse("0-7")
 CPUS = st.integers(1, 4)
@@ -127,11 +127,7 @@ class Churn(RuleBasedStateMachine):
         if uid in self.running:
             self.world.end_container(self.running.pop(uid))
         self.ended.pop(uid, None)
-        runtime = self.world.runtime
-        runtime.listed_sandboxes.remove(sandbox)
-        runtime.listed_containers = [
-            each for each in runtime.listed_containers if each.sandbox_id != sandbox.id
-        ]
+        self.world.runtime.delete(sandbox)
         self.reconcile()
 
     @rule(data=st.data(), cpus=CPUS)
@@ -142,8 +138,7 @@ class Churn(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(owners)))
         before = CpuSet.parse(owners[uid])
         container = self.running[uid]
-        status = self.world.runtime.statuses[container.id]
-        self.world.runtime.statuses[container.id] = with_resources(status, shares=1024 * cpus)
+        self.world.runtime.set_resources(container.id, shares=1024 * cpus)
         self.requests[uid] = cpus
         self.agent.notified([Resized(container.id, LinuxResources(shares=1024 * cpus))])
         self.agent.reconcile()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.cgroup import limits as values
-from agent.cgroup import values, writer
+from agent.cgroup import writer
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.model.cpu.cpuset import CpuSet

@@ -45,7 +45,7 @@ from agent.node.reconcile import ReconcileError, Reconciler
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from tests.cgroup.kernel import Kernel, ModelHierarchy
 from tests.fixtures import trees
-from tests.node.world import Kubelet, ListedRuntime, Objects, reconciler, with_resources
+from tests.node.world import Kubelet, ListedRuntime, Objects, reconciler
 
 CPUS = CpuSet(range(6))
 PARENTS = {
@@ -95,9 +95,8 @@ class Runtime(ListedRuntime):
     """Changes the values with which a created container will start, as a runtime does."""
 
     def update(self, container_id: str, resources: LinuxResources) -> None:
-        status = self.statuses[container_id]
-        cpuset = resources.cpuset or status.resources.cpuset
-        self.statuses[container_id] = with_resources(status, cpuset=cpuset)
+        if resources.cpuset:
+            self.set_resources(container_id, cpuset=resources.cpuset)
 
 
 class Host:

@@ -6,7 +6,7 @@ import pytest
 
 from agent.cgroup.hierarchy import Controllers
 from agent.model.cpu.cpuset import CpuSet
-from agent.node.reserved_load import LEAST_SECONDS, ReservedLoad
+from agent.node.reserved_load import LEAST_SECONDS, ReservedLoad, cpu_times
 
 BE = "/kubepods/besteffort/podb/c"
 
@@ -78,3 +78,19 @@ def test_new_be_pods_begin_on_the_reserved_cpus(tmp_path: Path) -> None:
     assert machine.full(busy=1, be_cpus=1)
     assert not machine.full(busy=1, be_cpus=0, pods=False)
     assert not machine.full(busy=1, be_cpus=1)
+
+
+STAT = """cpu  9 9 9 9 9 9 9 9 9 9
+cpu0 10 5 5 70 10 0 0 0 3 0
+cpu11 0 0 0 100 0 0 0 0 0 0
+intr 1 2 3
+"""
+
+
+def test_times_of_proc_stat() -> None:
+    assert cpu_times(STAT) == {0: (20, 100), 11: (0, 100)}
+
+
+@pytest.mark.parametrize("line", ["cpu1", "cpu1 a b c d", "cpux 1 2 3 4", "cpu1 1 2 3", ""])
+def test_lines_without_times_are_left_out(line: str) -> None:
+    assert cpu_times(line) == {}

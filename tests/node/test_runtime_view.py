@@ -15,7 +15,7 @@ from agent.model.pod.pods import ContainerState, Pod
 from agent.model.verdict import Code
 from agent.node.runtime_view import MAX_LIVING, CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
-from tests.node.world import World, with_resources
+from tests.node.world import World
 
 
 def runtime_view(world: World, *, requests: bool = False, devices: bool = False) -> RuntimeView:
@@ -95,8 +95,7 @@ def test_hanging_status_is_requested_again_later(
     world.runtime.failing[hanging.id] = Code.DEADLINE_EXCEEDED
     assert pods(observer).keys() == {"p", "q"}
     del world.runtime.failing[hanging.id]
-    status = world.runtime.statuses[hanging.id]
-    world.runtime.statuses[hanging.id] = with_resources(status, cpuset="1")
+    world.runtime.set_resources(hanging.id, cpuset="1")
     assert observer.observe().statuses[hanging.id].resources.cpuset is None
     now += 61
     assert observer.observe().statuses[hanging.id].resources.cpuset == "1"

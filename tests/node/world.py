@@ -67,12 +67,6 @@ def claim(cpus: str) -> dict[str, str]:
     return {RESOURCE_STATUS: f'{{"cpuset": "{cpus}"}}'} if cpus else {}
 
 
-def with_resources(status: VerboseStatus, **changes: Any) -> VerboseStatus:
-    """The status with other values of these resources."""
-    resources = msgspec.structs.replace(status.resources, **changes)
-    return msgspec.structs.replace(status, resources=resources)
-
-
 class ListedRuntime(Cri):
     """A runtime whose answers a test sets. `failing`: by container or sandbox id; `statuses` and
     `carriers`: the verbose statuses of the others. `requested_carriers`: the ids whose carriers
@@ -108,6 +102,18 @@ class ListedRuntime(Cri):
 
     def update(self, container_id: str, resources: LinuxResources) -> None:
         self.updates[container_id] = resources.cpuset or ""
+
+    def set_resources(self, container_id: str, **changes: Any) -> None:
+        """Changes these values in the status of a container."""
+        status = self.statuses[container_id]
+        resources = msgspec.structs.replace(status.resources, **changes)
+        self.statuses[container_id] = msgspec.structs.replace(status, resources=resources)
+
+    def delete(self, sandbox: Sandbox) -> None:
+        """Removes the sandbox and its containers from the lists."""
+        self.listed_sandboxes.remove(sandbox)
+        containers = self.listed_containers
+        self.listed_containers = [each for each in containers if each.sandbox_id != sandbox.id]
 
     def _status(self, id_: str) -> VerboseStatus:
         self.status_calls[id_] += 1
@@ -353,8 +359,7 @@ class World:
             return
         ended = msgspec.structs.replace(container, state=ContainerState.ENDED)
         self.runtime.listed_containers.append(ended)
-        found = self.runtime.statuses[container.id]
-        group = self.cpuset / found.cgroups_path.lstrip("/")
+        group = self.cpuset / self.runtime.statuses[container.id].cgroups_path.lstrip("/")
         cpus = (group / "cpuset.cpus").read_text().strip()
-        self.runtime.statuses[container.id] = with_resources(found, cpuset=cpus)
+        self.runtime.set_resources(container.id, cpuset=cpus)
         shutil.rmtree(group)
