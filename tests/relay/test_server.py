@@ -15,8 +15,7 @@ import pytest
 from agent.host.listener import ListenError
 from agent.host.loop import Loop
 from agent.model.verdict import Code, Wait
-from agent.relay import pair
-from agent.relay import server as pair
+from agent.relay import server
 from agent.relay.gate import FORWARD, Call, GateVerdict
 from agent.relay.relay import Downward, Upward
 from agent.relay.server import RelayServer
@@ -309,7 +308,7 @@ def test_only_a_streams_writer_gets_the_processor_first(
     """`between`: the number of slices of the upstream between two messages of the client."""
     seen: list[None] = []
     monkeypatch.setattr(os, "sched_yield", lambda: seen.append(None))
-    monkeypatch.setattr(pair, "STREAM_SECONDS", seconds)
+    monkeypatch.setattr(server, "STREAM_SECONDS", seconds)
     sockets.stop_loop()
     word = frames.PREFACE
     for _ in range(3):
