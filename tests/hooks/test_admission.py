@@ -186,14 +186,6 @@ def test_a_held_creation_notifies_the_agent_again_after_a_while(harness: Admissi
         assert len(harness.notifications()) == notified, seconds
 
 
-def test_a_creation_that_its_caller_cancels_leaves_nothing(harness: AdmissionHarness) -> None:
-    creation = harness.creation(OWN)
-    harness.create(creation)
-    harness.notifications()
-    harness.admission.abandoned(creation)
-    assert harness.notifications() == []
-
-
 def test_the_values_that_a_creation_replaces_are_reported(harness: AdmissionHarness) -> None:
     wanted = Wanted(LinuxResources("0,2-3", quota=CpuQuota(20_000), shares=77))
     batch = {"p": PodWanted("ns/p", QoS.BE, wanted)}
