@@ -184,12 +184,11 @@ def test_a_node_whose_agent_is_gone_stops_the_rollout(ending: str, reason: str) 
 
 
 def test_a_new_agent_that_does_not_become_ready_stops_the_rollout() -> None:
-    clock = Clock()
     agents = SimulatedAgents({"a": "old", "b": "old"}, {})
     agents.problems = {"a": "container agent: CrashLoopBackOff"}
     reason = "node a: the agent is not Ready after 60 s: pod agent-a: container agent: CrashLoop"
     with pytest.raises(StoppedError, match=reason):
-        rolled_out(agents, None, 60.0, clock, clock.pause)
+        agents.roll_out()
     assert agents.deleted == ["a"]
 
 
