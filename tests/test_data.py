@@ -25,9 +25,13 @@ def shorten() -> ModuleType:
 
 
 @pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.name.partition(".")[0])
-def test_snapshots_do_not_contain_removed_identifiers(path: Path) -> None:
+def test_snapshots_do_not_contain_removed_identifiers(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tarballs are compared as they are before their compression, which takes seconds."""
+    monkeypatch.setattr(bz2, "compress", bytes)
     with tarfile.open(path) as once:
         before = [(each.name, each.size, each.uname, each.uid, each.mtime) for each in once]
-    again = shorten().shortened(path.read_bytes())
-    assert bz2.decompress(again) == bz2.decompress(path.read_bytes())
+    compressed = path.read_bytes()
+    assert shorten().shortened(compressed) == bz2.decompress(compressed)
     assert {member[2:] for member in before} == {("", 0, 0)}

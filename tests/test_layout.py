@@ -28,11 +28,8 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
 """Test files that cover modules which no test imports: they call them through others."""
 SEVERAL: Final = frozenset(
     {
-        "cli/test_agent.py",
         "cli/test_main.py",
-        "cli/test_nri.py",
         "cli/test_secrets.py",
-        "discover/test_device_objects.py",
         "discover/test_hostile_devices.py",
         "http/test_descriptors.py",
         "node/test_modes.py",

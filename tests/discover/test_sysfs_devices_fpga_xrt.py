@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.allocate.device_holders.names import Target, keys
 from agent.discover import pci
 from agent.discover import sysfs_devices as fpga
-from agent.model.devices.device_files import device_files
-from agent.model.devices.pci import AcceleratorPort, CharDevice, FpgaDriver, Fpgas, Rdma
-from agent.model.devices.visibility import DeviceNode
-from agent.node.device_listing import DiscoveredDevices, Published, device_list
+from agent.model.devices.pci import AcceleratorPort, CharDevice, FpgaDriver, Fpgas
 from tests.conftest import DATA
 from tests.discover.buses import topology, write_files
 
@@ -59,43 +55,6 @@ def test_a_card_that_is_not_ready_has_no_port(root: Path) -> None:
     """XRT does not use it. A virtual machine does not have the management function."""
     card = read(root).devices[2]
     assert (card.ports, card.management) == ((), None)
-
-
-def test_the_entries_of_the_device_object(root: Path) -> None:
-    devices = device_list(DiscoveredDevices(fpgas=read(root).devices), Published(), "now").devices
-    assert [(each.type, each.uuid, each.minor, each.healthy) for each in devices] == [
-        ("fpga", "0000:3e:00.1", 0, True),
-        ("fpga", "0000:5e:00.1", 1, True),
-        ("fpga", "0000:af:00.1", 2, False),
-    ]
-    assert {each.resources["koordinator.sh/fpga"] for each in devices} == {100}
-    assert [each.topology and each.topology.node for each in devices] == [0, 1, 1]
-    assert devices[0].labels == {
-        "topolet.io/function-id": LOADED,
-        "topolet.io/interface-id": INTERFACE,
-    }
-    assert devices[2].conditions[0].reason == "NoAcceleratorPort"
-
-
-def test_a_container_gets_the_render_node_and_not_the_management_node(root: Path) -> None:
-    found = read(root)
-    devices = device_list(DiscoveredDevices(fpgas=found.devices), Published(), "now").devices
-    files = device_files(devices, (), Rdma(), found)
-    assert [each.nodes for each in files.others] == [
-        (DeviceNode("/dev/dri/renderD128", 226, 128),),
-        (DeviceNode("/dev/dri/renderD129", 226, 129),),
-        (),
-    ]
-
-
-def test_names_of_a_device_plugin_and_of_a_container(root: Path) -> None:
-    """AMD's device plugin names a card by its user function, a container by its device node."""
-    found = read(root).devices
-    devices = device_list(DiscoveredDevices(fpgas=found), Published(), "now").devices
-    known = keys(devices, fpgas=found)
-    card = Target("fpga", "0000:5e:00.1")
-    assert known["0000:5e:00.1"] == known["/dev/dri/renderD129"] == card
-    assert "/dev/dri/renderD130" not in known
 
 
 @pytest.mark.parametrize(
