@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import msgspec
 import pytest
 
@@ -5,6 +7,9 @@ from agent.allocate.cpu_claims import RefusalCause
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import DedicatedCpus, KubeletCpus, PoolRules
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.device_object import Device
+from agent.model.devices.gpus import GpuReading
+from agent.model.devices.holding import GpuUse
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.pods import Pod
 from agent.node.change_log import ChangeRecorder
@@ -103,3 +108,46 @@ def test_readiness_and_the_age_of_the_snapshot_are_read_for_every_scrape() -> No
     exported = samples(metrics)
     assert exported["topolet_ready", frozenset()] == 1
     assert exported["topolet_snapshot_age_seconds", frozenset()] == 1.5
+
+
+GPU = Device("gpu", "GPU-1", 3, {"koordinator.sh/gpu-memory": 80}, healthy=False)
+NIC = Device("rdma", "0000:1a:00.0", 0, {})
+
+
+def test_units_and_names() -> None:
+    metrics = AgentMetrics()
+    reading = GpuReading("GPU-1", gpu_percent=25, sm_mhz=1410, power_milliwatts=70_500)
+    usage = GpuUse("GPU-1", "ns/a", "main", 7, 50)
+    metrics.devices.update(
+        (GPU, NIC), (reading, GpuReading("GPU-removed", gpu_percent=1)), (usage,)
+    )
+    exported = {name: value for (name, _), value in samples(metrics).items() if "gpu" in name}
+    assert exported == {
+        "topolet_gpu_memory_bytes": 80,
+        "topolet_gpu_utilization_ratio": 0.25,
+        "topolet_gpu_sm_clock_hertz": 1.41e9,
+        "topolet_gpu_power_watts": 70.5,
+        "topolet_container_gpu_memory_used_bytes": 7,
+        "topolet_container_gpu_utilization_ratio": 0.5,
+    }
+    healthy = {
+        dict(labels)["type"]: value
+        for (name, labels), value in samples(metrics).items()
+        if name == "topolet_device_healthy"
+    }
+    assert healthy == {"gpu": 0, "rdma": 1}
+
+
+def test_cards_without_a_driver_have_series() -> None:
+    metrics = AgentMetrics()
+    metrics.devices.update((), (), (), ("0000:07:00.0",), "DriverMismatch")
+    exported = {name: dict(labels) for (name, labels), _ in samples(metrics).items()}
+    assert exported["topolet_gpu_missing"] == {"pci_bus_id": "0000:07:00.0"}
+    assert exported["topolet_gpu_driver_fault"] == {"reason": "DriverMismatch"}
+
+
+def test_removed_devices_have_no_series() -> None:
+    metrics = AgentMetrics()
+    metrics.devices.update((GPU,), (GpuReading("GPU-1", gpu_percent=1),), ())
+    metrics.devices.update((), (), ())
+    assert not [name for name, _ in samples(metrics) if "gpu" in name or "device" in name]

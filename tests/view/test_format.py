@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import io
+
 import msgspec
 import pytest
 
+from agent.view import format
 from agent.view.format import count, encodable, printable, printable_json, size, table
 
 
@@ -45,3 +48,42 @@ def test_no_character_of_a_name_acts_on_the_terminal(mark: str) -> None:
     assert printable(f"é{mark}日").isprintable()
     assert table([("POD",), (f"a{mark}",)], 80)[1].isprintable()
     assert all(line.isprintable() for line in encodable(f"a{mark}\nb").split("\n"))
+
+
+def test_columns_are_as_wide_as_their_widest_cell_and_lines_end_with_text() -> None:
+    rows = [("POD", "CPUS", ""), ("a/long-name", "0-3", "own"), ("b", "-", "")]
+    assert format.table(rows, 80) == [
+        "POD          CPUS",
+        "a/long-name  0-3   own",
+        "b            -",
+    ]
+
+
+def test_text_beyond_the_width_is_cut() -> None:
+    assert format.table([("HEAD", "MORE"), ("x", "y")], 7) == ["HEAD  M", "x     y"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_one_bar_that_is_removed_at_the_end() -> None:
+    stream = Terminal()
+    progress = format.Progress(stream, 2)
+    progress.part("one", 0.5)
+    progress.part("one", 0.5)
+    progress.done("one")
+    progress.part("two", 1.0)
+    progress.done("two")
+    written = stream.getvalue().split("\r\x1b[K")
+    assert [each.split("] ")[-1] for each in written] == ["", " 25% one", "100% two", ""]
+    assert written[2].count("#") == 30
+
+
+def test_another_stream_gets_a_line_for_each_step() -> None:
+    stream = io.StringIO()
+    progress = format.Progress(stream, 2)
+    progress.part("one", 0.5)
+    progress.done("one")
+    assert stream.getvalue() == "one (1 of 2)\n"

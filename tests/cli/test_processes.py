@@ -1,4 +1,4 @@
-"""Errors of `topolet agent` before it starts."""
+"""Errors of `topolet agent` and `topolet nri` before they start."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from agent.host import locks
+from tests.cli.conftest import Topolet
 
 
 def agent(
@@ -64,3 +67,21 @@ def test_grpcio_is_loaded_only_for_the_hook_server(tmp_path: Path) -> None:
     assert (without_hook_server.stdout, with_hook_server.stdout) == ("False\n", "True\n"), (
         without_hook_server.stderr
     )
+
+
+def test_a_running_relay_is_named(
+    tmp_path: Path, topolet: Topolet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.nri.daemon.LOCK_SECONDS", 0)
+    relay = locks.lock_for_relay(str(tmp_path))
+    printed = topolet("nri", f"--state-dir={tmp_path}", code=1)
+    assert "door.lock is held by topolet proxy (process" in printed.err
+    relay.release()
+
+
+def test_an_invalid_plugin_socket_is_named(
+    tmp_path: Path, topolet: Topolet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NRI_PLUGIN_SOCKET", "x")
+    printed = topolet("nri", f"--state-dir={tmp_path}", code=1)
+    assert "NRI_PLUGIN_SOCKET=x is not a socket" in printed.err
