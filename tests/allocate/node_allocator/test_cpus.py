@@ -44,8 +44,8 @@ SPREAD = BindPolicy.SPREAD_BY_PCPUS
 FULL = BindPolicy.FULL_PCPUS
 
 
-def numa(policy: NumaPolicy, **more: object) -> TopologyOptions:
-    return node_options(policies=NodePolicies(numa_label=policy), **more)
+def numa(policy: NumaPolicy, *shape: tuple[int, int, int, int], **more: object) -> TopologyOptions:
+    return node_options(*shape, policies=NodePolicies(numa_label=policy), **more)
 
 
 def declined(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Refusal:
@@ -58,134 +58,103 @@ def reasons(got: Refusal) -> list[tuple[Reason, str, int | None, int | None]]:
     return [(each.reason, each.resource, each.requested, each.available) for each in got.reasons]
 
 
-@pytest.mark.parametrize(
-    ("node", "requested", "held", "cpus", "amounts"),
-    [
-        pytest.param(
-            node_options(policies=NodePolicies(distribute_across_numa=True)),
-            owner(12),
-            [],
-            "0-5,8-13",
-            {},
-            id="evenly over the NUMA nodes it needs",
-        ),
-        pytest.param(
-            node_options(
-                (1, 1, 4, 2), policies=NodePolicies(numa_label=NumaPolicy.SINGLE_NUMA_NODE)
-            ),
-            ls_pod(2000),
-            [],
-            "",
-            {0: {"cpu": 2000}},
-            id="amounts on a machine with one NUMA node",
-        ),
-        pytest.param(
-            numa(NumaPolicy.BEST_EFFORT),
-            ResourceRequest("a", "ns/a", requests={"cpu": 1000, "example.com/x": 3}),
-            [],
-            "",
-            {0: {"cpu": 1000}},
-            id="a resource that no NUMA node reports is not allocated",
-        ),
-        pytest.param(
-            node_options(policies=NodePolicies(bind_label=FULL)),
-            ResourceRequest("a", "ns/a", QoS.BE, requests={"cpu": 2000}),
-            [],
-            "",
-            {},
-            id="a node with a bind policy allocates no CPUs to BE pods",
-        ),
-        pytest.param(
-            numa(NumaPolicy.RESTRICTED), ResourceRequest("a", "ns/a"), [], "", {}, id="no requests"
-        ),
-    ],
-)
-def test_offers(node, requested, held, cpus, amounts) -> None:
-    got = offered(node, requested, *held).allocation
+PLAIN = node_options()
+AMPLIFIED = node_options(cpu_ratio=2.0, cpu_milli=32_000)
+EVENLY = node_options(policies=NodePolicies(distribute_across_numa=True))
+ONE_NUMA_NODE = numa(NumaPolicy.SINGLE_NUMA_NODE, (1, 1, 4, 2))
+BINDS = node_options(policies=NodePolicies(bind_label=FULL))
+RESTRICTED, BEST = numa(NumaPolicy.RESTRICTED), numa(NumaPolicy.BEST_EFFORT)
+OFFERS = {
+    "evenly over the NUMA nodes it needs": (EVENLY, owner(12), "0-5,8-13", {}),
+    "amounts on a machine with one NUMA node": (
+        ONE_NUMA_NODE,
+        ls_pod(2000),
+        "",
+        {0: {"cpu": 2000}},
+    ),
+    "a resource that no NUMA node reports is not allocated": (
+        BEST,
+        ResourceRequest("a", "ns/a", requests={"cpu": 1000, "example.com/x": 3}),
+        "",
+        {0: {"cpu": 1000}},
+    ),
+    "a node with a bind policy allocates no CPUs to BE pods": (
+        BINDS,
+        ResourceRequest("a", "ns/a", QoS.BE, requests={"cpu": 2000}),
+        "",
+        {},
+    ),
+    "no requests": (RESTRICTED, ResourceRequest("a", "ns/a"), "", {}),
+}
+
+
+@pytest.mark.parametrize("name", OFFERS)
+def test_offers(name: str) -> None:
+    node, requested, cpus, amounts = OFFERS[name]
+    got = offered(node, requested).allocation
     assert (str(got.cpus), got.amounts) == (cpus, amounts)
 
 
-@pytest.mark.parametrize(
-    ("node", "requested", "held", "why"),
-    [
-        pytest.param(
-            node_options(),
-            ResourceRequest("a", "ns/a", QoS.LSR, owner=True, requests={"cpu": 1500}),
-            [],
-            [(Reason.CPU_NOT_INTEGER, "cpu", 1500, None)],
-            id="half a CPU",
-        ),
-        pytest.param(
-            node_options(),
-            owner(3, spec=ResourceSpec(required=FULL)),
-            [],
-            [(Reason.SMT_ALIGNMENT, "cpu", 3000, None)],
-            id="half a core",
-        ),
-        pytest.param(
-            node_options(),
-            owner(15),
-            [claim("b", "0-1")],
-            [(Reason.NOT_ENOUGH_CPUS, "cpu", 15_000, 14_000)],
-            id="more than is free",
-        ),
-        pytest.param(
-            TopologyOptions(None),
-            owner(2),
-            [],
-            [(Reason.NO_CPU_TOPOLOGY, "", None, None)],
-            id="a node without a CPU topology",
-        ),
-        pytest.param(
-            node_options(cpu_ratio=2.0, cpu_milli=32_000),
-            owner(8),
-            [claim("b", "0-7"), claim("c")],
-            [],
-            id="amplified CPU that just fits",
-        ),
-        pytest.param(
-            node_options(cpu_ratio=2.0, cpu_milli=32_000),
-            owner(9),
-            [claim("b", "0-7")],
-            [(Reason.AMPLIFIED_CPU, "cpu", 18_000, 16_000)],
-            id="owned CPUs count amplified",
-        ),
-        pytest.param(
-            numa(NumaPolicy.SINGLE_NUMA_NODE),
-            owner(9),
-            [],
-            [(Reason.NUMA_UNALIGNED, "cpu", 9000, 8000)],
-            id="too much for one NUMA node",
-        ),
-        pytest.param(
-            numa(NumaPolicy.RESTRICTED),
-            owner(4, 33),
-            [],
-            [
-                (Reason.NUMA_UNSATISFIED, "cpu", 4000, 16_000),
-                (Reason.NUMA_UNSATISFIED, "memory", 33 * GIB, 32 * GIB),
-            ],
-            id="too much for all NUMA nodes",
-        ),
-        pytest.param(
-            numa(NumaPolicy.BEST_EFFORT),
-            owner(4, 33),
-            [],
-            [(Reason.NUMA_INSUFFICIENT, "memory", 33 * GIB, 32 * GIB)],
-            id="BestEffort without enough memory on all NUMA nodes",
-        ),
-        pytest.param(
-            node_options(
-                numa_allocatable={}, policies=NodePolicies(numa_label=NumaPolicy.RESTRICTED)
-            ),
-            ls_pod(1000),
-            [],
-            [(Reason.NO_NUMA_RESOURCES, "", None, None)],
-            id="a NUMA policy without NUMA resources",
-        ),
-    ],
-)
-def test_refusals_have_their_reasons(node, requested, held, why) -> None:
+HALF_A_CPU = ResourceRequest("a", "ns/a", QoS.LSR, owner=True, requests={"cpu": 1500})
+WHOLE_CORES = ResourceSpec(required=FULL)
+SINGLE = numa(NumaPolicy.SINGLE_NUMA_NODE)
+NO_AMOUNTS = numa(NumaPolicy.RESTRICTED, numa_allocatable={})
+HELD = [claim("b", "0-7")]
+REFUSED = {
+    "half a CPU": (PLAIN, HALF_A_CPU, [], [(Reason.CPU_NOT_INTEGER, "cpu", 1500, None)]),
+    "half a core": (
+        PLAIN,
+        owner(3, spec=WHOLE_CORES),
+        [],
+        [(Reason.SMT_ALIGNMENT, "cpu", 3000, None)],
+    ),
+    "more than is free": (PLAIN, owner(9), HELD, [(Reason.NOT_ENOUGH_CPUS, "cpu", 9000, 8000)]),
+    "no CPU topology": (
+        TopologyOptions(None),
+        owner(2),
+        [],
+        [(Reason.NO_CPU_TOPOLOGY, "", None, None)],
+    ),
+    "amplified CPU that just fits": (AMPLIFIED, owner(8), [*HELD, claim("c")], []),
+    "owned CPUs count amplified": (
+        AMPLIFIED,
+        owner(9),
+        HELD,
+        [(Reason.AMPLIFIED_CPU, "cpu", 18_000, 16_000)],
+    ),
+    "too much for one NUMA node": (
+        SINGLE,
+        owner(9),
+        [],
+        [(Reason.NUMA_UNALIGNED, "cpu", 9000, 8000)],
+    ),
+    "too much for all NUMA nodes": (
+        RESTRICTED,
+        owner(4, 33),
+        [],
+        [
+            (Reason.NUMA_UNSATISFIED, "cpu", 4000, 16_000),
+            (Reason.NUMA_UNSATISFIED, "memory", 33 * GIB, 32 * GIB),
+        ],
+    ),
+    "BestEffort without enough memory on all NUMA nodes": (
+        BEST,
+        owner(4, 33),
+        [],
+        [(Reason.NUMA_INSUFFICIENT, "memory", 33 * GIB, 32 * GIB)],
+    ),
+    "a NUMA policy without NUMA resources": (
+        NO_AMOUNTS,
+        ls_pod(1000),
+        [],
+        [(Reason.NO_NUMA_RESOURCES, "", None, None)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_have_their_reasons(name: str) -> None:
+    node, requested, held, why = REFUSED[name]
     got = offer(node, allocated(node, held), requested)
     assert (reasons(got) if isinstance(got, Refusal) else []) == why
 

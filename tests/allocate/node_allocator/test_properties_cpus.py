@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.allocate.kubelet.static_policy import WholeCores
 from agent.allocate.node_allocator.properties import node_properties, topology_options
@@ -69,18 +70,23 @@ def test_options_are_read_from_the_report_of_the_agent() -> None:
     assert options.policies.full_pcpus_only
 
 
-@pytest.mark.parametrize(("allowed", "kept"), [(False, "0-1,8"), (True, "1")])
-def test_the_agent_reports_whether_pods_may_own_the_kubelets_reserved_cpus(
-    allowed: bool, kept: str
-) -> None:
-    """The agent admits claims by the same setting; otherwise the scheduler would offer CPUs that
-    the agent refuses."""
-    configured = NodeConfiguration(
-        kubelet_reserved=CpuSet.parse("0,8"),
-        system_qos=SystemQos("1"),
-        owners_on_reserved=allowed,
-    )
-    options, faults = topology_options({}, {}, NodeTopology("n", annotations=reported(configured)))
+RESERVED = NodeConfiguration(kubelet_reserved=CpuSet.parse("0,8"), system_qos=SystemQos("1"))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "kept"),
+    [
+        (reported(RESERVED), "0-1,8"),
+        (reported(replace(RESERVED, owners_on_reserved=True)), "1"),
+        (reported(NodeConfiguration(system_qos=SystemQos("1", cpuset_exclusive=False))), ""),
+        (reported(PLAIN, PodCpuAlloc("ns", "topolets", "u", "4,12"), ALLOC), "6,14"),
+    ],
+    ids=["the kubelet's", "not the kubelet's", "a shared system cpuset", "not Topolet's owners"],
+)
+def test_cpus_that_no_pod_may_own(annotations: Any, kept: str) -> None:
+    """The agent reports whether pods may own the kubelet's reserved CPUs, and admits claims by the
+    same setting; otherwise the scheduler would offer CPUs that the agent refuses."""
+    options, faults = topology_options({}, {}, NodeTopology("n", annotations=annotations))
     assert not faults
     assert str(options.kept) == kept
 
@@ -144,17 +150,6 @@ def test_labels_and_ratios_of_the_node_are_read() -> None:
     assert options.policies.strategy_label is Strategy.MOST_ALLOCATED
     assert options.numa_allocatable == {0: {"cpu": 2000, "memory": 13, "pods": 4}}
     assert options.totals() == {0: {"cpu": 3000, "memory": 13, "pods": 4}}
-
-
-def test_a_shared_system_cpuset_reserves_no_cpus() -> None:
-    notes = reported(NodeConfiguration(system_qos=SystemQos("1", cpuset_exclusive=False)))
-    assert topology_options({}, {}, NodeTopology("n", annotations=notes))[0].kept == EMPTY
-
-
-def test_cpus_that_topolet_assigned_are_not_counted_as_the_kubelets() -> None:
-    topolets = PodCpuAlloc("ns", "topolet", "u", "4,12")
-    topology = NodeTopology("n", annotations=reported(PLAIN, topolets, ALLOC))
-    assert topology_options({}, {}, topology)[0].kept == CpuSet.parse("6,14")
 
 
 def test_options_are_ignored_under_another_policy() -> None:
