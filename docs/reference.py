@@ -9,7 +9,7 @@ import sys
 
 import msgspec
 
-from agent.__main__ import COMMANDS, subcommand
+from agent.cli.commands import COMMANDS, subcommand
 from agent.cli import options as flags
 from agent.koordinator import server as hook_server
 from agent.model.settings import options

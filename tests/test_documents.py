@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from agent import WHEEL
-from agent.__main__ import COMMANDS, subcommand
+from agent.cli.commands import COMMANDS, subcommand
 from agent.cli import options
 from agent.model.settings.agent import AgentSettings
 from agent.node.drift import DriftKind

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from agent.__main__ import COMMANDS, subcommand
+from agent.cli.commands import COMMANDS, subcommand
 from agent.view import format
 
 USAGE = "topolet completion bash|zsh"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.__main__ import COMMANDS
+from agent.cli.commands import COMMANDS
 from tests.cli.conftest import Topolet
 
 

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.__main__ import COMMANDS, parser_of
+from agent.__main__ import parser_of
 from agent.cli import options
+from agent.cli.commands import COMMANDS
 from agent.cli.processes import PROXY
 from agent.model.settings.agent import TopologySettings
 from tests.cli.conftest import Topolet

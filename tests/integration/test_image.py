@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.__main__ import COMMANDS
+from agent.cli.commands import COMMANDS
 from tests.deploy.manifests import of_kind
 from tests.fixtures.image import busybox
 from tests.fixtures.ports import free_port
