@@ -9,8 +9,8 @@ import sys
 
 import msgspec
 
-from agent.cli.commands import COMMANDS, subcommand
 from agent.cli import options as flags
+from agent.cli.commands import COMMANDS, subcommand
 from agent.koordinator import server as hook_server
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings, UninstallSettings

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from agent import WHEEL
-from agent.cli.commands import COMMANDS, subcommand
 from agent.cli import options
+from agent.cli.commands import COMMANDS, subcommand
 from agent.model.settings.agent import AgentSettings
 from agent.node.drift import DriftKind
 from agent.node.node_findings import NodeCode
