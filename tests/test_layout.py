@@ -17,7 +17,6 @@ NAMED = re.compile(r"^\s*(?:from|import) tests\b.*\btest_", re.MULTILINE)
 
 COVERED: Final[dict[str, tuple[str, ...]]] = {
     "allocate/node_allocator/test_allocator.py": ("allocate.node_allocator.part",),
-    "allocate/rebind/test_planner.py": ("allocate.rebind.local_search",),
     "cli/test_audit_commands.py": ("cli.history",),
     "cli/test_top.py": ("cli.screen",),
     "http/test_attacks.py": ("http.connection",),
