@@ -4,7 +4,14 @@ is read from a node allocator and the pods' requests.
 Between two steps no CPU has two owners, and every owner has as many CPUs as before. The next step
 is the first of these that is possible: a pod whose new CPUs are all free moves to them; a pod takes
 the free part of its new CPUs; or, where pods wait for each other's CPUs, the pod that has most of
-these CPUs moves to free CPUs."""
+these CPUs moves to free CPUs.
+
+The places of the node are improved step by step, until nothing more is found. Each trial removes
+some pods and places them again, one after the other. Its result is kept if the measures improve, no
+measure is worse than at the beginning, and not too many pods are moved. A removed pod gets the best
+place. On a NUMA node it gets whole free cores, those with its present CPUs first, and its last CPUs
+on a core that is broken already; under SpreadByPCPUs it gets one CPU of each core, of broken cores
+first. So as many whole cores as possible stay free."""
 
 from __future__ import annotations
 
