@@ -194,6 +194,14 @@ def test_too_many_bodies_close_the_oldest_connection() -> None:
     assert table.hold("b1", 100) == "a1"
 
 
+def test_a_request_in_progress_keeps_its_body_while_others_send() -> None:
+    table = filled()
+    table.hold("a1", 100)
+    table.enter("a1", ConnectionPhase.HANDLING, 5.0)
+    table.enter("b1", ConnectionPhase.BODY, 6.0)
+    assert table.hold("b1", 100) == "b1"
+
+
 @given(
     st.lists(st.tuples(PEERS, st.booleans()), max_size=40),
     st.integers(2, 4),

@@ -24,10 +24,12 @@ from agent.scheduler.state import records
 from agent.scheduler.state.pods_seen import PodsSeen, apply_placement, capacities
 from agent.scheduler.state.records import AgentSelector
 from tests.fixtures.fleet import (
+    CARDS,
     NOTHING,
     SINGLE,
     SMALL,
     Kind,
+    gpu_pod,
     guaranteed_pod,
     owner,
 )
@@ -36,10 +38,14 @@ from tests.scheduler import clusters
 from tests.scheduler.extender.scene import NODES, Scene
 
 
-def test_a_pod_that_needs_cpus_is_offered_only_its_best_node(scene: Scene) -> None:
-    pod = scene.pod(owner(8, 8), "p")
-    (best,) = scene.fits(pod)
-    scores = scene.scores(pod)
+@pytest.mark.parametrize("kind", [owner(8, 8), gpu_pod(1)], ids=["CPUs", "devices"])
+def test_a_pod_that_needs_cpus_or_devices_is_offered_only_its_best_node(
+    scene: Scene, kind: Kind
+) -> None:
+    clusters.add_node(scene.cluster, "d", CARDS)
+    nodes, pod = [*NODES, "d"], scene.pod(kind, "p")
+    (best,) = scene.fits(pod, nodes)
+    scores = scene.scores(pod, nodes)
     assert scores[best] == 10
     assert all(score < 10 for node, score in scores.items() if node != best)
 

@@ -13,7 +13,7 @@ from agent.allocate.node_allocation import pod_allocation
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.devices.device_allocation import allocated
-from agent.model.pod.apiobjects import GROUP_ANNOTATION
+from agent.model.pod.apiobjects import GROUP_ANNOTATION, PodGroup
 from agent.scheduler.state.binder import SNAPSHOT_SECONDS, Binder, LostRaceError
 from agent.scheduler.state.pod_info import PodInfoCache, PodName
 from agent.scheduler.state.pods_api import BindError, BindingApi
@@ -258,6 +258,19 @@ def test_a_process_that_lost_the_lease_sends_no_binding(
         binder.bind(env.put(EIGHT, "p"), "a")
     assert [each.method for each in env.server.requests] == ["GET"]
     assert env.held() == set()
+
+
+def test_members_of_a_group_are_bound_with_their_parts(env: Environment) -> None:
+    group = PodGroup("default", "g", 2)
+    names = [env.put(EIGHT, name, **{GROUP_ANNOTATION: "g/2"}) for name in ("p", "q")]
+    with env.cluster.lock:
+        assert env.groups.reserve(group, clusters.pod_request(EIGHT, "p"), "a") is None
+    assert len(env.held()) == 2
+    with pytest.raises(BindError, match="group default/g is assigned to node a"):
+        env.binder.bind(names[0], "b")
+    for name in names:
+        env.binder.bind(name, "a")
+    assert env.held() == {"uid-p", "uid-q"}
 
 
 def test_a_member_that_is_not_bound_releases_its_part(env: Environment) -> None:
