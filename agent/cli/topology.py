@@ -127,7 +127,7 @@ def body(topology: Topology, known: Hardware) -> dict[str, Any]:
             }
             for each in known.caches
         ],
-        "numa_nodes": [_node(machine, memory.get(machine.id)) for machine in topology.numa_nodes],
+        "numa_nodes": [_node(node, memory.get(node.id)) for node in topology.numa_nodes],
         "online": str(topology.online),
         "offline": str(topology.offline),
         "isolated": str(topology.isolated),
