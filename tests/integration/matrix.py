@@ -507,6 +507,12 @@ STEPS: tuple[Step | Calls, ...] = (
         served=False,
     ),
     Calls("log reopened", _rotate),
+    Step(
+        "log of an unknown container reopened",
+        "ReopenContainerLog",
+        {"container_id": _UNKNOWN},
+        served=False,
+    ),
     # the end
     Step("stop", "StopContainer", {"container_id": "$container", "timeout": 0}),
     Step("remove", "RemoveContainer", {"container_id": "$container"}),
