@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -32,11 +34,16 @@ def decoding() -> Iterator[str]:
 
 
 def called(action: Callable[[], object]) -> set[str]:
-    """The functions of `agent` that the action calls in this thread, named in the same way."""
+    """The functions of `agent` that the action calls in this thread, named in the same way. What
+    earlier calls left in caches is dropped, since a cached function is not called."""
+    for name, module in list(sys.modules.items()):
+        for member in vars(module).values() if name.startswith("agent.") else ():
+            if isinstance(member, functools._lru_cache_wrapper):
+                member.cache_clear()
     names: set[str] = set()
     for code in {called for _, called in code_pairs(action)}:
-        if module := module_of(code).removeprefix("agent."):
-            names.add(f"{module}:{code.co_qualname.replace('.<locals>', '')}")
+        if called_module := module_of(code).removeprefix("agent."):
+            names.add(f"{called_module}:{code.co_qualname.replace('.<locals>', '')}")
     return names
 
 
