@@ -12,7 +12,6 @@ from agent.cli import options
 from agent.host.listener import ActivationError, Listener, ListenError, inherited
 from agent.host.locks import LockedError
 from agent.model.settings import frontends
-from agent.model.settings.agent import AGENT_PORT, AgentSettings
 from agent.model.settings.frontends import NRI_PORT, PROXY_PORT, NriSettings, ProxySettings
 from agent.model.settings.options import (
     SettingsError,
@@ -20,25 +19,27 @@ from agent.model.settings.options import (
     proxy_socket,
     socket_path,
 )
-from agent.model.settings.scheduler import SchedulerSettings, WebhookSettings
 from agent.telemetry import logs
 
 if TYPE_CHECKING:
     import argparse
 
+    from agent.model.settings.agent import AgentSettings
+    from agent.model.settings.scheduler import SchedulerSettings, WebhookSettings
     from agent.node.corrected import PodResourcesServer, Serve
     from agent.node.daemon import Frontend
 
 log = logging.getLogger(__name__)
 
 Kind = TypeVar(
-    "Kind", AgentSettings, ProxySettings, NriSettings, SchedulerSettings, WebhookSettings
+    "Kind", "AgentSettings", ProxySettings, NriSettings, "SchedulerSettings", "WebhookSettings"
 )
 
 
 class Daemon(Generic[Kind]):
     """A subcommand that runs a process.
 
+    `settings`: loads the type of its settings.
     `serve`: runs the process and returns the exit code.
     `check`: raises SettingsError for settings that the process refuses, even if no other setting
         enables them.
@@ -48,18 +49,22 @@ class Daemon(Generic[Kind]):
         self,
         name: str,
         description: str,
-        settings: type[Kind],
+        settings: Callable[[], type[Kind]],
         serve: Callable[[Kind, argparse.Namespace], int],
         check: Callable[[Kind], None] = lambda settings: None,
         switches: Mapping[str, str] | None = None,
     ) -> None:
         self._name = name
         self.__doc__ = description
-        self.SETTINGS: type[Kind] = settings
+        self._settings: Callable[[], type[Kind]] = settings
         self.check: Callable[[Kind], None] = check
         self._serve: Callable[[Kind, argparse.Namespace], int] = serve
         self._switches = switches or {}
         self.SWITCHES = tuple(self._switches)
+
+    @property
+    def SETTINGS(self) -> type[Kind]:  # noqa: N802 - the name that modules of subcommands use
+        return self._settings()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         for switch, text in self._switches.items():
@@ -72,10 +77,10 @@ class Daemon(Generic[Kind]):
             self.check(settings)
         except SettingsError as error:
             return options.fail(error, 2)
-        node = ""
-        if isinstance(settings, AgentSettings):
-            node = settings.node_name or os.uname().nodename
-        logs.start(settings.log_level, settings.log_format, node)
+        node = getattr(settings, "node_name", None)
+        if node == "":
+            node = os.uname().nodename
+        logs.start(settings.log_level, settings.log_format, node or "")
         logs.announce(self._name, settings)
         return self._serve(settings, arguments)
 
@@ -85,6 +90,7 @@ def _run_agent(settings: AgentSettings, arguments: argparse.Namespace) -> int:
     from agent.http.server import HttpListenError
     from agent.kube.errors import StoreError
     from agent.kubelet.configuration import ConfigurationError
+    from agent.model.settings.agent import AgentSettings
     from agent.node import daemon
 
     try:
@@ -109,6 +115,7 @@ def _run_agent(settings: AgentSettings, arguments: argparse.Namespace) -> int:
 
 
 def _check_agent(settings: AgentSettings) -> None:
+    from agent.model.settings.agent import AGENT_PORT
     from agent.node.devices import configured_actions
     from agent.node.loop import excluded
     from agent.node.node_local import named_reserved, static_options
@@ -251,11 +258,29 @@ def _serve_cluster(run: Callable[[], None]) -> int:
     return 0
 
 
+def _agent_settings() -> type[AgentSettings]:
+    from agent.model.settings.agent import AgentSettings
+
+    return AgentSettings
+
+
+def _scheduler_settings() -> type[SchedulerSettings]:
+    from agent.model.settings.scheduler import SchedulerSettings
+
+    return SchedulerSettings
+
+
+def _webhook_settings() -> type[WebhookSettings]:
+    from agent.model.settings.scheduler import WebhookSettings
+
+    return WebhookSettings
+
+
 AGENT: Final = Daemon(
     "agent",
     "Run the node agent: it discovers the machine, keeps CPU pools and cgroups correct, and "
     "reports.",
-    AgentSettings,
+    _agent_settings,
     _run_agent,
     _check_agent,
     {"standalone": "no cluster: pods come from the runtime, objects go to files"},
@@ -263,7 +288,7 @@ AGENT: Final = Daemon(
 PROXY: Final = Daemon(
     "proxy",
     "Run the CRI proxy: it relays calls byte for byte, and sets the CPUs of containers.",
-    ProxySettings,
+    lambda: ProxySettings,
     _run_proxy,
     _check_proxy,
 )
@@ -271,7 +296,7 @@ NRI: Final = Daemon(
     "nri",
     "Run the NRI plugin: the runtime calls it for each container, and it sets the container's "
     "CPUs.",
-    NriSettings,
+    lambda: NriSettings,
     _run_nri,
     _check_nri,
 )
@@ -283,13 +308,13 @@ SUBCOMMANDS: Final[Mapping[str, Daemon[Any]]] = {
         "scheduler",
         "Run the extender of kube-scheduler: it finds the best node for each pod, and chooses "
         "the\npod's CPUs and devices there.",
-        SchedulerSettings,
+        _scheduler_settings,
         _run_scheduler,
     ),
     "webhook": Daemon(
         "webhook",
         "Run the admission webhook: it allows only configured accounts to bind pods with GPUs.",
-        WebhookSettings,
+        _webhook_settings,
         _run_webhook,
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import contextlib
 import json
@@ -17,7 +18,7 @@ import msgspec
 import pytest
 import yaml
 
-from agent.__main__ import parser_of
+from agent.cli import uninstall_nodes
 from agent.cli.config import OWN_OPTIONS
 from agent.cli.options import plain
 from agent.install.nodes import NodePools
@@ -691,7 +692,9 @@ def test_the_objects_of_the_removal_hook_are_deleted_after_it(tmp_path: Path) ->
     names = of_kind("DaemonSet", rendered(tmp_path, {"pools": PROXY_POOLS}))
     assert set(role["rules"][0]["resourceNames"]) == set(names)
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    arguments = parser_of("uninstall-nodes").parse_args(container["args"][1:])
+    parser = argparse.ArgumentParser()
+    uninstall_nodes.add_arguments(parser)
+    arguments = parser.parse_args(container["args"][1:])
     assert job["spec"]["activeDeadlineSeconds"] > arguments.deadline_seconds
     assert arguments.deadline_seconds < 300, "helm uninstall waits no longer by default"
     left = rendered(tmp_path, {"uninstall": {"enabled": False}})
