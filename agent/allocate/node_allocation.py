@@ -46,7 +46,7 @@ class TopologyOptions(msgspec.Struct, frozen=True):
     1000, and for a `max_ref` below 1."""
 
     layout: Layout | None
-    """None if the CPU topology is unknown."""
+    """The machine as bit masks, None if its CPU topology is unknown."""
     numa_allocatable: Amounts = {}
     """The allocatable amounts of the NUMA nodes in the NodeResourceTopology."""
     reserved: CpuSet = EMPTY

@@ -1,5 +1,5 @@
-"""The subcommands that run a process until it is told to end: agent, proxy, NRI plugin, scheduler
-and webhook. The modules of a process are imported only when it runs."""
+"""The subcommands of the long-running processes: agent, proxy, NRI plugin, scheduler and webhook. A
+process imports its own modules when it starts, and those of no other process."""
 
 from __future__ import annotations
 

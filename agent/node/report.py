@@ -64,7 +64,7 @@ class ReportInput(msgspec.Struct, frozen=True):
     node_faults: tuple[str, ...] = ()
     """Why annotations and labels of the Node have no effect."""
     kubelet_configuration: KubeletConfiguration | None = None
-    """None if unknown."""
+    """The kubelet's configuration, None if it is unknown."""
 
 
 class ClusterReporter:

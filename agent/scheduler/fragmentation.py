@@ -58,12 +58,12 @@ DEMAND_SECONDS: Final = 300.0
 
 
 class PodDemand(msgspec.Struct, frozen=True):
-    """What the pods of the cluster request. `owned`: the number of pods by the number of CPUs that
-    they own. `placement`: the value of remainders of GPUs, and the stranded GPUs, for these
-    pods."""
+    """What the pods of the cluster request."""
 
     owned: Mapping[int, int]
+    """The number of pods by the number of CPUs that they own."""
     placement: Residual
+    """The value of remainders of GPUs, and the stranded GPUs, for these pods."""
 
 
 class NodeRow(msgspec.Struct, frozen=True, gc=False):

@@ -7,8 +7,8 @@ replacement, until they request a given part of all GPUs. A pod that fits is pla
 leaves. The order of the nodes is random too. In `run_with_departures` pods leave after some time.
 
 The traces are CSV files with the columns of the openb traces: nodes, pods, and the order in which
-pods arrive. `gpu_milli`: the requested thousandths of each GPU; `gpu_spec`: the allowed models,
-separated by `|`.
+pods arrive. The column `gpu_milli` has the requested thousandths of each GPU, and `gpu_spec` the
+allowed models, separated by `|`.
 
 `FreeAmounts.fits` compares the sums of a node, as kube-scheduler does before it calls the extender.
 The nodes are tried in the order of their verdicts, the best first. So the first node with an offer

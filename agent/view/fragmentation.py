@@ -31,7 +31,7 @@ class NodeFragmentation(msgspec.Struct, frozen=True):
     gpus_lost_to_shares: float = 0.0
     gpus_without_cpu_or_memory: float = 0.0
     rebind: RebindGain | None = None
-    """None if no plan improves the node."""
+    """What the best plan would improve, None if no plan improves the node."""
     fitting: int | None = None
     """How many more pods like a given one fit, None without one."""
 

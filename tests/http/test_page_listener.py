@@ -23,7 +23,7 @@ ROUTES = {
 
 
 class RunningListener:
-    """A listener with PAGE_LIMITS, some of which are replaced."""
+    """Makes a listener with PAGE_LIMITS, of which the arguments replace some."""
 
     def __init__(self, **limits: float) -> None:
         self.loop = Loop()
