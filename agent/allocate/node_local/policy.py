@@ -132,7 +132,7 @@ class CpuFit(msgspec.Struct, frozen=True):
         if self.options.distribute_cpus_across_numa:
             return take_aligned(self.layout, free, count, self.options)
         whole = self.layout.whole(free)
-        found = []
+        candidates = []
         for area in self._areas(usable, count):
             inside = area & free
             try:
@@ -140,10 +140,10 @@ class CpuFit(msgspec.Struct, frozen=True):
             except NotEnoughCpusError:
                 continue
             key = self.cost(cpus), self._broken(whole, cpus), inside.bit_count(), cpus & -cpus
-            found.append((key, cpus))
-        if not found:
+            candidates.append((key, cpus))
+        if not candidates:
             raise NotEnoughCpusError(count, usable.bit_count())
-        return min(found)[1]
+        return min(candidates)[1]
 
     def grown(self, base: int, free: int, count: int) -> int:
         """`count` CPUs, `base` among them, the others free. Raises NotEnoughCpusError."""
@@ -155,14 +155,14 @@ class CpuFit(msgspec.Struct, frozen=True):
         near = base | lowest(siblings, missing)
         starts = [near] if self.options.full_pcpus_only else [near, base]
         whole = self.layout.whole(free)
-        found = []
+        candidates = []
         for rank, start in enumerate(starts):
             cpus = self._spilled(start, free & ~start, count)
             if self.usable(cpus) == cpus:
-                found.append(((self.cost(cpus), self._broken(whole, cpus), rank), cpus))
-        if not found:
+                candidates.append(((self.cost(cpus), self._broken(whole, cpus), rank), cpus))
+        if not candidates:
             raise NotEnoughCpusError(count, (base | self.usable(free | base)).bit_count())
-        return min(found)[1]
+        return min(candidates)[1]
 
     def shrunk(self, base: int, count: int, original: int = 0) -> int:
         """`count` of the CPUs in `base`, preferably the `original` ones."""
@@ -330,14 +330,14 @@ class Mover:
     def _ideal(self, claim: LocalRequest) -> _PlacedCost:
         areas = tuple(device_areas(self._fit.layout, claim))
         key = claim.cpus, self._stays_on(claim), areas
-        known = self._ideals.get(key)
-        if known is None:
+        cost = self._ideals.get(key)
+        if cost is None:
             try:
-                known = self._cost(claim, self._best(self._fit, claim, self._owners.assignable))
+                cost = self._cost(claim, self._best(self._fit, claim, self._owners.assignable))
             except NotEnoughCpusError:
-                known = _NO_COST
-            self._ideals[key] = known
-        return known
+                cost = _NO_COST
+            self._ideals[key] = cost
+        return cost
 
     def _better(self, claim: LocalRequest) -> int:
         """CPUs at a lower cost, 0 if there are none."""

@@ -236,20 +236,20 @@ class Combinations:
         if common.bit_count() - self._count > self._removable[index] or index == len(self._masks):
             return False
         key = index, common
-        known = self._reaches.get(key)
-        if known is None:
-            known = any(self._reach(index + 1, common & mask) for mask in self._supersets(index))
-            self._reaches[key] = known
-        return known
+        reaches = self._reaches.get(key)
+        if reaches is None:
+            reaches = any(self._reach(index + 1, common & mask) for mask in self._supersets(index))
+            self._reaches[key] = reaches
+        return reaches
 
     def _supersets(self, index: int) -> list[int]:
         """The masks of a list that contain this one, the smallest first."""
-        known = self._containing.get(index)
-        if known is None:
+        supersets = self._containing.get(index)
+        if supersets is None:
             containing = {mask for mask in self._masks[index] if mask & self.mask == self.mask}
-            known = sorted(containing, key=int.bit_count)
-            self._containing[index] = known
-        return known
+            supersets = sorted(containing, key=int.bit_count)
+            self._containing[index] = supersets
+        return supersets
 
 
 _ALL: Final = -1
@@ -296,9 +296,9 @@ def smallest_intersections(
     }
     if single:
         return single
-    found = intersections(families, full, steps)
-    fewest = min(map(int.bit_count, found), default=0)
-    return {mask for mask in found if mask.bit_count() == fewest}
+    masks = intersections(families, full, steps)
+    fewest = min(map(int.bit_count, masks), default=0)
+    return {mask for mask in masks if mask.bit_count() == fewest}
 
 
 def intersections(
