@@ -20,7 +20,10 @@ the node or for SYSTEM pods alone, or that the kernel isolates (compare Koordina
 calCPUSharePools in pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). A Guaranteed
 pod without a Koordinator class is LS, unless a kubelet with the static policy assigned CPUs to it.
 If no CPU is left to share, pools are empty, running containers stay where they are, and no
-container is created."""
+container is created.
+
+A container with devices that shares a pool runs on the part of the pool on the NUMA nodes of its
+devices (`locality`), unless a scheduler bound its pod to NUMA nodes."""
 
 from __future__ import annotations
 
@@ -32,6 +35,14 @@ import msgspec
 
 from agent.allocate.batch import BatchResources, batch_limits, batch_resources, cpu_request_milli
 from agent.allocate.cpu_claims import ClaimRefusal, RefusalCause, admit_claims, claim_refusal
+from agent.allocate.locality import (
+    Distances,
+    Key,
+    LocalityInput,
+    NearContainer,
+    NearNodes,
+    places,
+)
 from agent.allocate.node_local.claim import Alignment, LocalInput, LocalOutcome, Move, Share
 from agent.allocate.reserved_cpus import (
     DEFAULT_RULES,
@@ -42,12 +53,26 @@ from agent.allocate.reserved_cpus import (
 )
 from agent.allocate.shares import claims, numa_nodes, pool_of, shared_cpus, sidecars
 from agent.model.bounds import reason as shortened
-from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.policies import DeviceLocality
 from agent.model.cpu.topology import Topology
 from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, LinuxResources
-from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError
+from agent.model.pod.annotations import (
+    DEVICE_LOCALITY,
+    EXTENDED_RESOURCE_SPEC,
+    AnnotationError,
+    device_locality,
+)
 from agent.model.pod.pods import Pod
-from agent.model.pod.qos import DEFAULT_POOL, Pool, Pools, QoS, pool_cpus, pool_of_class
+from agent.model.pod.qos import (
+    DEFAULT_POOL,
+    Pool,
+    Pools,
+    QoS,
+    pool_cpus,
+    pool_of_class,
+    usable_pools,
+)
 from agent.model.snapshot import LocalOwner, Owner, PodWanted, Wanted
 
 
@@ -69,6 +94,8 @@ class Decision(msgspec.Struct, frozen=True):
     """Whether another pass may improve the result once this one is in force."""
     alignments: tuple[Alignment, ...] = ()
     """The new owners of a node-local policy that have devices or huge pages."""
+    places: Mapping[Key, NearNodes] = {}
+    """The NUMA nodes of the containers with devices that share a pool."""
 
 
 def decide(
@@ -79,13 +106,18 @@ def decide(
     running_on: Mapping[str, CpuSet],
     rules: PoolRules = DEFAULT_RULES,
     local: LocalInput | None = None,
+    locality: LocalityInput | None = None,
 ) -> Decision:
-    """`owned_before`: by pod uid, the CPUs of owners in the last decision, with the offline ones
-    that are kept for them (empty after a reboot). `running_on`: by pod uid, the CPUs of its running
-    containers. `local`: the claims of a node-local policy, which are admitted after all others.
-    Their owners count as LSE: no other pod, not even a BE pod, runs on their CPUs.
+    """The decision about all pods. An owner whose new claim can't be read or honoured keeps what it
+    owned.
 
-    An owner whose new claim can't be read or honoured keeps what it owned."""
+    `owned_before`: by pod uid, the CPUs of owners in the last decision, with the offline ones that
+        are kept for them (empty after a reboot).
+    `running_on`: by pod uid, the CPUs of its running containers.
+    `local`: the claims of a node-local policy, which are admitted after all others. Their owners
+        count as LSE: no other pod, not even a BE pod, runs on their CPUs.
+    `locality`: the containers with devices; None if no container has some, or the machine has one
+        NUMA node."""
     pods = tuple(sorted(pods, key=lambda pod: pod.uid))
     assigned = kubelet_assignments(topology, pods, kubelet)
     admission, refused = admit_claims(
@@ -100,11 +132,12 @@ def decide(
     owners = _with_local_owners(admission.owners, pods, outcome)
     batches = {pod.uid: _batch_of(pod, refusals) for pod in pods}
     pools = {name: _by_node(topology, cpus) for name, cpus in admission.pools.items()}
+    near = _near_by_pod(locality)
     if rules.be_on_reserved:
         of_be = pool_of_class(QoS.BE)
         first = _by_node(topology, admission.pools[of_be.name] & rules.reserved)
         users = [(pod, batches[pod.uid]) for pod in pods if pool_of(pod) is of_be]
-        if _has_room(first, users):
+        if _has_room(first, users, near):
             pools[of_be.name] = first
     values = _PodValues(
         pools,
@@ -114,13 +147,25 @@ def decide(
         _why_empty(owners, rules),
     )
     sources = _CpuSources(topology, owners, assigned, kubelet, outcome)
+    own_cpus = {pod.uid: sources.of(pod) for pod in pods}
+    decided = _places(topology, pods, pools, own_cpus, locality) if locality else {}
     wanted = {}
     for pod in pods:
-        cpus = sources.of(pod)
+        cpus = own_cpus[pod.uid]
+        if DEVICE_LOCALITY in pod.annotations:
+            try:
+                device_locality(pod.annotations, DeviceLocality.PREFER)
+            except AnnotationError as error:
+                refusals.add(pod, RefusalCause.INVALID, error.reason, error.key)
         for name, reason in cpus.blocked.items():
             if reason:
                 refusals.add(pod, RefusalCause.CPU_POLICY, f"container {name}: {reason}", "")
-        wanted[pod.uid] = values.of(pod, cpus, batches[pod.uid], refusals.reason(pod))
+        nodes = {
+            name: place.nodes
+            for name in near.get(pod.uid, ())
+            if (place := decided.get((pod.uid, name)))
+        }
+        wanted[pod.uid] = values.of(pod, cpus, batches[pod.uid], refusals.reason(pod), nodes)
     return Decision(
         owners,
         pools,
@@ -130,6 +175,7 @@ def decide(
         outcome.moves,
         outcome.again,
         outcome.alignments,
+        decided,
     )
 
 
@@ -233,13 +279,59 @@ def _batch_of(pod: Pod, refusals: _Refusals) -> dict[str, BatchResources]:
     return named
 
 
+def _near_by_pod(locality: LocalityInput | None) -> dict[str, dict[str, CpuSet]]:
+    """By pod uid and container name, the near NUMA nodes."""
+    near: dict[str, dict[str, CpuSet]] = {}
+    for each in locality.containers if locality else ():
+        near.setdefault(each.uid, {})[each.name] = each.near
+    return near
+
+
+def _places(
+    topology: Topology,
+    pods: tuple[Pod, ...],
+    pools: Pools,
+    own_cpus: Mapping[str, _PodCpus],
+    locality: LocalityInput,
+) -> dict[Key, NearNodes]:
+    """The places of containers with devices that share a pool and are bound to no NUMA nodes."""
+    of_pool: dict[str, list[NearContainer]] = {}
+    by_uid = {pod.uid: pod for pod in pods}
+    for container in locality.containers:
+        pod = by_uid.get(container.uid)
+        if pod is None or numa_nodes(pod) or not _shares(pod, own_cpus[pod.uid], container.name):
+            continue
+        used = next((each for each in usable_pools(pool_of(pod)) if pools[each.name]), None)
+        if used is not None and not used.dedicated:
+            of_pool.setdefault(used.name, []).append(container)
+    distances = Distances(topology)
+    decided: dict[Key, NearNodes] = {}
+    for name, containers in of_pool.items():
+        cpus = {pool.node: pool.cpus for pool in pools[name]}
+        wanted = msgspec.structs.replace(locality, containers=tuple(containers))
+        decided |= places(distances, cpus, wanted)
+    return decided
+
+
+def _shares(pod: Pod, cpus: _PodCpus, name: str) -> bool:
+    """Whether the container shares a pool, and the agent writes its CPUs."""
+    if name in cpus.by_policy or name in cpus.by_claim:
+        return False
+    if cpus.kubelets is not None and (not cpus.kubelets or name in cpus.kubelets):
+        return False
+    return cpus.own is None or name in sidecars(pod)
+
+
 def _has_room(
-    pools: tuple[Pool, ...], pods: Collection[tuple[Pod, Mapping[str, BatchResources]]]
+    pools: tuple[Pool, ...],
+    pods: Collection[tuple[Pod, Mapping[str, BatchResources]]],
+    near: Mapping[str, Mapping[str, CpuSet]],
 ) -> bool:
     """Whether the requests of the pods fit into the pools, and every pod that is bound to NUMA
-    nodes has a pool there."""
+    nodes, and every container with devices, has a pool there."""
     requested_milli = sum(cpu_request_milli(batch) for _, batch in pods)
     bound = [nodes for pod, _ in pods if (nodes := numa_nodes(pod))]
+    bound += [tuple(nodes) for pod, _ in pods for nodes in near.get(pod.uid, {}).values()]
     fits = 0 < len(pool_cpus(pools)) * 1000 >= requested_milli
     return fits and all(pool_cpus(pools, nodes) for nodes in bound)
 
@@ -327,12 +419,12 @@ class _PodValues(msgspec.Struct, frozen=True):
     _shared: dict[object, Wanted] = {}
     """A cache: many pods share the same CPUs."""
 
-    def shared(self, pod: Pod) -> Wanted:
-        """The values of a container that shares CPUs."""
+    def shared(self, pod: Pod, near: CpuSet = EMPTY) -> Wanted:
+        """The values of a container that shares CPUs, on these NUMA nodes if it has devices."""
         nodes = numa_nodes(pod)
-        key = pool_of(pod).name, nodes, pod.kube_class == "guaranteed"
+        key = pool_of(pod).name, nodes, near, pod.kube_class == "guaranteed"
         if (known := self._shared.get(key)) is None:
-            cpus = shared_cpus(pod, self.pools)
+            cpus = shared_cpus(pod, self.pools, tuple(near))
             mems = self._mems(pod, cpus) if nodes else None
             blocked = "" if cpus else f"no CPU is left for it: {self.why_empty}"
             known = Wanted(LinuxResources(str(cpus) or None, mems), blocked=blocked)
@@ -359,13 +451,22 @@ class _PodValues(msgspec.Struct, frozen=True):
         return None if nodes is None else str(nodes)
 
     def of(
-        self, pod: Pod, cpus: _PodCpus, batch: Mapping[str, BatchResources], refused: str
+        self,
+        pod: Pod,
+        cpus: _PodCpus,
+        batch: Mapping[str, BatchResources],
+        refused: str,
+        near: Mapping[str, CpuSet],
     ) -> PodWanted:
-        """`refused`: why the pod does not have what it claims, "" without a refusal."""
+        """The values of the pod.
+
+        `refused`: why the pod does not have what it claims, "" without a refusal.
+        `near`: by container name, the NUMA nodes of containers with devices."""
         own, kubelets = cpus.own, cpus.kubelets
         shared = Wanted() if kubelets == {} else self.shared(pod)
         each = shared if own is None else self.own(pod, own)
         named = {} if own is None else dict.fromkeys(decided_names(pod, sidecars(pod)), shared)
+        named |= {name: self.shared(pod, near[name]) for name in decided_names(pod, near)}
         named |= {name: self.own(pod, each_own) for name, each_own in cpus.by_policy.items()}
         lifted = bool(own or cpus.by_policy)
         for name, assigned in (kubelets or {}).items():

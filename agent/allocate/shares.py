@@ -30,12 +30,14 @@ def pool_of(pod: Pod) -> PoolKind:
     return DEFAULT_POOL if batch else pool_of_class(pod.qos)
 
 
-def shared_cpus(pod: Pod, pools: Pools) -> CpuSet:
+def shared_cpus(pod: Pod, pools: Pools, near: tuple[int, ...] = ()) -> CpuSet:
     """The pool of a pod that owns no CPUs; empty only if all pools that it may use are empty. A pod
     that is bound to NUMA nodes gets the part of its pool on these nodes, not of a dedicated pool
     (Koordinator: pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, getContainerCPUSet). If this part
-    is empty, it gets the whole pool."""
-    usable, nodes = usable_pools(pool_of(pod)), numa_nodes(pod)
+    is empty, it gets the whole pool.
+
+    `near`: the NUMA nodes of a container of the pod, which count if the pod is bound to none."""
+    usable, nodes = usable_pools(pool_of(pod)), numa_nodes(pod) or near
     for kind in usable if nodes else ():
         if not kind.dedicated and (cpus := pool_cpus(pools.get(kind.name, ()), nodes)):
             return cpus

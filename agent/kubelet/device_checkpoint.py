@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections import Counter
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +17,8 @@ from agent.allocate.device_holders import reported_devices
 from agent.kubelet import statefile
 from agent.kubelet.podresources import MAX_NODE
 from agent.kubelet.statefile import Checked, StateFileError
-from agent.model.devices.holding import HoldingSource, ReportedDevices
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.devices.holding import DeviceNodes, HoldingSource, ReportedDevices
 from agent.model.wire import WireError
 
 FILE_NAME: Final = "device-plugins/kubelet_internal_checkpoint"
@@ -227,13 +227,14 @@ def reported_devices_of(
     return tuple(reported), tuple(problems)
 
 
-def nodes_of(checkpoint: DeviceCheckpoint) -> dict[tuple[str, str], Counter[int]]:
-    """By pod uid and container, the number of its devices near to each NUMA node. A device that is
-    near to several NUMA nodes counts for each of them."""
-    found: dict[tuple[str, str], Counter[int]] = {}
+def nodes_of(checkpoint: DeviceCheckpoint) -> DeviceNodes:
+    """The NUMA nodes of the devices of each container."""
+    nodes: dict[tuple[str, str], dict[tuple[str, str], CpuSet]] = {}
     for entry in checkpoint.entries:
-        near = found.setdefault((entry.uid, entry.container), Counter())
-        near.update(
-            {node: len(ids) for node, ids in entry.devices.items() if 0 <= node <= MAX_NODE}
-        )
-    return found
+        of_container = nodes.setdefault((entry.uid, entry.container), {})
+        for node, ids in entry.devices.items():
+            near = CpuSet((node,) if 0 <= node <= MAX_NODE else ())
+            for device in ids:
+                key = entry.resource, device
+                of_container[key] = of_container.get(key, EMPTY) | near
+    return {key: tuple(of_container.values()) for key, of_container in nodes.items()}

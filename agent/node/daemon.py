@@ -32,6 +32,7 @@ from agent.http.requests import METRICS, Reply, Route
 from agent.http.server import HttpServer, ServerLimits
 from agent.kubelet import podresources
 from agent.model import notifications, snapshot
+from agent.model.cpu.policies import DeviceLocality
 from agent.model.settings import options
 from agent.model.settings.agent import AGENT_PORT, AgentSettings
 from agent.node import device_visibility, node_local
@@ -48,6 +49,7 @@ from agent.node.kubelet_view import (
     PodResourcesStateView,
     PodResourcesView,
 )
+from agent.node.locality import LocalityView
 from agent.node.loop import Health, PassLoop, excluded
 from agent.node.node_configuration import NodeObject
 from agent.node.node_local import CpuNotices
@@ -249,6 +251,7 @@ class _Agent:
             ),
             node_local_cpus,
             DeviceVisibilityView(self.devices, visibility_policy),
+            LocalityView(DeviceLocality(settings.device_locality)),
         )
 
     def triggers(self, settings: AgentSettings) -> Triggers:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
@@ -457,9 +456,7 @@ class PodResourcesStateView:
         uids = _unique_names(names)
         given = of_pod_resources(answer.pods, uids)
         near = {
-            (uids[pod.key], each.name): Counter(
-                node for device in each.devices for node in device.nodes
-            )
+            (uids[pod.key], each.name): tuple(CpuSet(device.nodes) for device in each.devices)
             for pod in answer.pods
             if pod.key in uids
             for each in pod.containers

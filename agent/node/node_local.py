@@ -132,11 +132,12 @@ class NodeLocalCpus:
 def _located(claims: Collection[LocalRequest], device_nodes: DeviceNodes) -> Iterator[LocalRequest]:
     """Adds the NUMA nodes of the devices of each container. A container without devices gets those
     of all devices of its pod, because another container of the pod may get its CPUs later."""
-    of_pods: dict[str, Counter[int]] = {}
+    of_pods: dict[str, list[CpuSet]] = {}
     for (uid, _), of_container in device_nodes.items():
-        of_pods.setdefault(uid, Counter()).update(of_container)
+        of_pods.setdefault(uid, []).extend(of_container)
     for each in claims:
-        near = device_nodes.get(each.key) or of_pods.get(each.uid)
+        devices = device_nodes.get(each.key) or tuple(of_pods.get(each.uid, ()))
+        near = Counter(node for nodes in devices for node in nodes)
         yield msgspec.structs.replace(each, devices=near) if near else each
 
 

@@ -7,7 +7,8 @@ A pass is a pipeline. Each stage takes values and returns one:
 2. resolve: the pods of this node, the CPUs that the kubelet assigned, the node's configuration, and
    the CPUs that containers hold. The kubelet is read after the runtime was listed, so that its
    state names every listed container.
-3. decide: the owners of CPUs, and the shared pools (`allocate.pools`); changes nothing.
+3. decide: the owners of CPUs, the shared pools, and the NUMA nodes of containers with devices
+   (`allocate.pools`); changes nothing.
 4. make room: write the cpusets of running containers, so that the CPUs of new owners become free,
    and those of pods in which the runtime is about to make a sandbox.
 5. publish: replace the snapshot. Only from now on frontends may start containers on the CPUs of new
@@ -28,6 +29,7 @@ from collections.abc import Sequence
 import msgspec
 
 from agent.allocate import pools
+from agent.allocate.locality import LocalityInput
 from agent.allocate.node_local.claim import LocalInput
 from agent.allocate.pools import Decision
 from agent.allocate.present import admitted, present
@@ -58,6 +60,7 @@ from agent.node.device_visibility import DeviceVisibilityView
 from agent.node.devices import DeviceState
 from agent.node.enforcement import Enforcement, Freed
 from agent.node.kubelet_view import KubeletState, KubeletView
+from agent.node.locality import LocalityView
 from agent.node.node_configuration import NodeObject, rules
 from agent.node.node_local import NodeLocalCpus
 from agent.node.notifications import AnnouncedContainers, AnnouncedPods
@@ -88,6 +91,7 @@ DecisionInputs = tuple[
     dict[str, CpuSet],
     PoolRules,
     LocalInput | None,
+    LocalityInput | None,
 ]
 """The arguments of `pools.decide`."""
 
@@ -121,6 +125,9 @@ class Resolved(msgspec.Struct, frozen=True):
     cpu_policy: CpuPolicy
     holds: dict[str, CpuSet]
     """By container id, the CPUs that it runs on or will start on."""
+    devices: DeviceState
+    visibility: DeviceVisibility | None
+    """The devices that each container sees; None if the settings switch devices off."""
 
 
 class LastPass(msgspec.Struct, frozen=True):
@@ -152,6 +159,7 @@ class Reconciler:
         reporter: Reporter,
         node_local: NodeLocalCpus | None = None,
         devices: DeviceVisibilityView | None = None,
+        locality: LocalityView | None = None,
     ) -> None:
         self._topology = topology
         self._runtime = runtime
@@ -163,6 +171,7 @@ class Reconciler:
         self._reporter = reporter
         self._node_local = node_local or NodeLocalCpus()
         self._devices = devices or DeviceVisibilityView(None)
+        self._locality = locality or LocalityView()
         self._announced = AnnouncedPods()
         self._announced_containers = AnnouncedContainers()
         self._notified = True
@@ -208,11 +217,11 @@ class Reconciler:
         decision = self._decide(seen, node)
         try:
             freed = self._make_room(seen, node, decision)
-            devices, visibility = self._publish(seen, node, decision, freed)
+            self._publish(seen, node, decision, freed)
             failures, refused = self._apply(seen, decision, freed)
         finally:
             self._reporter.audit.end(seen.managed.pods, decision.pods)
-        self._report(seen, node, decision, freed, devices, visibility, refused)
+        self._report(seen, node, decision, freed, refused)
         if failures:
             raise ReconcileError("; ".join(failures))
 
@@ -241,10 +250,19 @@ class Reconciler:
         self._cluster.store_kubelet(self._kubelet.configuration)
         holds = self._enforcement.holds(seen.managed, seen.topology)
         policy = self._node_local.policy(static)
-        return Resolved(pods, all_pods, kubelet, configuration, policy, holds)
+        devices, visibility = self._devices.observe(
+            seen.topology,
+            seen.cluster,
+            self._cluster,
+            all_pods,
+            kubelet.reported_devices,
+            self._publisher.device_holders,
+        )
+        return Resolved(pods, all_pods, kubelet, configuration, policy, holds, devices, visibility)
 
     def _decide(self, seen: Observation, node: Resolved) -> Decision:
         cpus, last = node.kubelet.cpus, self._publisher.local_owners
+        of_plugins = self._kubelet.device_nodes(node.kubelet)
         announced = self._announced_containers.missing_from(node.pods, time.monotonic())
         local = None
         if node.cpu_policy != "none":
@@ -255,8 +273,17 @@ class Reconciler:
                 node.holds,
                 last,
                 cpus.claimed,
-                self._kubelet.device_nodes(node.kubelet),
+                of_plugins,
             )
+        locality = self._locality.decision_input(
+            seen.topology,
+            node.pods,
+            seen.cluster.pods.values(),
+            of_plugins,
+            node.devices,
+            node.visibility,
+            node.holds,
+        )
         inputs = (
             seen.topology,
             node.pods,
@@ -265,6 +292,7 @@ class Reconciler:
             running_on(node.pods, node.holds),
             self._rules(node, seen.topology),
             local,
+            locality,
         )
         # Most passes find nothing new, and equal inputs have equal decisions.
         if self._decided is not None and self._decided[0] == inputs:
@@ -272,6 +300,7 @@ class Reconciler:
         else:
             decision = pools.decide(*inputs)
             self._decided = inputs, decision
+        self._locality.decided(decision.places)
         self.again = decision.again
         owners = settled(decision, self._publisher.all_owners)
         self._reporter.changes.decided(node.pods, decision, owners, node.holds)
@@ -319,18 +348,7 @@ class Reconciler:
             if pod.uid in parents and not excludes_any(self.exclude, pod.namespace, pod.name)
         }
 
-    def _publish(
-        self, seen: Observation, node: Resolved, decision: Decision, freed: Freed
-    ) -> tuple[DeviceState, DeviceVisibility | None]:
-        """Returns the devices, and their visibility in the snapshot."""
-        devices, visibility = self._devices.observe(
-            seen.topology,
-            seen.cluster,
-            self._cluster,
-            node.all_pods,
-            node.kubelet.reported_devices,
-            self._publisher.device_holders,
-        )
+    def _publish(self, seen: Observation, node: Resolved, decision: Decision, freed: Freed) -> None:
         before = self._publisher.last
         self._publisher.publish(
             decision,
@@ -343,13 +361,12 @@ class Reconciler:
             excluded_ids=[each.id for each in seen.unmanaged],
             memory_stays=self._enforcement.memory_stays,
             cpu_policy=node.cpu_policy,
-            visibility=visibility,
+            visibility=node.visibility,
             announced=self._announced.cgroup_parents,
         )
         self._notified = False
         self._reporter.audit.decided(before, self._publisher.last, decision.moves)
         self._reporter.metrics.snapshot_generation.set(self._publisher.generation)
-        return devices, visibility
 
     def _apply(
         self, seen: Observation, decision: Decision, freed: Freed
@@ -365,10 +382,9 @@ class Reconciler:
         node: Resolved,
         decision: Decision,
         freed: Freed,
-        devices: DeviceState,
-        visibility: DeviceVisibility | None,
         refused: tuple[RefusedLimit, ...],
     ) -> None:
+        devices = node.devices
         moment = ReportInput(
             seen.topology,
             decision,
@@ -388,7 +404,7 @@ class Reconciler:
         self._reporter.changes.differing(
             count_differing(node.pods, decision, node.kubelet.cpus, freed.holds)
         )
-        self._reporter.report(moment, short, devices, visibility, seen.listed.pods, refused)
+        self._reporter.report(moment, short, devices, node.visibility, seen.listed.pods, refused)
 
     def _pods(
         self, managed: tuple[Pod, ...], cluster: ClusterState

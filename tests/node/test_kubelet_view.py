@@ -106,9 +106,10 @@ def test_numa_nodes_of_devices(tmp_path: Path) -> None:
     fields = {"ResourceName": "nic", "DeviceIDs": ids}
     entries = [ENTRY | fields, ENTRY | fields | {"DeviceIDs": {"1": ["d"]}}]
     put(tmp_path, json.dumps({"Data": {"PodDeviceEntries": entries}}))
-    assert view.nodes() == {(ENTRY["PodUID"], "check"): {0: 1, 1: 3}}
+    of_devices = tuple(map(CpuSet.parse, ("0-1", "1", "", "1", "")))
+    assert view.nodes() == {(ENTRY["PodUID"], "check"): of_devices}
     put(tmp_path, "{")
-    assert view.nodes() == {(ENTRY["PodUID"], "check"): {0: 1, 1: 3}}, "its last content"
+    assert view.nodes() == {(ENTRY["PodUID"], "check"): of_devices}, "its last content"
 
 
 @pytest.mark.parametrize("content", ["{", "[]", json.dumps({**REAL, "Checksum": 1})])

@@ -249,6 +249,9 @@ class PodVisibility(msgspec.Struct, frozen=True):
     """By name."""
     devices: frozenset[str] = frozenset()
     """All devices of the pod by uuid or PCI address; none if they are refused."""
+    of_containers: Mapping[str, frozenset[str]] | None = None
+    """The devices of each container that has some, by its name; None if every container has all
+    devices of the pod."""
 
 
 class DeviceVisibility(msgspec.Struct, frozen=True):
@@ -455,7 +458,7 @@ def _allowed(
     files: DeviceFiles,
     isolation: Isolation,
 ) -> PodVisibility:
-    keys = frozenset(key for device in chain.from_iterable(found.values()) for key in device.keys)
+    keys = _keys(found.values())
 
     def visible(
         own: Mapping[str, Sequence[_MatchedDevice]], request: TypeRequest | None
@@ -487,7 +490,12 @@ def _allowed(
             for each in requesting
         },
         keys,
+        {name: _keys(share.values()) for name, share in shares.items()},
     )
+
+
+def _keys(devices: Iterable[Iterable[_MatchedDevice]]) -> frozenset[str]:
+    return frozenset(key for device in chain.from_iterable(devices) for key in device.keys)
 
 
 def _places(

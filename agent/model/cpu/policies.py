@@ -78,6 +78,16 @@ class NumaPolicy(enum.StrEnum):
     SINGLE_NUMA_NODE = "SingleNUMANode"
 
 
+class DeviceLocality(enum.StrEnum):
+    """Whether a container without CPUs of its own runs on the NUMA nodes of its devices
+    (`device-locality`)."""
+
+    OFF = "off"
+    PREFER = "prefer"
+    REQUIRE = "require"
+    """The scheduler chooses a node where it can."""
+
+
 class NumaExclusive(enum.StrEnum):
     """Whether pods on one NUMA node and pods on several must not be on a NUMA node together."""
 

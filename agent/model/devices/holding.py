@@ -15,6 +15,7 @@ from typing import Annotated, Final
 import msgspec
 
 from agent.model import bounds
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.gpus import GpuReading
 from agent.model.pod.annotations import decoded
 from agent.model.pod.pods import Pod
@@ -95,8 +96,9 @@ class HoldingSource(enum.StrEnum):
     """The device nodes of the running container."""
 
 
-DeviceNodes = Mapping[tuple[str, str], Mapping[int, int]]
-"""By pod uid and container, and by NUMA node: how many devices of the container are near to it."""
+DeviceNodes = Mapping[tuple[str, str], tuple[CpuSet, ...]]
+"""By pod uid and container name: for each of its devices, the NUMA nodes that it is near to. A
+device without a known NUMA node has an empty set."""
 
 
 class Form(enum.StrEnum):

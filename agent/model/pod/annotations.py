@@ -13,7 +13,13 @@ import msgspec
 from agent.model import bounds
 from agent.model.bounds import JsonError, unknown_value
 from agent.model.cpu.cpuset import CpuSet, CpuSetError
-from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
+from agent.model.cpu.policies import (
+    BindPolicy,
+    DeviceLocality,
+    ExclusivePolicy,
+    NumaExclusive,
+    NumaPolicy,
+)
 from agent.model.quantities import Quantity, QuantityError, cpu, milli, whole
 
 RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
@@ -23,6 +29,8 @@ NUMA_TOPOLOGY_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 SHARED_CONTAINERS = "topolet.io/shared-containers"
 """Topolet's annotation: names of containers, separated by commas, that do not run on the CPUs that
 their pod owns."""
+DEVICE_LOCALITY = "topolet.io/device-locality"
+"""Topolet's annotation: the pod's DeviceLocality, instead of the node's."""
 REBIND = "topolet.io/rebind"
 """Topolet's annotation: with REBIND_NEVER no rebind of its node moves the pod."""
 REBIND_NEVER = "never"
@@ -81,6 +89,18 @@ def cpu_list(key: str, field: str, text: str) -> CpuSet:
         return CpuSet.parse(text)
     except CpuSetError as error:
         raise AnnotationError(key, f"{field}: {error}") from None
+
+
+def device_locality(annotations: Mapping[str, str], default: DeviceLocality) -> DeviceLocality:
+    """The pod's policy. Raises AnnotationError."""
+    text = annotations.get(DEVICE_LOCALITY)
+    if text is None:
+        return default
+    try:
+        return DeviceLocality(text)
+    except ValueError:
+        problem = unknown_value("value", text, tuple(DeviceLocality))
+        raise AnnotationError(DEVICE_LOCALITY, problem) from None
 
 
 class ResourceSpec(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ import msgspec
 from agent.model import bounds
 from agent.model.pod.annotations import (
     DEVICE_ALLOCATED,
+    DEVICE_LOCALITY,
     EXTENDED_RESOURCE_SPEC,
     GPU_ISOLATION_PROVIDER,
     RESOURCE_STATUS,
@@ -109,6 +110,7 @@ ANNOTATIONS: Final = {
     SHARED_CONTAINERS: bounds.POD_VALUE_BYTES,
     EXTENDED_RESOURCE_SPEC: bounds.POD_LIST_BYTES,
     DEVICE_ALLOCATED: bounds.POD_LIST_BYTES,
+    DEVICE_LOCALITY: bounds.POD_VALUE_BYTES,
 }
 """The annotations that decisions use, with the longest length of each in bytes."""
 

@@ -138,6 +138,15 @@ class AgentSettings(KubeletStateSettings, frozen=True):
         bool,
         msgspec.Meta(description="the agent discovers GPUs, RDMA devices and FPGAs"),
     ] = True
+    device_locality: Annotated[
+        Literal["off", "prefer", "require"],
+        msgspec.Meta(
+            description="containers without CPUs of their own run on the NUMA nodes of their "
+            "devices. prefer: also on the next nodes, while the CPU requests there exceed the CPUs "
+            "of their pool; require: as prefer, before containers that prefer it; off: on their "
+            "whole pool. A pod's annotation topolet.io/device-locality has the same values"
+        ),
+    ] = "prefer"
     gpu_driver_root: GpuDriverRoot = ""
     gpu_actions: Annotated[
         str,

@@ -1,0 +1,159 @@
+"""The containers with devices, for the decision about their NUMA nodes (`allocate.locality`).
+
+A container stays near to the devices that it had once: while a source can't be read, and when a
+device plugin or a claim no longer names a device that the container still uses, its place does not
+change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Final
+
+from agent.allocate.device_holders.locations import device_nodes
+from agent.allocate.locality import Distances, Key, LocalityInput, NearContainer, NearNodes
+from agent.allocate.present import in_api
+from agent.allocate.visibility.pod_devices import DeviceVisibility, PodVisibility
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.policies import DeviceLocality
+from agent.model.cpu.topology import Topology
+from agent.model.devices.holding import DeviceNodes
+from agent.model.pod.annotations import AnnotationError, device_locality
+from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod.pods import Pod
+from agent.node.devices import DeviceState
+
+REST_SECONDS: Final = 600.0
+"""A container moves between near NUMA nodes and more of them once in this time."""
+
+
+class LocalityView:
+    """Knows the near NUMA nodes of containers, and when each of them moved last.
+
+    `policy`: of pods without the annotation."""
+
+    def __init__(
+        self,
+        policy: DeviceLocality = DeviceLocality.PREFER,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._topology: Topology | None = None
+        self._near: dict[Key, CpuSet] = {}
+        self._places: dict[Key, CpuSet] | None = None
+        self._moved_at: dict[Key, float] = {}
+
+    def decision_input(
+        self,
+        topology: Topology,
+        pods: tuple[Pod, ...],
+        api_pods: Collection[ApiPod],
+        plugins: DeviceNodes | None,
+        devices: DeviceState,
+        visibility: DeviceVisibility | None,
+        holds: Mapping[str, CpuSet],
+    ) -> LocalityInput | None:
+        """The containers with devices; None without any, and on a machine whose CPUs are on one
+        NUMA node.
+
+        `plugins`: the NUMA nodes of the devices that plugins gave; None while they are not known.
+        `holds`: by container id, the CPUs of its cgroup."""
+        distances = Distances(topology)
+        if len(distances.with_cpus) < 2:
+            return None
+        located = device_nodes(
+            plugins or {},
+            devices.existing,
+            dict(_allocated(pods, visibility.pods if visibility else {})),
+            devices.report.devices,
+            devices.keys,
+        )
+        if topology != self._topology:
+            self._topology, self._near = topology, {}
+        present = {pod.uid for pod in pods}
+        near = {key: distances.near(nodes) for key, nodes in located.items()}
+        self._near = {key: nodes for key, nodes in self._near.items() if key[0] in present} | {
+            key: nodes for key, nodes in near.items() if nodes and key[0] in present
+        }
+        if not self._near:
+            self._places = {}
+            return None
+        by_uid = {pod.uid: pod for pod in pods}
+        requests = _requests(pods, api_pods)
+        containers = []
+        for key, nodes in sorted(self._near.items()):
+            pod = by_uid[key[0]]
+            policy = _policy(pod, self._policy)
+            if policy is not DeviceLocality.OFF:
+                required = policy is DeviceLocality.REQUIRE
+                containers.append(
+                    NearContainer(*key, nodes, requests.get(key, 0), pod.created_at, required)
+                )
+        before = self._places if self._places is not None else self._running(pods, holds, topology)
+        since = self._clock() - REST_SECONDS
+        self._moved_at = {
+            key: moved for key, moved in self._moved_at.items() if moved > since and key in before
+        }
+        return LocalityInput(tuple(containers), before, frozenset(self._moved_at))
+
+    def decided(self, places: Mapping[Key, NearNodes]) -> None:
+        """Keeps the decided places."""
+        now = self._clock()
+        before = self._places or {}
+        self._places = {key: place.nodes for key, place in places.items()}
+        for key, nodes in self._places.items():
+            if before.get(key, nodes) != nodes:
+                self._moved_at[key] = now
+
+    def _running(
+        self, pods: Iterable[Pod], holds: Mapping[str, CpuSet], topology: Topology
+    ) -> dict[Key, CpuSet]:
+        """The NUMA nodes of containers that run on more than their near ones: after a restart of
+        the agent they are the last decision."""
+        node_of = {cpu.id: cpu.node for cpu in topology.cpus}
+        running = {}
+        for pod in pods:
+            for container in pod.containers:
+                near = self._near.get((pod.uid, container.name))
+                held = holds.get(container.id, EMPTY)
+                nodes = CpuSet(node_of[cpu] for cpu in held if cpu in node_of)
+                if near is not None and near < nodes:
+                    running[pod.uid, container.name] = nodes
+        return running
+
+
+def _policy(pod: Pod, default: DeviceLocality) -> DeviceLocality:
+    try:
+        return device_locality(pod.annotations, default)
+    except AnnotationError:
+        return default  # the decision refuses the annotation (allocate.pools)
+
+
+def _allocated(
+    pods: Iterable[Pod], visible: Mapping[str, PodVisibility]
+) -> Iterator[tuple[Key, frozenset[str]]]:
+    """The devices that a scheduler allocated, of the containers that have some."""
+    for pod in pods:
+        if (of_pod := visible.get(pod.uid)) is None or not of_pod.devices:
+            continue
+        if of_pod.of_containers is None:
+            names = pod.named or tuple(each.name for each in pod.containers)
+            yield from (((pod.uid, name), of_pod.devices) for name in names)
+        else:
+            for name, devices in of_pod.of_containers.items():
+                yield (pod.uid, name), devices
+
+
+def _requests(pods: Collection[Pod], api_pods: Iterable[ApiPod]) -> dict[Key, int]:
+    """The CPU requests in milli-CPU: those of the API, else those that the runtime shows."""
+    in_cluster = in_api(pods, api_pods)
+    requests: dict[Key, int] = {}
+    for pod in pods:
+        for container in pod.containers:
+            requests[pod.uid, container.name] = container.shares * 1000 // 1024
+        if api_pod := in_cluster.get(pod.uid):
+            for each in (*api_pod.init_containers, *api_pod.containers):
+                requests[pod.uid, each.name] = each.counted.get("cpu", 0)
+    return requests

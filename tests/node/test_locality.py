@@ -1,0 +1,236 @@
+"""Containers with devices run near to them, on a node without a runtime."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.allocate.device_holders.names import Target
+from agent.allocate.locality import LocalityInput, NearNodes
+from agent.allocate.visibility.pod_devices import DeviceVisibility, PodVisibility
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import DeviceLocality
+from agent.model.devices.device_object import Device, DeviceTopology
+from agent.model.devices.holding import DeviceHolding, DeviceNodes, Form, HoldingSource
+from agent.model.devices.visibility import NodeVisibility, Visibility
+from agent.model.pod.annotations import DEVICE_LOCALITY
+from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
+from agent.model.pod.pods import Container, ContainerState, Pod
+from agent.node.devices import DeviceState
+from agent.node.locality import REST_SECONDS, LocalityView
+from agent.node.node_resource_topology import DeviceReport
+from tests.builders import machine, pod
+from tests.node.world import World
+
+TWO = machine(2, 4)
+MAIN = "main"
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path) -> World:
+    return World(tmp_path, sockets=2)
+
+
+def write_checkpoint(world: World, *entries: tuple[str, str, dict[str, list[str]]]) -> None:
+    """Containers, by uid and name, have these devices of a plugin by NUMA node."""
+    path = world.kubelet / "device-plugins" / "kubelet_internal_checkpoint"
+    path.parent.mkdir(exist_ok=True)
+    devices = [
+        {"PodUID": uid, "ContainerName": name, "ResourceName": "example.com/card", "DeviceIDs": ids}
+        for uid, name, ids in entries
+    ]
+    path.write_text(json.dumps({"Data": {"PodDeviceEntries": devices}}))
+
+
+def test_a_container_with_a_device_runs_on_the_pool_near_to_it(two_nodes: World) -> None:
+    sandbox = two_nodes.sandbox("card")
+    two_nodes.container(sandbox, MAIN)
+    two_nodes.container(sandbox, "side")
+    write_checkpoint(two_nodes, ("card", MAIN, {"1": ["card-1"]}))
+    two_nodes.container(two_nodes.sandbox("owner", "LSE", "5"))
+    two_nodes.agent().reconcile()
+    group = "kubepods/burstable/podcard"
+    assert two_nodes.cpus(f"{group}/c-card-main") == "4,6-7"
+    assert two_nodes.cpus(f"{group}/c-card-side") == "0-4,6-7"
+    wanted = two_nodes.snapshot().pods["card"]
+    assert wanted.of(MAIN).cpuset == "4,6-7", "the frontends know it before the container starts"
+    assert not wanted.of(MAIN).exclusive
+    assert wanted.of(MAIN).resources.mems is None
+
+
+def test_containers_stay_while_the_checkpoint_cannot_be_read_or_no_longer_names_them(
+    two_nodes: World,
+) -> None:
+    two_nodes.container(two_nodes.sandbox("card"))
+    write_checkpoint(two_nodes, ("card", MAIN, {"1": ["card-1"]}))
+    agent = two_nodes.agent()
+    agent.reconcile()
+    path = two_nodes.kubelet / "device-plugins" / "kubelet_internal_checkpoint"
+    for text in ("{", json.dumps({"Data": {"PodDeviceEntries": []}})):
+        path.write_text(text)
+        agent.reconcile()
+        assert two_nodes.snapshot().pods["card"].of(MAIN).cpuset == "4-7"
+
+
+@pytest.mark.parametrize(
+    ("value", "cpus", "refused"),
+    [
+        ("off", "0-7", ""),
+        ("prefer", "4-7", ""),
+        ("require", "4-7", ""),
+        ("near", "4-7", "value: 'near' is not one of off, prefer, require"),
+    ],
+)
+def test_the_annotation_of_the_pod_decides(
+    two_nodes: World, value: str, cpus: str, refused: str
+) -> None:
+    sandbox = two_nodes.sandbox("card")
+    sandbox.annotations[DEVICE_LOCALITY] = value
+    two_nodes.container(sandbox)
+    write_checkpoint(two_nodes, ("card", MAIN, {"1": ["card-1"]}))
+    two_nodes.agent().reconcile()
+    wanted = two_nodes.snapshot().pods["card"]
+    assert (wanted.of(MAIN).cpuset, wanted.refused) == (cpus, refused)
+
+
+def test_a_pod_that_a_scheduler_bound_to_numa_nodes_stays_there(two_nodes: World) -> None:
+    sandbox = two_nodes.sandbox("card")
+    sandbox.annotations.update(pod("card", numa_nodes=(0,)).annotations)
+    two_nodes.container(sandbox)
+    write_checkpoint(two_nodes, ("card", MAIN, {"1": ["card-1"]}))
+    two_nodes.agent().reconcile()
+    assert two_nodes.snapshot().pods["card"].of(MAIN).cpuset == "0-3"
+
+
+class Node:
+    """The view of a node with two NUMA nodes of four CPUs, and a card on each."""
+
+    def __init__(self, policy: DeviceLocality = DeviceLocality.PREFER) -> None:
+        self.now = 0.0
+        self.view = LocalityView(policy, lambda: self.now)
+        self.pods: tuple[Pod, ...] = ()
+        self.api_pods: list[ApiPod] = []
+        self.plugins: DeviceNodes | None = {}
+        self.holds: dict[str, CpuSet] = {}
+        self.visible: dict[str, PodVisibility] = {}
+        devices = tuple(
+            Device("gpu", f"GPU-{node}", node, {}, topology=DeviceTopology(node, node))
+            for node in (0, 1)
+        )
+        self.devices = DeviceState(
+            DeviceReport(devices), keys={each.uuid: Target("gpu", each.uuid) for each in devices}
+        )
+
+    def input(self) -> LocalityInput | None:
+        visibility = DeviceVisibility(self.visible, NodeVisibility())
+        return self.view.decision_input(
+            TWO, self.pods, self.api_pods, self.plugins, self.devices, visibility, self.holds
+        )
+
+    def near(self) -> dict[str, str]:
+        wanted = self.input()
+        return {each.name: str(each.near) for each in wanted.containers} if wanted else {}
+
+
+def with_containers(name: str, *containers: str, shares: int = 0) -> Pod:
+    state = ContainerState.RUNNING
+    return pod(
+        name,
+        containers=tuple(
+            Container(f"{name}-{each}", each, state, shares=shares) for each in containers
+        ),
+    )
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_devices_that_the_runtime_shows_have_the_numa_node_of_the_machine(node: Node) -> None:
+    node.pods = (with_containers("p", "a", "b", "c"),)
+    node.plugins = {("p", "b"): (CpuSet((0,)),), ("p", "c"): (CpuSet(),)}
+    node.devices = msgspec.structs.replace(
+        node.devices,
+        existing=tuple(
+            DeviceHolding("p", name, "", "gpu", "GPU-1", Form.WHOLE, source=source)
+            for name, source in (
+                ("a", HoldingSource.CLAIM),
+                ("b", HoldingSource.CHECKPOINT),
+                ("c", HoldingSource.CHECKPOINT),
+            )
+        ),
+    )
+    assert node.near() == {"a": "1", "b": "0", "c": "1"}, "a plugin knows its own devices"
+
+
+def test_devices_that_a_scheduler_allocated_count_for_the_containers_that_request_them(
+    node: Node,
+) -> None:
+    node.pods = (with_containers("all", "a", "b"), with_containers("some", "c", "d"))
+    gpu = frozenset({"GPU-1"})
+    node.visible = {
+        "all": PodVisibility(Visibility(), devices=gpu),
+        "some": PodVisibility(Visibility(), devices=gpu, of_containers={"d": gpu}),
+    }
+    assert node.near() == {"a": "1", "b": "1", "d": "1"}
+
+
+def test_the_requests_are_those_of_the_api_else_those_of_the_runtime(node: Node) -> None:
+    node.pods = (
+        with_containers("api", "a", shares=2048),
+        with_containers("alone", "b", shares=512),
+    )
+    node.plugins = {("api", "a"): (CpuSet((1,)),), ("alone", "b"): (CpuSet((1,)),)}
+    spec = (ApiContainer("a", {"cpu": 3000}),)
+    node.api_pods = [
+        ApiPod("api", "ns", "api", "n", Phase.RUNNING, {}, {}, "burstable", 0, containers=spec)
+    ]
+    wanted = node.input()
+    assert wanted is not None
+    assert {each.name: each.cpu_milli for each in wanted.containers} == {"a": 3000, "b": 500}
+
+
+def test_a_container_that_moved_rests(node: Node) -> None:
+    node.pods = (with_containers("p", "a"),)
+    node.plugins = {("p", "a"): (CpuSet((1,)),)}
+    key, near = ("p", "a"), CpuSet((1,))
+    resting = []
+    for nodes in (near, near, CpuSet((0, 1)), CpuSet((0, 1))):
+        wanted = node.input()
+        assert wanted is not None
+        resting.append(key in wanted.resting)
+        node.view.decided({key: NearNodes(nodes, near)})
+    assert resting == [False, False, False, True]
+    node.now += REST_SECONDS
+    wanted = node.input()
+    assert wanted is not None
+    assert wanted.resting == frozenset()
+    assert wanted.before == {key: CpuSet((0, 1))}
+
+
+def test_after_a_restart_the_cpus_of_containers_are_the_last_decision(node: Node) -> None:
+    node.pods = (with_containers("p", "near", "wide", "else"),)
+    node.plugins = {("p", name): (CpuSet((1,)),) for name in ("near", "wide", "else")}
+    node.holds = {
+        "p-near": CpuSet.parse("4-7"),
+        "p-wide": CpuSet.parse("0-7"),
+        "p-else": CpuSet.parse("0-3"),
+    }
+    wanted = node.input()
+    assert wanted is not None
+    assert wanted.before == {("p", "wide"): CpuSet((0, 1))}
+
+
+def test_the_policy_of_the_settings_applies_to_pods_without_the_annotation() -> None:
+    node = Node(DeviceLocality.OFF)
+    required = with_containers("p", "a")
+    required.annotations[DEVICE_LOCALITY] = "require"
+    node.pods = (required, with_containers("q", "b"))
+    node.plugins = {("p", "a"): (CpuSet((1,)),), ("q", "b"): (CpuSet((1,)),)}
+    wanted = node.input()
+    assert wanted is not None
+    assert [(each.name, each.required) for each in wanted.containers] == [("a", True)]
