@@ -392,7 +392,10 @@ class AssumedContainers:
         folded = set(answered[: len(answered) // 2])
         if not folded:
             return
-        latest = max(self._by_number[number].answered_at or 0 for number in folded)
+        older = () if self._earlier is None else (self._earlier,)
+        represented = (*older, *(self._by_number[number] for number in folded))
+        # A slow creation may have been answered after one that began later and is folded later.
+        latest = max(each.answered_at or 0 for each in represented)
         self._earlier = AssumedContainer("", _EARLIER_TITLE, None, answered_at=latest)
         self._by_number = {
             number: each for number, each in self._by_number.items() if number not in folded

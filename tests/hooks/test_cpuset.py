@@ -497,6 +497,22 @@ def test_absent_agent_costs_bounded_memory_and_no_assumed_container_is_lost() ->
     assert assumed.of("late") is not None
 
 
+def test_a_slow_creation_that_was_folded_counts_until_a_pass_begins_after_its_answer() -> None:
+    """Creations that began after it, and were answered before it, are folded after it."""
+    assumed = AssumedContainers()
+    slow = assumed.assume(ASSUMED)
+    for _ in range(MAX_ASSUMED - 1):
+        assumed.answered(assumed.assume(ASSUMED), "fast")
+    before_its_answer = msgspec.structs.replace(EMPTY, listed_at=time.monotonic_ns())
+    assumed.assume(ASSUMED)
+    assumed.answered(slow, "slow")
+    assert assumed.of("slow") is None, "it is folded"
+    for _ in range(MAX_ASSUMED // 2):
+        assumed.answered(assumed.assume(ASSUMED), "later")
+    assumed.seen(before_its_answer)
+    assert assumed.all(EMPTY)[0].may_hold(CpuSet([7])), "the folded containers may hold any CPU"
+
+
 def test_starts_without_an_agent_cost_bounded_memory() -> None:
     assumed = AssumedContainers()
     before = msgspec.structs.replace(EMPTY, listed_at=1)
