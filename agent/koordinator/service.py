@@ -245,7 +245,8 @@ class HookService:
                 refusal = self._hooks.unhooked(hook, call, reason, detail)
         except Exception as error:  # noqa: BLE001  the one guard around a hook
             log.error("the hook %s failed: %r", hook, error)
-            return b""
+            text = f"the hook can't decide, and its failure policy raised {error!r}"
+            return Refuse(Code.INTERNAL, text)
         return b"" if refusal is None else refusal
 
     def _sandbox_announced(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from agent.model.verdict import FailureReason, Refuse, Wait
+from agent.model.verdict import Code, FailureReason, Refuse, Wait
 from agent.rpc import grpc
 
 
@@ -46,8 +46,9 @@ class Call:
 
 class Gate(Protocol):
     """The hooks of one relay. Messages are protobuf bytes, never compressed. An exception of a
-    method is counted and reported, and `unhooked` decides about the call. No method may block:
-    every connection of the relay would wait."""
+    method is counted and reported. After one of `request`, `unhooked` decides about the call; after
+    one of `unhooked`, the call is refused. No method may block: every connection of the relay would
+    wait."""
 
     methods: frozenset[bytes]
 
@@ -136,15 +137,15 @@ class GuardedGate:
             return self.unhooked(call, FailureReason.INTERNAL_ERROR, repr(error))
 
     def unhooked(self, call: Call, reason: str, detail: str) -> tuple[GateVerdict, bytes]:
-        """Forward or Refuse for a call that can't be hooked."""
-        result: tuple[GateVerdict, bytes] = FORWARD, b""
-
-        def call_gate() -> None:
-            nonlocal result
-            result = _encoded(self._gate.unhooked(call, reason, detail))
-
-        self._guard(call.path, call_gate)
-        return result
+        """Forward or Refuse for a call that can't be hooked. A call about which the gate's
+        `unhooked` can't decide either is refused: a container that it creates might run on the CPUs
+        of an owner."""
+        try:
+            return _encoded(self._gate.unhooked(call, reason, detail))
+        except Exception as error:  # noqa: BLE001  the one guard around a hook
+            self._fault(call.path, error)
+            text = f"the hook can't decide, and its failure policy raised {error!r}"
+            return _encoded(Refuse(Code.INTERNAL, text))
 
     def untracked(self, path: bytes, reason: str, detail: str) -> bytes | None:
         """The answer to a call that the relay can't track: None if it continues, otherwise the

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import hpack
 import pytest
 
-from agent.model.verdict import Refuse, Wait
+from agent.model.verdict import Code, Refuse, Wait
 from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, RelayStats, Replace
 from agent.relay.relay import Relay, RelayError
 from agent.relay.streams import HeldStream, MemoryBudget, RelayLimits
@@ -288,6 +288,25 @@ def test_a_broken_hook_lets_the_call_pass(
     wire.upstream(trailers(1))
     assert wire.stats.hook_errors == len(wire.errors) == 1
     assert (wire.hooks.unhooked_reasons, wire.hooks.replies) == (["internal_error"], [None])
+
+
+def test_a_call_is_refused_if_its_hook_and_its_failure_policy_raise() -> None:
+    wire = Wire(Hooks())
+    wire.hooks.request = raising  # type: ignore[method-assign]
+
+    def unhooked(call: Call, reason: str, detail: str) -> Forward | Refuse:
+        raise RuntimeError("policy")
+
+    wire.hooks.unhooked = unhooked  # type: ignore[method-assign]
+    wire.client(hooked(1))
+    sent = wire.up()
+    assert sent.startswith(opening(1, HOOKED))
+    assert MESSAGE not in sent
+    assert frames.rst_stream(1, frames.CANCEL) in sent
+    text = "the hook can't decide, and its failure policy raised RuntimeError('policy')"
+    assert grpc.trailers_only(Code.INTERNAL, text) in wire.down()
+    assert (wire.stats.refused, wire.stats.hook_errors, len(wire.errors)) == (1, 2, 2)
+    assert wire.hooks.replies == []
 
 
 def test_a_reply_hook_that_raises_changes_nothing() -> None:
