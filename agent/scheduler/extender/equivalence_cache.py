@@ -133,24 +133,27 @@ class EquivalenceCache:
         if None not in set(found):
             return first
         missing = deque(node for node, result in zip(nodes, found, strict=True) if result is None)
-        pending = deque(sorted(self._bounds(check, missing, best), reverse=True))
+        groups = self._bounds(check, missing, best)
+        pending = deque(sorted(groups, key=lambda group: group.bound, reverse=True))
 
-        def ask(row: _Row, bounded: tuple[int, str]) -> None:
-            bound, node = bounded
-            if bound < best.score:
+        def ask(row: _Row, group: _Unasked) -> None:
+            if group.bound < best.score:
                 pending.clear()
-            else:
-                best.take(node, self._result(check, row, node))
+                return
+            node = min(group.names)
+            group.names.remove(node)
+            bounded = row.bounded.get(node)
+            changed = bounded is None or bounded.number != group.number
+            best.take(node, self._result(check, row, node))
+            if changed and group.names:  # its result is not that of the others any more
+                pending.appendleft(group)
 
         self._in_slices(check, pending, ask)
         return best.node
 
-    def _bounds(
-        self, check: RequirementsCheck, missing: deque[str], best: _Best
-    ) -> list[tuple[int, str]]:
-        """Those of the nodes without a result that may be better than the best; of several in one
-        state only the one with the smallest name."""
-        found: dict[int | str, tuple[int, str]] = {}
+    def _bounds(self, check: RequirementsCheck, missing: deque[str], best: _Best) -> list[_Unasked]:
+        """Those of the nodes without a result that may be better than the best, by their state."""
+        groups: dict[int | str, _Unasked] = {}
 
         def note(row: _Row, node: str) -> None:
             known = self._result_or_bound(check, row, node)
@@ -158,11 +161,13 @@ class EquivalenceCache:
                 best.take(node, known)
             elif isinstance(known, _Bounded) and known.bound >= best.score:
                 key = node if known.number is None else known.number
-                if key not in found or node < found[key][1]:
-                    found[key] = known.bound, node
+                if (group := groups.get(key)) is None:
+                    groups[key] = _Unasked(known.bound, known.number, [node])
+                else:
+                    group.names.append(node)
 
         self._in_slices(check, missing, note)
-        return list(found.values())
+        return list(groups.values())
 
     def _result_or_bound(
         self, check: RequirementsCheck, row: _Row, node: str
@@ -269,6 +274,14 @@ class _Bounded(msgspec.Struct, frozen=True):
 
     number: int | None
     bound: int
+
+
+class _Unasked(msgspec.Struct):
+    """Nodes in one state, without a result. The one with the smallest name is the best of them."""
+
+    bound: int
+    number: int | None
+    names: list[str]
 
 
 class _Best:

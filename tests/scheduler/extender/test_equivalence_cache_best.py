@@ -17,7 +17,7 @@ from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.handlers import best_node
 from agent.scheduler.rules import allocator_rules
 from agent.scheduler.state.cluster import SchedulerCache
-from agent.scheduler.state.pod_info import PodRequirements, RequirementsCheck
+from agent.scheduler.state.pod_info import PodRequirements, RequirementsCheck, Undecided
 from tests.fixtures.fleet import (
     CARDS,
     EIGHT,
@@ -138,6 +138,32 @@ def test_nodes_that_cannot_be_the_best_are_not_checked() -> None:
     assert misses < len(names) / 2
     cache.best(check, names)
     assert cache.misses == misses
+
+
+class BoundInBetween(RequirementsCheck, frozen=True):
+    """While the bound of the last of the nodes is computed, the first is taken by another pod."""
+
+    def bound(self, node: Undecided) -> int:
+        if node.allocator.properties.name == "c":
+            left = self.cluster.node("a").allocator.free_cpus().bit_count()
+            assert clusters.reserve(self.cluster, owner(left, 2), "a", "other")
+        return RequirementsCheck.bound(self, node)
+
+
+def test_equals_of_a_node_that_changes_during_the_search_are_checked() -> None:
+    """The fullest node is the best: `a` and `b` are in one state, and `c` is empty."""
+    rules = allocator_rules(plugin_args.defaults(Rules.PROPOSAL))
+    cluster = SchedulerCache(rules=rules)
+    for name in "abc":
+        clusters.add_node(cluster, name, SMALL)
+    for name in "ab":
+        assert clusters.reserve(cluster, owner(4, 2), name, f"on-{name}")
+    pod_request = clusters.pod_request(owner(2, 2))
+    check = BoundInBetween(cluster, PodRequirements(pod_request))
+    best = EquivalenceCache(cluster).best(check, ["a", "b", "c"])
+    assert cluster.reservation("uid-other") is not None
+    results = EquivalenceCache(cluster).results(check, ["a", "b", "c"])
+    assert best == best_node(["a", "b", "c"], results) == "b"
 
 
 @pytest.mark.parametrize("kind", [owner(400, 4), gpu_pod(9)])
