@@ -74,6 +74,13 @@ class NearNodes(msgspec.Struct, frozen=True):
     far: FarReason | None = None
     """None if it runs on no others than `near`."""
 
+    def text(self, container_name: str) -> str:
+        """For the log and Events."""
+        return (
+            f"container {container_name} runs on NUMA nodes {self.nodes}, and its devices are near"
+            f" {self.near}: {self.far}"
+        )
+
 
 class LocalityInput(msgspec.Struct, frozen=True):
     """The input of a decision about places."""

@@ -11,9 +11,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from agent.allocate.cpu_claims import ClaimRefusal
+from agent.allocate.locality import FarReason, Key, NearNodes
 from agent.allocate.pools import Decision
 from agent.cgroup.order import ValueOutcome, WriteOutcome, WriteState
 from agent.host.log_once import about, of_title
@@ -182,6 +184,7 @@ class ChangeRecorder:
         self._short: frozenset[Shortfall] = frozenset()
         self._unallocated: frozenset[Unallocated] = frozenset()
         self._refused_limits: frozenset[tuple[str, str, str]] = frozenset()
+        self._far: frozenset[Key] = frozenset()
         self._offline: dict[str, str] = {}
         self._no_cgroup: dict[str, float] = {}
         self._logged_without_cgroup: frozenset[str] = frozenset()
@@ -305,6 +308,20 @@ class ChangeRecorder:
         self._unallocated = frozenset(pods)
         self._metrics.without_cpus.set(len(pods))
 
+    def far_from_devices(self, places: Mapping[Key, NearNodes], titles: Mapping[str, str]) -> None:
+        """Logs containers that run on more NUMA nodes than those near to their devices.
+
+        `titles`: of the pods, by uid."""
+        far = {key: place for key, place in places.items() if place.far is not None}
+        for uid, name in sorted(far.keys() - self._far):
+            text = far[uid, name].text(name)
+            fields = about(titles[uid], name, "far_from_devices")
+            log.warning("pod %s: %s", titles[uid], text, extra=fields)
+        self._far = frozenset(far)
+        numbers = Counter(place.far for place in far.values())
+        for reason in FarReason:
+            self._metrics.far_from_devices.set(numbers[reason], reason.name.lower())
+
     def refused_limits(self, limits: tuple[RefusedLimit, ...]) -> None:
         """Logs limits that the state of their pod's cgroup does not allow."""
         now = {(each.uid, each.container, each.file): each for each in limits}
@@ -354,6 +371,7 @@ CLAIM_NOT_HONORED: Final = "CPUClaimNotHonored"
 INVALID_ANNOTATION: Final = "InvalidAnnotation"
 INVALID_LABEL: Final = "InvalidLabel"
 LIMIT_REFUSED: Final = "LimitRefused"
+FAR_FROM_DEVICES: Final = "FarFromDevices"
 NO_CPUS_ALLOCATED: Final = "NoCPUsAllocated"
 CPUS_ASSIGNED: Final = "CPUsAssigned"
 CPUS_CHANGED: Final = "CPUsChanged"
@@ -397,8 +415,8 @@ class PodEvents:
     """Records Events of pods and of the Node.
 
     Warnings about a pod that does not have its promised CPUs, has an invalid annotation or label or
-    a limit that its cgroup does not allow, or belongs to a class that owns CPUs and got none; and
-    about faults of the Node. One for each object and reason when the cause appears, again every
+    a limit that its cgroup does not allow, belongs to a class that owns CPUs and got none, or runs
+    far from its devices; and about faults of the Node. One for each object and reason when the cause appears, again every
     REPEAT_SECONDS while it lasts, and with a new text after PAUSE_SECONDS. Normal Events when a pod
     gets or loses CPUs, and when the Node changes.
 
@@ -460,6 +478,7 @@ class PodEvents:
         labels: Iterable[tuple[str, str]] = (),
         node: NodeNotes | None = None,
         limits: Iterable[RefusedLimit] = (),
+        places: Mapping[Key, NearNodes] = MappingProxyType({}),
     ) -> None:
         """Records the warnings of a pass that are due.
 
@@ -467,11 +486,15 @@ class PodEvents:
         `created`: the uids of pods with a container.
         `api_pods`: by uid.
         `labels`: pairs of a pod's uid and a fault of its labels.
-        `node`: None to record nothing about the Node."""
+        `node`: None to record nothing about the Node.
+        `places`: of containers with devices."""
         if self._records is None:
             return
         now = self._clock()
         notes = _notes(shortfalls, refusals, unallocated, labels, limits)
+        for (uid, name), place in sorted(places.items()):
+            if place.far is not None:
+                notes.setdefault((uid, FAR_FROM_DEVICES), []).append(place.text(name))
         by_uid = {pod.runtime_uid: pod for pod in api_pods.values()} if notes else {}
         events: dict[tuple[Regarding, str], tuple[str, float]] = {}
         for (uid, reason), texts in notes.items():

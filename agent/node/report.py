@@ -146,6 +146,7 @@ class Reporter:
         self.changes.shortfalls(shortfalls)
         self.changes.unallocated(unallocated)
         self.changes.refused_limits(refused)
+        self.changes.far_from_devices(decision.places, {pod.uid: pod.title for pod in pods})
         self._pod_events.record(
             shortfalls,
             _of_annotations(decision),
@@ -159,6 +160,7 @@ class Reporter:
             ],
             self._node_notes(moment, devices) if self._pod_events.recorded else None,
             refused,
+            decision.places,
         )
         self._pod_events.owners(decision.owners, moment.cluster.pods)
         if self._correct is not None:

@@ -79,6 +79,13 @@ _WITHOUT_CPUS: Final = _AGENT.gauge(
     "pods_without_allocated_cpus",
     "LSE and LSR pods to which no scheduler allocated CPUs: they share a pool.",
 )
+_FAR: Final = _AGENT.gauge(
+    "containers_far_from_devices",
+    "Containers that run on more NUMA nodes than those near to their devices, by reason: no_cpus "
+    "(their pool has no CPU there), requests (containers with devices there request more CPUs than "
+    "the pool has).",
+    "reason",
+)
 _EVENTS: Final = _AGENT.counter(
     "events",
     "Events about pods and the Node, by result: written, failed, dropped (too many waited).",
@@ -284,7 +291,7 @@ class DeviceMetrics:
 
 _SET: Final = (
     _PASSES, _TRIGGERS, _PAUSE_SECONDS, _NOTIFICATIONS, _OVERLAPS, _OVERLAPPING, _REFUSALS,
-    _SHORT_OF_CPUS, _DIFFERING_CPUS, _WITHOUT_CPUS, _EVENTS, _CGROUP_WRITES, _FOREIGN_CHANGES,
+    _SHORT_OF_CPUS, _DIFFERING_CPUS, _WITHOUT_CPUS, _FAR, _EVENTS, _CGROUP_WRITES, _FOREIGN_CHANGES,
     _WITHOUT_GROUP, _SNAPSHOT_GENERATION, _REPORTS, _SOURCE_PROBLEMS, _REFUSED_LIMITS,
 )  # fmt: skip
 """The metrics that parts of the agent count or set; the others are read for each scrape."""
@@ -308,6 +315,7 @@ class AgentMetrics:
         self.short_of_cpus = self._numbers[_SHORT_OF_CPUS]
         self.differing_cpus = self._numbers[_DIFFERING_CPUS]
         self.without_cpus = self._numbers[_WITHOUT_CPUS]
+        self.far_from_devices = self._numbers[_FAR]
         self.events = self._numbers[_EVENTS]
         self.cgroup_writes = self._numbers[_CGROUP_WRITES]
         self.containers_without_group = self._numbers[_WITHOUT_GROUP]

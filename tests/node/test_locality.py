@@ -11,6 +11,7 @@ import pytest
 from agent.allocate.device_holders.names import Target
 from agent.allocate.locality import LocalityInput, NearNodes
 from agent.allocate.visibility.pod_devices import DeviceVisibility, PodVisibility
+from agent.kube.events import Regarding
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import DeviceLocality
 from agent.model.devices.device_object import Device, DeviceTopology
@@ -19,11 +20,12 @@ from agent.model.devices.visibility import NodeVisibility, Visibility
 from agent.model.pod.annotations import DEVICE_LOCALITY
 from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState, Pod
+from agent.node.change_log import PodEvents
 from agent.node.devices import DeviceState
 from agent.node.locality import REST_SECONDS, LocalityView
 from agent.node.node_resource_topology import DeviceReport
 from tests.builders import machine, pod
-from tests.node.world import World
+from tests.node.world import Recorded, World
 
 TWO = machine(2, 4)
 MAIN = "main"
@@ -103,6 +105,31 @@ def test_a_pod_that_a_scheduler_bound_to_numa_nodes_stays_there(two_nodes: World
     write_checkpoint(two_nodes, ("card", MAIN, {"1": ["card-1"]}))
     two_nodes.agent().reconcile()
     assert two_nodes.snapshot().pods["card"].of(MAIN).cpuset == "0-3"
+
+
+def test_a_container_far_from_its_devices_is_reported(
+    two_nodes: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    two_nodes.container(two_nodes.sandbox("card"))
+    two_nodes.cluster_objects.pods["card"] = ApiPod(
+        "card", "ns", "card", "n", Phase.RUNNING, {}, {}, "burstable", 0
+    )
+    write_checkpoint(two_nodes, ("card", MAIN, {"1": ["card-1"]}))
+    events = Recorded()
+    agent = two_nodes.agent(pod_events=PodEvents(events))
+    agent.reconcile()
+    assert two_nodes.metric('topolet_containers_far_from_devices{reason="no_cpus"}') == 0
+    two_nodes.container(two_nodes.sandbox("owner", "LSE", "4-7"))
+    for _ in range(2):
+        agent.reconcile()
+    text = (
+        "container main runs on NUMA nodes 0-1, and its devices are near 1: its pool has no CPU"
+        " there"
+    )
+    assert events.events == [(Regarding("ns", "card", "card"), "FarFromDevices", text)]
+    assert two_nodes.metric('topolet_containers_far_from_devices{reason="no_cpus"}') == 1
+    assert caplog.text.count(f"pod ns/card: {text}") == 1
+    assert two_nodes.cpus("kubepods/burstable/podcard/c-card-main") == "0-3"
 
 
 class Node:
