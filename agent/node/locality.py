@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
 
-from agent.allocate.device_holders.locations import device_nodes
+from agent.allocate.device_holders.names import Keys
 from agent.allocate.locality import Distances, Key, LocalityInput, NearContainer, NearNodes
 from agent.allocate.present import in_api
 from agent.allocate.visibility.pod_devices import DeviceVisibility, PodVisibility
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.policies import DeviceLocality
 from agent.model.cpu.topology import Topology
-from agent.model.devices.holding import DeviceNodes
+from agent.model.devices.device_object import Device
+from agent.model.devices.holding import DeviceHolding, DeviceNodes, HoldingSource
 from agent.model.pod.annotations import AnnotationError, device_locality
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Pod
@@ -26,6 +27,50 @@ from agent.node.devices import DeviceState
 
 REST_SECONDS: Final = 600.0
 """A container moves between near NUMA nodes and more of them once in this time."""
+
+
+_OF_PLUGIN: Final = frozenset({HoldingSource.CHECKPOINT, HoldingSource.ANSWER})
+
+
+def device_nodes(
+    plugins: DeviceNodes,
+    holdings: Iterable[DeviceHolding],
+    allocated: Mapping[tuple[str, str], Collection[str]],
+    devices: Iterable[Device],
+    keys: Keys,
+) -> DeviceNodes:
+    """The NUMA nodes of all devices of the containers that have some. What a device plugin says of
+    its own device counts instead of what the machine shows.
+
+    `plugins`: what device plugins say of the devices that they gave.
+    `holdings`: the devices that containers hold without an allocation of a scheduler.
+    `allocated`: the names of the devices that a scheduler allocated, by pod uid and container name.
+    `devices`: all devices of the machine.
+    `keys`: the devices by each of their names."""
+    node_of = {
+        (device.type, device.uuid): device.topology.node
+        for device in devices
+        if device.topology is not None
+    }
+
+    def nodes_of(device: tuple[str, str]) -> CpuSet:
+        node = node_of.get(device, -1)
+        return CpuSet((node,) if node >= 0 else ())
+
+    located: dict[tuple[str, str], list[CpuSet]] = {
+        key: list(of_container) for key, of_container in plugins.items() if of_container
+    }
+    placed_by_plugin = {key for key, of_container in located.items() if any(of_container)}
+    for each in holdings:
+        container = each.uid, each.container
+        if each.device and not (each.source in _OF_PLUGIN and container in placed_by_plugin):
+            located.setdefault(container, []).append(nodes_of((each.type, each.device)))
+    for container, names in allocated.items():
+        for name in sorted(names):
+            if target := keys.get(name):
+                nodes = nodes_of((target.type, target.device))
+                located.setdefault(container, []).append(nodes)
+    return {container: tuple(nodes) for container, nodes in located.items()}
 
 
 class LocalityView:
