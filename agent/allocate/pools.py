@@ -337,9 +337,9 @@ def _has_room(
 
 
 def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:
-    """Groups CPUs by the NUMA node that each CPU names, because an offline node is in no list. A
-    node that spans sockets has the socket of its lowest CPU, whichever CPUs are left in the
-    pool."""
+    """Groups CPUs by the NUMA node that each CPU names: it may be offline, and then
+    `Topology.numa_nodes` does not have it. A node that spans sockets has the socket of its lowest
+    CPU, whichever CPUs are left in the pool."""
     sockets: dict[int, int] = {}
     parts: dict[int, list[int]] = {}
     for cpu in topology.cpus:

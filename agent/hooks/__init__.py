@@ -11,6 +11,6 @@ the values of `requests` and calls `admission`. That reads the agent's decisions
 3. While the agent has not decided, admission notifies it and answers Wait, and the frontend asks
    again until its hook's deadline. Then the failure policy of the pod's class decides.
 
-The frontend reports the result of the request to admission, which records the assumed container
-and notifies the agent.
+With its answer, admission assumes the new container. The frontend reports the result of the request
+to admission, which notifies the agent.
 """

@@ -123,10 +123,12 @@ def create(
 def fallback(
     request: CreateContainer, snapshot: Snapshot | None, assumed: Collection[AssumedContainer]
 ) -> Answer:
-    """The answer for a creation without a decision of the agent: the pool without the CPUs of every
-    known owner. It is Wait if no CPU is left, and the creation must fail: an empty cpuset would
-    mean every CPU of the parent. A container keeps the CPUs that a static kubelet assigned to it,
-    even if the snapshot names another owner: the kubelet assigns each CPU to one container only."""
+    """The answer for a creation without a decision of the agent: the pod's pool without the CPUs of
+    the owners that the pool excludes. A pod to which a static kubelet may have assigned CPUs gets
+    its requested CPUs without those of other owners. The answer is Wait if no CPU is left, and the
+    creation must fail: an empty cpuset would mean every CPU of the parent. A container keeps the
+    CPUs that a static kubelet assigned to it, even if the snapshot names another owner: the kubelet
+    assigns each CPU to one container only."""
     pod = announced(request.pod, 0)
     if snapshot is None or _assigned_by_kubelet(request, snapshot):
         return Keep()
@@ -160,9 +162,10 @@ def _outdated(decided: Wanted, cpus: int) -> bool:
 def update(
     request: UpdateContainer, snapshot: Snapshot | None, assumed: AssumedContainer | None
 ) -> Answer:
-    """The answer for an update of a running container: the snapshot's values, or those of its
-    container. It is Wait for an unknown container. A request without a cpuset gets one too:
-    otherwise the runtime would restore the cpuset of the creation."""
+    """The answer for an update of a running container: the snapshot's values, or those that the
+    hooks gave it at its creation. Of a container that neither knows, a request with a cpuset waits
+    if there is a snapshot, and any other passes unchanged. A known container gets a cpuset also if
+    the request has none: otherwise the runtime would restore the cpuset of the creation."""
     if snapshot is not None and request.container_id in snapshot.containers:
         return _override(snapshot.containers[request.container_id], request.requested)
     if assumed is not None:

@@ -132,9 +132,10 @@ class PodRequestError(ValueError):
 
 
 class Needs(enum.Flag):
-    """What a pod needs from Topolet. NOTHING: only Kubernetes' rules place it."""
+    """What a pod needs from Topolet, whatever the labels of a node say."""
 
     NOTHING = 0
+    """The pod requests neither CPUs nor NUMA nodes nor devices that Topolet allocates."""
     NUMA = enum.auto()
     """One of Koordinator's pods: CPUs and NUMA nodes by its rules, on nodes that report theirs."""
     CPUS = enum.auto()
@@ -144,8 +145,8 @@ class Needs(enum.Flag):
     """Devices whose type only the node's Device object has."""
 
 
-class Binding(Protocol):
-    """Properties of a node."""
+class NodeRules(Protocol):
+    """An offer reads this of a node."""
 
     @property
     def binds_all(self) -> bool:
@@ -236,10 +237,10 @@ class PodRequest(msgspec.Struct, frozen=True):
 
     @property
     def placed_by_zones(self) -> bool:
-        """Whether only Kubernetes' rules place the pod on NUMA nodes."""
+        """Whether the pod needs nothing, or only devices that a Device object lists."""
         return not self.needs & ~Needs.LISTED
 
-    def reads(self, node: Binding) -> Reads:
+    def reads(self, node: NodeRules) -> Reads:
         """What an offer to the pod reads at most of a node with these properties."""
         if self.devices is not None:
             return Reads.DEVICES

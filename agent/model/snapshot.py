@@ -166,7 +166,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="versi
     local_owners: tuple[LocalOwner, ...] = ()
     """Their pods are in `owners` too."""
     announced: tuple[str, ...] = ()
-    """The uids of announced pods whose cgroup has the right CPUs: the runtime may create their
+    """The uids of the announced pods that this pass has handled: the runtime may create their
     sandbox."""
     devices: NodeVisibility | None = None
     """None: the agent does not decide about device visibility."""

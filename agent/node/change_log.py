@@ -416,9 +416,9 @@ class PodEvents:
 
     Warnings about a pod that does not have its promised CPUs, has an invalid annotation or label or
     a limit that its cgroup does not allow, belongs to a class that owns CPUs and got none, or runs
-    far from its devices; and about faults of the Node. One for each object and reason when the cause appears, again every
-    REPEAT_SECONDS while it lasts, and with a new text after PAUSE_SECONDS. Normal Events when a pod
-    gets or loses CPUs, and when the Node changes.
+    far from its devices; and about faults of the Node. One for each object and reason when the
+    cause appears, again every REPEAT_SECONDS while it lasts, and with a new text after
+    PAUSE_SECONDS. Normal Events when a pod gets or loses CPUs, and when the Node changes.
 
     `records`: None if no Event is recorded."""
 

@@ -11,7 +11,7 @@ pods arrive. The column `gpu_milli` has the requested thousandths of each GPU, a
 allowed models, separated by `|`.
 
 `FreeAmounts.fits` compares the sums of a node, as kube-scheduler does before it calls the extender.
-The nodes are tried in the order of their verdicts, the best first. So the first node with an offer
+The nodes are tried in the order of their ratings, the best first. So the first node with an offer
 is the one that the scheduler would choose."""
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class TraceCluster:
         ties: random.Random,
         expected: Demand | None = None,
     ) -> None:
-        """`ties`: chooses among equal verdicts of BestFit. `expected`: the pods from which the
+        """`ties`: chooses among equal ratings of BestFit. `expected`: the pods from which the
         placement is built once, instead of those that arrive."""
         self._policy, self._ties, self._fixed = policy, ties, expected is not None
         self._demand, self._built_from = expected or Demand(), 0
@@ -299,8 +299,8 @@ class TraceCluster:
         stale = range(len(allocators)) if included < 0 else set(self._changed[included:])
         for node in stale:
             free = allocators[node].free
-            verdict = allocators[node].verdict(request) if free.fits(kind) else None
-            costs[node] = inf if verdict is None else verdict.cost
+            rating = allocators[node].rating(request) if free.fits(kind) else None
+            costs[node] = inf if rating is None else rating.cost
         self._cached_costs[kind] = costs, len(self._changed)
         return costs
 

@@ -10,7 +10,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "allocate.node_allocation:TopologyOptions.unamplified",
         "allocate.placement.residual:points",
         "allocate.placement.residual:remainder_values",
-        "allocate.placement.published:ByAmounts.verdict",
+        "allocate.placement.published:ByAmounts.rating",
         "allocate.nrt.score:_balanced_allocation",
         "allocate.score:spread",
         "http.limits:_Entry.age_order",

@@ -37,7 +37,7 @@ LEVELS: Final = {
     DeviceTopologyScope.PCIE: 3,
     DeviceTopologyScope.DEVICE: 4,
 }
-"""The levels of scopes, narrow ones first."""
+"""The level of each scope: the narrower the scope, the higher its level."""
 
 _WEIGHED_OF_GPUS: Final = (GPU_MEMORY_RATIO, GPU_MEMORY)
 

@@ -30,7 +30,7 @@ from agent.allocate.node_allocator.part import NodePart, Priced
 from agent.allocate.node_allocator.properties import NodeProperties, free_amounts
 from agent.allocate.node_allocator.zones import ZoneAllocator
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
-from agent.allocate.placement.demand import CardOrder, FreeAmounts, Verdict
+from agent.allocate.placement.demand import CardOrder, FreeAmounts, Rating
 from agent.allocate.refusal import Reason, Refusal
 from agent.allocate.score import HIGHEST
 from agent.allocate.steps import MEMBER_STEPS, OFFER_STEPS, Steps, TooComplexError
@@ -125,9 +125,9 @@ class NodeAllocator:
 
     def _offer(self, pod_request: PodRequest, steps: Steps) -> NodeOffer | Refusal:
         answer = self._unplaced(self.as_here(pod_request), steps)
-        if isinstance(answer, Refusal) or (verdict := self.verdict(pod_request)) is None:
+        if isinstance(answer, Refusal) or (rating := self.rating(pod_request)) is None:
             return answer
-        return answer.placed(verdict)
+        return answer.placed(rating)
 
     def score_bound(self, pod_request: PodRequest) -> int:
         """No offer to the pod, which holds nothing here, has a higher score."""
@@ -137,7 +137,7 @@ class NodeAllocator:
         bound = self._cpus.score_bound(here)
         return bound if here.devices is None else (bound + HIGHEST) // 2
 
-    def verdict(self, pod_request: PodRequest) -> Verdict | None:
+    def rating(self, pod_request: PodRequest) -> Rating | None:
         """How good the node is for a pod that fits, by the placement of the rules; None without
         one."""
         placement = self.properties.rules.placement
@@ -145,7 +145,7 @@ class NodeAllocator:
             return None
         uid = pod_request.uid
         free = self.without((uid,)).free if uid in self._holdings else self.free
-        return placement.verdict(free, pod_request.kind)
+        return placement.rating(free, pod_request.kind)
 
     @property
     def free(self) -> FreeAmounts:
@@ -160,7 +160,7 @@ class NodeAllocator:
         return self._devices.held if self.properties.inventory else None
 
     def _unplaced(self, pod_request: PodRequest, steps: Steps) -> NodeOffer | Refusal:
-        """The offer without the verdict of a placement."""
+        """The offer without the rating of a placement."""
         by_zones = pod_request.reads(self.properties) is Reads.ZONES
         if not by_zones and pod_request.uid in self._holdings:
             return self.without((pod_request.uid,))._unplaced(pod_request, steps)
@@ -186,8 +186,8 @@ class NodeAllocator:
 
     def _cards(self, pod_request: PodRequest) -> CardOrder | None:
         """The order of the cards for a part of a GPU, if a placement has one."""
-        verdict = self.verdict(pod_request) if pod_request.kind.shared else None
-        return None if verdict is None else CardOrder(verdict.cards)
+        rating = self.rating(pod_request) if pod_request.kind.shared else None
+        return None if rating is None else CardOrder(rating.cards)
 
     def as_here(self, pod_request: PodRequest) -> PodRequest:
         """The request as this node serves it: a resource that a Device object of another node

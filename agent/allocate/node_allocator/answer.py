@@ -11,7 +11,7 @@ from agent.allocate.devices.allocation import Allocation, device_allocated
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.cpus import Offer
-from agent.allocate.placement.demand import Verdict
+from agent.allocate.placement.demand import Rating
 from agent.allocate.policies_in_force import PolicyKind, PolicySource
 from agent.model import bounds
 from agent.model.bounds import JsonError
@@ -46,12 +46,12 @@ class NodeOffer(msgspec.Struct, frozen=True):
             offer = msgspec.structs.replace(offer, allocation=allocation)
         return msgspec.structs.replace(self, pod_request=pod_request, offer=offer)
 
-    def placed(self, verdict: Verdict) -> NodeOffer:
+    def placed(self, rating: Rating) -> NodeOffer:
         """The same with the score and order of a placement; a node that the pod avoids stays the
         last of all."""
         avoided = self.order[0] if self.order else 0
-        order = (avoided, verdict.cost)
-        score = 0 if avoided else verdict.points
+        order = (avoided, rating.cost)
+        score = 0 if avoided else rating.points
         return msgspec.structs.replace(self, score=score, order=order)
 
     def holding(self) -> AssignedPod:

@@ -560,7 +560,7 @@ def _align(
     if provider is None:
         merged = merge(None, narrowest=True)
         if policies.numa_exclusive is NumaExclusive.REQUIRED and not merged.preferred:
-            # Other providers exclude all of its narrow sets.
+            # The NUMA exclusive policy may exclude all narrow sets, because of pods there.
             merged = merge(None)
     else:
         merged = _merged_with(provider, trials, merge)

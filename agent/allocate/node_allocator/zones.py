@@ -126,7 +126,8 @@ class ZoneAllocator:
             self._left = None
 
     def _alone(self, pod_request: PodRequest) -> bool:
-        """Whether only Kubernetes' rules place the pod."""
+        """Whether an offer to the pod has no CPUs or devices: neither the pod nor the labels of the
+        node ask for them."""
         return pod_request.reads(self.properties) is Reads.ZONES
 
     def _by_zones(self, pod_request: PodRequest, steps: Steps) -> int | Refusal:

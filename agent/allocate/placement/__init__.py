@@ -2,5 +2,5 @@
 that a pod with parts of GPUs gets there.
 
 `demand` counts the pods of the cluster by kind. A placement is built from these counts and from the
-nodes, and gives a verdict for each node: `residual` is Topolet's own placement, `published` has the
+nodes, and gives a rating for each node: `residual` is Topolet's own placement, `published` has the
 placements of other authors. It is built again after more pods have been counted."""

@@ -62,7 +62,7 @@ class FreeAmounts(msgspec.Struct, frozen=True):
         return sum(left >= requested for left in self.gpu_milli.values()) >= kind.gpus
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Rating(msgspec.Struct, frozen=True):
     """How good a node is for a pod."""
 
     cost: int
@@ -83,7 +83,7 @@ class CardOrder(msgspec.Struct, frozen=True):
 
 
 class NodePlacement(Protocol):
-    def verdict(self, free: FreeAmounts, kind: PodKind) -> Verdict:
+    def rating(self, free: FreeAmounts, kind: PodKind) -> Rating:
         """Rates the node with these free amounts for a pod that fits there."""
         ...
 

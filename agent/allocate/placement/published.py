@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import accumulate
 from typing import Final
 
-from agent.allocate.placement.demand import FreeAmounts, Verdict
+from agent.allocate.placement.demand import FreeAmounts, Rating
 from agent.model.pod_request import GPU_MILLI, PodKind
 
 _TYPICAL: Final = 0.95
@@ -85,14 +85,14 @@ class Fgd:
     def __init__(self, counts: Mapping[PodKind, int]) -> None:
         self._fragmentation = Fragmentation(counts)
 
-    def verdict(self, free: FreeAmounts, kind: PodKind) -> Verdict:
+    def rating(self, free: FreeAmounts, kind: PodKind) -> Rating:
         model, of = free.capacity.model, self._fragmentation.of
         cpu_milli = free.cpu_milli - kind.cpu_milli
         before = self._fragmentation.of_node(free)
         if not kind.shared or kind.gpus > 1:
             cards = _cards(free, kind, lambda left: -left)
             found = self._score(of(model, cpu_milli, _after(free, kind, cards)) - before)
-            return Verdict(-found, found, cards if kind.shared else ())
+            return Rating(-found, found, cards if kind.shared else ())
         best, card, tried = -1, 0, set()
         for minor, left in free.gpu_milli.items():
             if left < kind.gpu_milli or left in tried:
@@ -101,7 +101,7 @@ class Fgd:
             score = self._score(of(model, cpu_milli, _after(free, kind, (minor,))) - before)
             if score > best:
                 best, card = score, minor
-        return Verdict(-best, best, (card,))
+        return Rating(-best, best, (card,))
 
     def _score(self, rise: float) -> int:
         return math.floor(100 / (1 + math.exp(rise / GPU_MILLI)))
@@ -116,11 +116,11 @@ class ByAmounts:
     def __init__(self, score: Callable[[FreeAmounts, PodKind], float], whole: bool = False) -> None:
         self._score, self._whole = score, whole
 
-    def verdict(self, free: FreeAmounts, kind: PodKind) -> Verdict:
+    def rating(self, free: FreeAmounts, kind: PodKind) -> Rating:
         score = max(0.0, min(100.0, self._score(free, kind)))
         cost = -math.floor(score) if self._whole else -round(score * 1e6)
         cards = _cards(free, kind, lambda left: left) if kind.shared else ()
-        return Verdict(cost, int(score), cards)
+        return Rating(cost, int(score), cards)
 
 
 def best_fit(free: FreeAmounts, kind: PodKind) -> float:

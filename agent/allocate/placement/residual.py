@@ -29,7 +29,7 @@ from agent.allocate.placement.demand import (
     FreeAmounts,
     NodeCapacity,
     NodePlacement,
-    Verdict,
+    Rating,
     gpu_total,
 )
 from agent.model.cpu.policies import PlacementPolicy
@@ -74,7 +74,7 @@ class Residual(msgspec.Struct, frozen=True):
     """The part of the CPU beyond the need of GPUs that pods without GPUs request, to the third
     power."""
 
-    def verdict(self, free: FreeAmounts, kind: PodKind) -> Verdict:
+    def rating(self, free: FreeAmounts, kind: PodKind) -> Rating:
         idle = sum(free.gpu_milli.values()) / GPU_MILLI
         requested, node = kind.gpu, free.capacity
         split, cards = self._split(free.gpu_milli, kind) if kind.shared else (0.0, ())
@@ -85,7 +85,7 @@ class Residual(msgspec.Struct, frozen=True):
         )
         rise -= self.stranded(idle, free.cpu_milli, free.memory_bytes)
         cost = SPLIT * split + rise + self._price(node) * requested + RANK * node.rank
-        return Verdict(round(cost * MICRO), points(cost), cards)
+        return Rating(round(cost * MICRO), points(cost), cards)
 
     def stranded(self, idle: float, cpu_milli: float, memory_bytes: float) -> float:
         """The number of `idle` GPUs that are expected to stay idle with this free CPU and

@@ -47,9 +47,9 @@ def test_kinds_beyond_95_percent_of_the_pods_do_not_count() -> None:
 
 
 def test_fgd_chooses_the_card_with_the_smallest_increase_of_fragmentation() -> None:
-    assert Fgd(COUNTS).verdict(amounts({0: GPU_MILLI, 1: 700}), SMALL).cards == (1,)
+    assert Fgd(COUNTS).rating(amounts({0: GPU_MILLI, 1: 700}), SMALL).cards == (1,)
 
 
 def test_the_cost_of_fgd_equals_its_points() -> None:
-    found = Fgd(COUNTS).verdict(amounts({0: GPU_MILLI}), SMALL)
+    found = Fgd(COUNTS).rating(amounts({0: GPU_MILLI}), SMALL)
     assert found.cost == -found.points

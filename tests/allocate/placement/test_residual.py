@@ -63,10 +63,10 @@ def test_no_set_of_shares_of_one_gpu_has_a_higher_value_than_the_gpu(
 def test_a_share_is_placed_on_the_device_that_it_completes() -> None:
     kind = PodKind(4000, 16 * GIB, 1, 470)
     policy = residual({PodKind(1, 1, 1, milli): pods for milli, pods in PARTS.items()}, [])
-    found = policy.verdict(amounts("a", {0: 1000, 1: 530, 2: 680}), kind)
+    found = policy.rating(amounts("a", {0: 1000, 1: 530, 2: 680}), kind)
     assert found.cards == (1,)
-    partly_used = policy.verdict(amounts("a", {0: 530}), kind)
-    less_used = policy.verdict(amounts("a", {0: 680}), kind)
+    partly_used = policy.rating(amounts("a", {0: 530}), kind)
+    less_used = policy.rating(amounts("a", {0: 680}), kind)
     assert partly_used.cost < less_used.cost
     assert partly_used.points >= less_used.points
 
@@ -77,7 +77,7 @@ def test_a_pod_without_gpus_avoids_nodes_with_idle_gpus() -> None:
         amounts("a", dict.fromkeys(range(8), GPU_MILLI)),
         amounts("a", dict.fromkeys(range(8), 0)),
     )
-    assert policy.verdict(none, PLAIN).cost < policy.verdict(many, PLAIN).cost
+    assert policy.rating(none, PLAIN).cost < policy.rating(many, PLAIN).cost
 
 
 def test_idle_gpus_without_cpu_are_stranded() -> None:
@@ -99,14 +99,14 @@ def test_a_gpu_of_a_model_that_other_pods_require_costs_more() -> None:
     nodes = [amounts(name, {0: GPU_MILLI}, model=name).capacity for name in ("T4", "G2")]
     policy = residual({PodKind(1000, GIB, 1, GPU_MILLI, ("T4",)): 5, WHOLE: 5}, nodes)
     assert policy.models == pytest.approx({"T4": 0.5})
-    assert policy.verdict(amounts("n", {0: GPU_MILLI}, model="G2"), WHOLE).cost < (
-        policy.verdict(amounts("n", {0: GPU_MILLI}, model="T4"), WHOLE).cost
+    assert policy.rating(amounts("n", {0: GPU_MILLI}, model="G2"), WHOLE).cost < (
+        policy.rating(amounts("n", {0: GPU_MILLI}, model="T4"), WHOLE).cost
     )
 
 
 def test_nodes_with_equal_amounts_are_ordered_by_their_names() -> None:
     policy = built(WHOLE)
-    costs = {policy.verdict(amounts(name, {0: GPU_MILLI}), WHOLE).cost for name in "abcdef"}
+    costs = {policy.rating(amounts(name, {0: GPU_MILLI}), WHOLE).cost for name in "abcdef"}
     assert len(costs) == 6
 
 
@@ -121,7 +121,7 @@ def test_every_placement_has_points_in_the_order_of_its_costs(policy: PlacementP
     counts = {WHOLE: 5, HALF: 10, PLAIN: 3}
     decided = placement(policy, counts, [each.capacity for each in free])
     for kind in (HALF, PLAIN):
-        found = sorted((decided.verdict(each, kind) for each in free), key=lambda it: it.cost)
+        found = sorted((decided.rating(each, kind) for each in free), key=lambda it: it.cost)
         assert all(0 <= each.points <= 100 for each in found)
         assert [each.points for each in found] == sorted((it.points for it in found), reverse=True)
         assert all(len(each.cards) == (1 if kind.shared else 0) for each in found)
@@ -130,5 +130,5 @@ def test_every_placement_has_points_in_the_order_of_its_costs(policy: PlacementP
 @pytest.mark.parametrize("policy", PlacementPolicy, ids=lambda each: each.value)
 def test_a_cluster_without_gpus_or_demand_is_scored(policy: PlacementPolicy) -> None:
     empty = FreeAmounts(node_capacity("n", 0, 0, 0, ""), 0, 0, {})
-    placement(policy, {}, []).verdict(empty, PodKind(0, 0))
-    placement(policy, {PLAIN: 1}, [empty.capacity]).verdict(empty, PLAIN)
+    placement(policy, {}, []).rating(empty, PodKind(0, 0))
+    placement(policy, {PLAIN: 1}, [empty.capacity]).rating(empty, PLAIN)
