@@ -149,6 +149,7 @@ def decide(
     sources = _CpuSources(topology, owners, assigned, kubelet, outcome)
     own_cpus = {pod.uid: sources.of(pod) for pod in pods}
     decided = _places(topology, pods, pools, own_cpus, locality) if locality else {}
+    node_of = {cpu.id: cpu.node for cpu in topology.cpus} if near else {}
     wanted = {}
     for pod in pods:
         cpus = own_cpus[pod.uid]
@@ -165,7 +166,8 @@ def decide(
             for name in near.get(pod.uid, ())
             if (place := decided.get((pod.uid, name)))
         }
-        wanted[pod.uid] = values.of(pod, cpus, batches[pod.uid], refusals.reason(pod), nodes)
+        of_pod = values.of(pod, cpus, batches[pod.uid], refusals.reason(pod), nodes)
+        wanted[pod.uid] = _told(pod, of_pod, near.get(pod.uid, ()), node_of)
     return Decision(
         owners,
         pools,
@@ -485,6 +487,24 @@ class _PodValues(msgspec.Struct, frozen=True):
                 for name in decided_names(pod, limited.containers)
             }
         return PodWanted(pod.title, pod.qos, each, dict(sorted(named.items())), refused, group)
+
+
+def _told(
+    pod: Pod, wanted: PodWanted, with_devices: Collection[str], node_of: Mapping[int, int]
+) -> PodWanted:
+    """Adds the NUMA nodes of the CPUs of containers with devices.
+
+    `node_of`: the NUMA node of each CPU."""
+    told = {}
+    for name in decided_names(pod, with_devices):
+        of_container = wanted.of(name)
+        cpus = CpuSet.parse(of_container.cpuset or "")
+        nodes = str(CpuSet(node_of[cpu] for cpu in cpus if cpu in node_of))
+        told[name] = msgspec.structs.replace(of_container, numa_nodes=nodes)
+    if not told:
+        return wanted
+    containers = dict(sorted((wanted.containers | told).items()))
+    return msgspec.structs.replace(wanted, containers=containers)
 
 
 def _limited(wanted: Wanted, limits: LinuxResources) -> Wanted:

@@ -38,7 +38,7 @@ from agent.model.notice import MOUNTED_AT
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QoS
-from agent.model.snapshot import NOTHING, Snapshot, Wanted, excludes
+from agent.model.snapshot import NOTHING, NUMA_NODES, Snapshot, Wanted, excludes
 from agent.model.verdict import Wait
 
 
@@ -188,8 +188,10 @@ def changes(
     the container's CPUs."""
     if isinstance(answer, Keep):
         return UNCHANGED
+    wanted = answer.wanted
     mounts = (Mount(cpus_folder, MOUNTED_AT),) if cpus_folder else ()
-    return Changes(answer.wanted.resources.missing_in(request.requested), mounts)
+    variables = ((NUMA_NODES, wanted.numa_nodes),) if wanted.numa_nodes else ()
+    return Changes(wanted.resources.missing_in(request.requested), mounts, variables)
 
 
 def _assigned_by_kubelet(request: CreateContainer, snapshot: Snapshot) -> CpuSet:
@@ -216,7 +218,7 @@ def _override(wanted: Wanted, requested: LinuxResources) -> Keep | Override:
     agent's decision."""
     if wanted.kubelet and requested.cpuset:
         wanted = wanted.without("cpuset")
-    return Keep() if wanted.unmanaged else Override(wanted)
+    return Keep() if wanted.unmanaged and not wanted.numa_nodes else Override(wanted)
 
 
 def _without_owned(requested: str, snapshot: Snapshot) -> Answer:

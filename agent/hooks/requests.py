@@ -156,6 +156,7 @@ def with_device_changes(changes: Changes, device_changes: Changes) -> Changes:
     """The changes of CPUs and limits together with those of devices."""
     fields = {name: getattr(device_changes, name) for name in FIELDS}
     fields["mounts"] = (*changes.mounts, *device_changes.mounts)
+    fields["environment"] = (*changes.environment, *device_changes.environment)
     return msgspec.structs.replace(changes, **fields)
 
 

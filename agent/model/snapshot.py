@@ -20,6 +20,10 @@ from agent.model.devices.visibility import NodeVisibility, Visibility
 from agent.model.linux_resources import NO_RESOURCES, LinuxResources
 from agent.model.pod.qos import Pools, QoS
 
+NUMA_NODES: Final = "TOPOLET_NUMA_NODES"
+"""The variable of a container with devices that tells frameworks where to bind threads and
+memory."""
+
 
 class Wanted(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The decision about one container."""
@@ -34,6 +38,9 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Why the container must not be created yet, for example because its CPUs are in use."""
     visible: Visibility | None = None
     """The value is None if the agent has not decided about the container's devices."""
+    numa_nodes: str = ""
+    """The NUMA nodes of its CPUs, as a list, for its variable NUMA_NODES; "" for a container
+    without devices, which has no such variable."""
 
     @property
     def cpuset(self) -> str | None:

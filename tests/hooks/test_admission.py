@@ -691,6 +691,19 @@ def test_devices_that_the_agent_decided(
     assert not harness.outcomes.failed
 
 
+def test_variables_of_cpus_and_devices_are_both_set(harness: AdmissionHarness) -> None:
+    own = WITH_DEVICES.pods["own"]
+    near = msgspec.structs.replace(own.of("main"), numa_nodes="1")
+    placed = msgspec.structs.replace(own, containers={**own.containers, "main": near})
+    harness.publish(
+        msgspec.structs.replace(WITH_DEVICES, pods={**WITH_DEVICES.pods, "own": placed})
+    )
+    answer = harness.create(creation_with_devices(harness, "own"), OTHER)
+    assert isinstance(answer, Changes)
+    variables = dict(answer.environment)
+    assert variables == {"TOPOLET_NUMA_NODES": "1", VISIBLE_DEVICES: "GPU-own"}
+
+
 @pytest.mark.parametrize("policy", [DEFAULT_POLICY, IGNORE])
 @pytest.mark.parametrize("carried", [OTHER, Carried(cdi_devices=(f"{CDI}0",))])
 def test_no_pod_gets_another_pods_card(

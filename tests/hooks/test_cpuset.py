@@ -240,6 +240,18 @@ def test_cpus_of_a_static_kubelet_pass_after_the_agent_has_read_them(
         assert cpuset.fallback(creation, snap, []) == Keep()
 
 
+@pytest.mark.parametrize("kubelets", [False, True])
+def test_a_container_with_devices_gets_their_numa_nodes_as_a_variable(kubelets: bool) -> None:
+    wanted = Wanted(LinuxResources("2-3"), kubelet=kubelets, numa_nodes="1")
+    snap = snapshot(pods={"card": PodWanted("ns/card", QoS.LS, Wanted(), {"main": wanted})})
+    creation = request("card", cpus="2-3" if kubelets else "0-3")
+    answer = cpuset.create(creation, snap, [])
+    assert not isinstance(answer, Wait)
+    changes = cpuset.changes(creation, answer)
+    assert changes.environment == (("TOPOLET_NUMA_NODES", "1"),)
+    assert changes.resources.cpuset == (None if kubelets else "2-3")
+
+
 some_cpus = st.frozensets(st.integers(0, 7), min_size=1, max_size=3).map(CpuSet)
 some_wanted = st.builds(
     Wanted,

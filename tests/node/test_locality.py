@@ -61,6 +61,7 @@ def test_a_container_with_a_device_runs_on_the_pool_near_to_it(two_nodes: World)
     assert wanted.of(MAIN).cpuset == "4,6-7", "the frontends know it before the container starts"
     assert not wanted.of(MAIN).exclusive
     assert wanted.of(MAIN).resources.mems is None
+    assert (wanted.of(MAIN).numa_nodes, wanted.of("side").numa_nodes) == ("1", "")
 
 
 def test_containers_stay_while_the_checkpoint_cannot_be_read_or_no_longer_names_them(
@@ -130,6 +131,14 @@ def test_a_container_far_from_its_devices_is_reported(
     assert two_nodes.metric('topolet_containers_far_from_devices{reason="no_cpus"}') == 1
     assert caplog.text.count(f"pod ns/card: {text}") == 1
     assert two_nodes.cpus("kubepods/burstable/podcard/c-card-main") == "0-3"
+
+
+def test_an_owner_with_devices_is_told_the_numa_nodes_of_its_cpus(two_nodes: World) -> None:
+    two_nodes.container(two_nodes.sandbox("owner", "LSE", "2,5"))
+    write_checkpoint(two_nodes, ("owner", MAIN, {"1": ["card-1"]}))
+    two_nodes.agent().reconcile()
+    owner = two_nodes.snapshot().pods["owner"].of(MAIN)
+    assert (owner.cpuset, owner.exclusive, owner.numa_nodes) == ("2,5", True, "0-1")
 
 
 class Node:
