@@ -135,10 +135,14 @@ class Admission:
         until `created` or `abandoned`. `carried` reads the devices that the request names."""
         request, snapshot = creation.request, self._seen()
         assumed = self._assumed.all(snapshot)
-        answer = cpuset.create(request, snapshot, assumed)
+        late = creation.waiting.late
+        # No container is refused for its place: after the deadline it shares the whole pool.
+        answer = cpuset.create(
+            request, snapshot, assumed, lambda: not late and carried().has_devices
+        )
         visible = decided_devices(request, snapshot)
         waits = isinstance(answer, Wait)
-        if (waits or isinstance(visible, Wait)) and not creation.waiting.late:
+        if (waits or isinstance(visible, Wait)) and not late:
             notification: Notification = request.pod
             if waits and snapshot is not None and cpuset.local_request(request, snapshot):
                 creation.announced = True

@@ -87,6 +87,11 @@ class Carried(msgspec.Struct, frozen=True):
     serving: tuple[str, ...] = ()
     of_pod: tuple[str, ...] = ()
 
+    @property
+    def has_devices(self) -> bool:
+        """Whether it may name a device, of any kind."""
+        return bool(self.nodes) or any(True for _ in self._listed())
+
     def names(self) -> Iterator[str]:
         """The names of GPUs, without their kind, from every carrier but device nodes. A text that
         is not a CDI name counts as the name of a GPU."""

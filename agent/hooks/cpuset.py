@@ -16,7 +16,7 @@ until the agent has read the checkpoint, so that no other container is on its CP
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 import msgspec
@@ -87,9 +87,15 @@ Answer = Keep | Override | Wait
 
 
 def create(
-    request: CreateContainer, snapshot: Snapshot | None, assumed: Collection[AssumedContainer]
+    request: CreateContainer,
+    snapshot: Snapshot | None,
+    assumed: Collection[AssumedContainer],
+    has_devices: Callable[[], bool] = lambda: False,
 ) -> Answer:
-    """The answer for a new container."""
+    """The answer for a new container.
+
+    `has_devices`: whether the container waits for a decision about its place if the agent does not
+        know its pod yet."""
     pod = announced(request.pod, 0)
     if snapshot and excludes(snapshot.excluded, pod.namespace, pod.name, request.container_name):
         return Keep()
@@ -103,6 +109,8 @@ def create(
     if known is None:
         if claims(pod) or (snapshot.kubelet_static and kubelet_may_own(pod)):
             return Wait("the agent has not decided about this pod")
+        if snapshot.places_devices and has_devices():
+            return Wait("the agent has not decided on which NUMA nodes it runs")
         return _share(pod, request.container_name, snapshot, assumed)
     wanted = known.of(request.container_name)
     assigned = _assigned_by_kubelet(request, snapshot)

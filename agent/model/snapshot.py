@@ -177,6 +177,9 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="versi
     sandbox."""
     devices: NodeVisibility | None = None
     """None: the agent does not decide about device visibility."""
+    places_devices: bool = False
+    """The agent decides on which NUMA nodes containers with devices run: their creation waits until
+    it knows their pod."""
 
 
 def encode(snapshot: Snapshot) -> bytes:

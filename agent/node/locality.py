@@ -90,6 +90,11 @@ class LocalityView:
         self._places: dict[Key, CpuSet] | None = None
         self._moved_at: dict[Key, float] = {}
 
+    def decides(self, topology: Topology) -> bool:
+        """Whether pods without the annotation are near to their devices."""
+        several = len(Distances(topology).with_cpus) > 1
+        return several and self._policy is not DeviceLocality.OFF
+
     def decision_input(
         self,
         topology: Topology,

@@ -95,6 +95,7 @@ class Publisher:
         cpu_policy: CpuPolicy = "none",
         visibility: DeviceVisibility | None = None,
         announced: Collection[str] = (),
+        places_devices: bool = False,
     ) -> None:
         """Writes the snapshot if something changed, or if `fresh` is set.
 
@@ -130,6 +131,7 @@ class Publisher:
             local_owners=decision.local_owners,
             announced=tuple(sorted(announced)),
             devices=visibility.node if visibility else None,
+            places_devices=places_devices,
         )
         self.device_holders = holders(visibility, self.device_holders, {pod.uid for pod in pods})
         unchanged = self._last is not None and _same(self._last, new)

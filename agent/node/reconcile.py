@@ -363,6 +363,7 @@ class Reconciler:
             cpu_policy=node.cpu_policy,
             visibility=node.visibility,
             announced=self._announced.cgroup_parents,
+            places_devices=self._locality.decides(seen.topology),
         )
         self._notified = False
         self._reporter.audit.decided(before, self._publisher.last, decision.moves)

@@ -13,6 +13,7 @@ from agent.hooks.carriers import Carried
 from agent.hooks.cpuset import AssumedContainer
 from agent.hooks.requests import (
     UNCHANGED,
+    CarriedNode,
     Changes,
     ContainerName,
     CreateContainer,
@@ -689,6 +690,28 @@ def test_devices_that_the_agent_decided(
     answer = harness.create(creation_with_devices(harness, uid, name, allocated=allocated), carried)
     assert variable(answer, carried) == (value,)
     assert not harness.outcomes.failed
+
+
+@pytest.mark.parametrize(
+    ("carried", "waits"),
+    [(Carried(), False), (Carried(cdi_devices=("vendor.com/nic=1",)), True),
+     (Carried(("all",)), True), (Carried(nodes=(CarriedNode("/dev/fuse", "/dev/fuse"),)), True)],
+)  # fmt: skip
+@pytest.mark.parametrize("decides", [False, True])
+def test_a_container_with_devices_waits_for_its_place_until_the_agent_knows_its_pod(
+    harness: AdmissionHarness, carried: Carried, waits: bool, decides: bool
+) -> None:
+    harness.publish(msgspec.structs.replace(EMPTY, places_devices=decides))
+    creation = creation_with_devices(harness, "card", allocated=False)
+    answer = harness.create(creation, carried)
+    assert isinstance(answer, Wait) is (waits and decides)
+    if isinstance(answer, Wait):
+        assert harness.notifications() == [creation.request.pod]
+        harness.wait(HOLD_SECONDS)
+        answer = harness.create(creation, carried)
+    assert isinstance(answer, Changes), "no container is refused for its place"
+    assert not harness.outcomes.failed
+    assert not harness.outcomes.failed_open
 
 
 def test_variables_of_cpus_and_devices_are_both_set(harness: AdmissionHarness) -> None:

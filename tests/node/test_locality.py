@@ -270,3 +270,15 @@ def test_the_policy_of_the_settings_applies_to_pods_without_the_annotation() -> 
     wanted = node.input()
     assert wanted is not None
     assert [(each.name, each.required) for each in wanted.containers] == [("a", True)]
+
+
+def test_frontends_wait_for_places_where_the_node_has_several_numa_nodes(tmp_path: Path) -> None:
+    decides = {}
+    for sockets in (1, 2):
+        folder = tmp_path / str(sockets)
+        folder.mkdir()
+        world = World(folder, sockets=sockets)
+        world.agent().reconcile()
+        decides[sockets] = world.snapshot().places_devices
+    assert decides == {1: False, 2: True}
+    assert not LocalityView(DeviceLocality.OFF).decides(TWO)
