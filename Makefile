@@ -25,6 +25,7 @@ CHECK := $(PYTEST) -m "not long" --fuzz 0.1 tests $(addprefix --ignore=tests/, \
 # Property tests, without those that start servers.
 FUZZ := $(BIN)/python -m pytest -n 2 -m hypothesis --fuzz 8 tests \
 	$(addprefix --ignore=tests/,cluster integration vm)
+RELAY := TOPOLET_FUZZ_STREAMS=40000 $(BIN)/python -m pytest -n 2 tests/relay/test_fuzz_relay.py
 PARSERS := $(BIN)/python -m tests.parsers --count 100000 --seed $$$$
 
 # Once for each further version of kube-apiserver: the suites that talk to one, without those that need
@@ -78,6 +79,7 @@ all-suites:
 
 fuzz:
 	$(FUZZ)
+	$(RELAY)
 	$(PARSERS)
 
 api-servers:

@@ -16,7 +16,7 @@ from tests.parsers.target import Target, run
 from tests.parsers.targets import targets
 from tests.parsers.untried import UNTRIED
 
-COUNT = int(os.environ.get("TOPOLET_FUZZ_INPUTS", "10000"))
+COUNT = int(os.environ.get("TOPOLET_FUZZ_INPUTS", "4000"))
 _FOLDER = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
 TARGETS = list(targets(Path(_FOLDER.name)))
 

@@ -4,8 +4,8 @@ import pytest
 
 from tests.relay import fuzz_relay
 
-STREAMS = int(os.environ.get("TOPOLET_FUZZ_STREAMS", "20000"))
-"""About a minute of one CPU; the fuzzer itself can run for any time."""
+STREAMS = int(os.environ.get("TOPOLET_FUZZ_STREAMS", "5000"))
+"""Half a minute of one CPU; the fuzzer itself can run for any time."""
 SHARE = 1_000
 APART = 1_000_000
 """The distance between the seeds of two shares."""
