@@ -14,6 +14,10 @@ gets the next nodes by distance too. So the newest containers widen first.
 fill no more than four fifths of the CPUs. A container that moved a short time ago (the caller says
 how short) keeps its place, whatever the requests are, while its pool has a CPU there.
 
+**Memory.** A container touches its memory first on the CPUs of its place, so that the memory is
+there too. Under `bind` it gets memory of no other NUMA node, if what all such containers may use
+there fits.
+
 No container is refused for its place. One that requires its near nodes waits in the scheduler; if
 another scheduler placed it where it does not fit, it widens as all others do.
 """
@@ -52,6 +56,10 @@ class NearContainer(msgspec.Struct, frozen=True):
     """Its pod's."""
     required: bool = False
     """Its policy is `require`."""
+    bound: bool = False
+    """Its policy is `bind`."""
+    memory_bytes: int = 0
+    """The most memory that it may use, else that it requests; 0 if unknown."""
 
     @property
     def key(self) -> Key:
@@ -74,12 +82,21 @@ class NearNodes(msgspec.Struct, frozen=True):
     far: FarReason | None = None
     """None if it runs on no others than `near`."""
 
-    def text(self, container_name: str) -> str:
-        """For the log and Events."""
-        return (
-            f"container {container_name} runs on NUMA nodes {self.nodes}, and its devices are near"
-            f" {self.near}: {self.far}"
-        )
+    memory: CpuSet | None = None
+    """The NUMA nodes that its memory comes from; None for any."""
+    unbound: str = ""
+    """Why its memory is not bound; "" if it is, or if its policy does not bind it."""
+
+    def problem(self, container_name: str) -> str:
+        """What is not as its policy says, for the log and Events; "" for nothing."""
+        problems = []
+        if self.far is not None:
+            problems.append(
+                f"runs on NUMA nodes {self.nodes}, and its devices are near {self.near}: {self.far}"
+            )
+        if self.unbound:
+            problems.append(f"has memory of any NUMA node: {self.unbound}")
+        return f"container {container_name} {' and '.join(problems)}" if problems else ""
 
 
 class LocalityInput(msgspec.Struct, frozen=True):
@@ -170,12 +187,17 @@ class Distances:
 
 
 def places(
-    distances: Distances, pool: Mapping[int, CpuSet], wanted: LocalityInput
+    distances: Distances,
+    pool: Mapping[int, CpuSet],
+    wanted: LocalityInput,
+    memory_bytes: Mapping[int, int],
 ) -> dict[Key, NearNodes]:
     """The places of containers that share one pool.
 
-    `pool`: the CPUs of the pool by NUMA node; without any, no container has a place."""
-    load = _Load({node: len(cpus) for node, cpus in pool.items()})
+    `pool`: the CPUs of the pool by NUMA node; without any, no container has a place.
+    `memory_bytes`: by NUMA node."""
+    load = _Load({node: 1000 * len(cpus) for node, cpus in pool.items()})
+    memory_load = _Load(memory_bytes)
     if not load.nodes:
         return {}
     decided = {}
@@ -184,8 +206,26 @@ def places(
         nodes = _place(container, distances.levels(near), wanted, load)
         load.add(nodes, container.cpu_milli)
         reason = FarReason.REQUESTS if near & load.nodes else FarReason.NO_CPUS
-        decided[container.key] = NearNodes(nodes, near, None if nodes <= near else reason)
+        place = NearNodes(nodes, near, None if nodes <= near else reason)
+        if container.bound:
+            place = _with_memory(container, place, memory_load)
+        decided[container.key] = place
     return decided
+
+
+def _with_memory(container: NearContainer, place: NearNodes, load: _Load) -> NearNodes:
+    """The place with bound memory, or with the reason why it is not bound."""
+    nodes = place.nodes & load.nodes
+    if not container.memory_bytes:
+        unbound = "it has no memory limit or request"
+    elif not nodes:
+        unbound = f"NUMA nodes {place.nodes} have no memory"
+    elif not load.fits(nodes, container.memory_bytes, 10):
+        unbound = f"containers that are bound to NUMA nodes {nodes} may use more than these have"
+    else:
+        load.add(nodes, container.memory_bytes)
+        return msgspec.structs.replace(place, memory=nodes)
+    return msgspec.structs.replace(place, unbound=unbound)
 
 
 def _order(container: NearContainer) -> tuple[bool, int, str, str]:
@@ -207,29 +247,29 @@ def _place(
 
 
 class _Load:
-    """The CPU requests of containers by the NUMA nodes that they run on."""
+    """The amounts of one resource, milli-CPU or bytes, that containers have on NUMA nodes."""
 
-    def __init__(self, cpus: Mapping[int, int]) -> None:
-        """`cpus`: the number of the pool's CPUs by NUMA node."""
-        self._cpus = cpus
-        self._milli: dict[CpuSet, int] = {}
-        self.nodes = CpuSet(node for node, count in cpus.items() if count)
+    def __init__(self, room: Mapping[int, int]) -> None:
+        """`room`: what there is of it on each NUMA node."""
+        self._room = room
+        self._taken: dict[CpuSet, int] = {}
+        self.nodes = CpuSet(node for node, amount in room.items() if amount)
 
-    def add(self, nodes: CpuSet, cpu_milli: int) -> None:
-        self._milli[nodes] = self._milli.get(nodes, 0) + cpu_milli
+    def add(self, nodes: CpuSet, amount: int) -> None:
+        self._taken[nodes] = self._taken.get(nodes, 0) + amount
 
-    def fits(self, nodes: CpuSet, cpu_milli: int, tenths: int) -> bool:
+    def fits(self, nodes: CpuSet, amount: int, tenths: int) -> bool:
         """Whether one more container fits on these NUMA nodes, and on all sets that contain them,
-        into this many tenths of the CPUs. The whole pool does not count: more than it has can be
-        requested, and no other place would help."""
+        into this many tenths of the room. All nodes together do not count: more than there is can
+        be requested, and no other place would help."""
         return all(
-            (self._requested(wider) + cpu_milli) * 10 <= self._room_milli(wider) * tenths
-            for wider in {nodes, *self._milli}
+            (self._taken_on(wider) + amount) * 10 <= self._room_on(wider) * tenths
+            for wider in {nodes, *self._taken}
             if nodes <= wider and not self.nodes <= wider
         )
 
-    def _requested(self, nodes: CpuSet) -> int:
-        return sum(milli for part, milli in self._milli.items() if part <= nodes)
+    def _taken_on(self, nodes: CpuSet) -> int:
+        return sum(amount for part, amount in self._taken.items() if part <= nodes)
 
-    def _room_milli(self, nodes: CpuSet) -> int:
-        return sum(1000 * count for node, count in self._cpus.items() if node in nodes)
+    def _room_on(self, nodes: CpuSet) -> int:
+        return sum(amount for node, amount in self._room.items() if node in nodes)

@@ -53,7 +53,7 @@ from agent.allocate.reserved_cpus import (
 )
 from agent.allocate.shares import claims, numa_nodes, pool_of, shared_cpus, sidecars
 from agent.model.bounds import reason as shortened
-from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.policies import DeviceLocality
 from agent.model.cpu.topology import Topology
 from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, LinuxResources
@@ -161,12 +161,10 @@ def decide(
         for name, reason in cpus.blocked.items():
             if reason:
                 refusals.add(pod, RefusalCause.CPU_POLICY, f"container {name}: {reason}", "")
-        nodes = {
-            name: place.nodes
-            for name in near.get(pod.uid, ())
-            if (place := decided.get((pod.uid, name)))
+        placed = {
+            name: place for name in near.get(pod.uid, ()) if (place := decided.get((pod.uid, name)))
         }
-        of_pod = values.of(pod, cpus, batches[pod.uid], refusals.reason(pod), nodes)
+        of_pod = values.of(pod, cpus, batches[pod.uid], refusals.reason(pod), placed)
         wanted[pod.uid] = _told(pod, of_pod, near.get(pod.uid, ()), node_of)
     return Decision(
         owners,
@@ -307,11 +305,12 @@ def _places(
         if used is not None and not used.dedicated:
             of_pool.setdefault(used.name, []).append(container)
     distances = Distances(topology)
+    memory_bytes = {node.id: node.memory_bytes for node in topology.numa_nodes}
     decided: dict[Key, NearNodes] = {}
     for name, containers in of_pool.items():
         cpus = {pool.node: pool.cpus for pool in pools[name]}
         wanted = msgspec.structs.replace(locality, containers=tuple(containers))
-        decided |= places(distances, cpus, wanted)
+        decided |= places(distances, cpus, wanted, memory_bytes)
     return decided
 
 
@@ -421,13 +420,17 @@ class _PodValues(msgspec.Struct, frozen=True):
     _shared: dict[object, Wanted] = {}
     """A cache: many pods share the same CPUs."""
 
-    def shared(self, pod: Pod, near: CpuSet = EMPTY) -> Wanted:
-        """The values of a container that shares CPUs, on these NUMA nodes if it has devices."""
+    def shared(self, pod: Pod, place: NearNodes | None = None) -> Wanted:
+        """The values of a container that shares CPUs.
+
+        `place`: None for a container without devices."""
         nodes = numa_nodes(pod)
-        key = pool_of(pod).name, nodes, near, pod.kube_class == "guaranteed"
+        key = pool_of(pod).name, nodes, place, pod.kube_class == "guaranteed"
         if (known := self._shared.get(key)) is None:
-            cpus = shared_cpus(pod, self.pools, tuple(near))
+            cpus = shared_cpus(pod, self.pools, tuple(place.nodes) if place else ())
             mems = self._mems(pod, cpus) if nodes else None
+            if place and place.memory and not self._kubelet_binds(pod):
+                mems = str(place.memory)
             blocked = "" if cpus else f"no CPU is left for it: {self.why_empty}"
             known = Wanted(LinuxResources(str(cpus) or None, mems), blocked=blocked)
             self._shared[key] = known
@@ -446,8 +449,11 @@ class _PodValues(msgspec.Struct, frozen=True):
             return msgspec.structs.replace(self.own(pod, cpus), kubelet=True)
         return Wanted(LinuxResources(str(cpus)), exclusive=True, kubelet=True)
 
+    def _kubelet_binds(self, pod: Pod) -> bool:
+        return self.kubelet_memory and pod.kube_class == "guaranteed"
+
     def _mems(self, pod: Pod, cpus: CpuSet) -> str | None:
-        if self.kubelet_memory and pod.kube_class == "guaranteed":
+        if self._kubelet_binds(pod):
             return None
         nodes = self.memory.of(cpus)
         return None if nodes is None else str(nodes)
@@ -458,17 +464,17 @@ class _PodValues(msgspec.Struct, frozen=True):
         cpus: _PodCpus,
         batch: Mapping[str, BatchResources],
         refused: str,
-        near: Mapping[str, CpuSet],
+        placed: Mapping[str, NearNodes],
     ) -> PodWanted:
         """The values of the pod.
 
         `refused`: why the pod does not have what it claims, "" without a refusal.
-        `near`: by container name, the NUMA nodes of containers with devices."""
+        `placed`: by name, the places of containers with devices."""
         own, kubelets = cpus.own, cpus.kubelets
         shared = Wanted() if kubelets == {} else self.shared(pod)
         each = shared if own is None else self.own(pod, own)
         named = {} if own is None else dict.fromkeys(decided_names(pod, sidecars(pod)), shared)
-        named |= {name: self.shared(pod, near[name]) for name in decided_names(pod, near)}
+        named |= {name: self.shared(pod, placed[name]) for name in decided_names(pod, placed)}
         named |= {name: self.own(pod, each_own) for name, each_own in cpus.by_policy.items()}
         lifted = bool(own or cpus.by_policy)
         for name, assigned in (kubelets or {}).items():

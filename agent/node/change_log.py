@@ -309,16 +309,18 @@ class ChangeRecorder:
         self._metrics.without_cpus.set(len(pods))
 
     def far_from_devices(self, places: Mapping[Key, NearNodes], titles: Mapping[str, str]) -> None:
-        """Logs containers that run on more NUMA nodes than those near to their devices.
+        """Logs containers that run on more NUMA nodes than those near to their devices, or whose
+        memory is not bound there although their policy binds it.
 
         `titles`: of the pods, by uid."""
-        far = {key: place for key, place in places.items() if place.far is not None}
-        for uid, name in sorted(far.keys() - self._far):
-            text = far[uid, name].text(name)
+        problems = {
+            key: problem for key, place in places.items() if (problem := place.problem(key[1]))
+        }
+        for uid, name in sorted(problems.keys() - self._far):
             fields = about(titles[uid], name, "far_from_devices")
-            log.warning("pod %s: %s", titles[uid], text, extra=fields)
-        self._far = frozenset(far)
-        numbers = Counter(place.far for place in far.values())
+            log.warning("pod %s: %s", titles[uid], problems[uid, name], extra=fields)
+        self._far = frozenset(problems)
+        numbers = Counter(place.far for place in places.values())
         for reason in FarReason:
             self._metrics.far_from_devices.set(numbers[reason], reason.name.lower())
 
@@ -493,8 +495,8 @@ class PodEvents:
         now = self._clock()
         notes = _notes(shortfalls, refusals, unallocated, labels, limits)
         for (uid, name), place in sorted(places.items()):
-            if place.far is not None:
-                notes.setdefault((uid, FAR_FROM_DEVICES), []).append(place.text(name))
+            if problem := place.problem(name):
+                notes.setdefault((uid, FAR_FROM_DEVICES), []).append(problem)
         by_uid = {pod.runtime_uid: pod for pod in api_pods.values()} if notes else {}
         events: dict[tuple[Regarding, str], tuple[str, float]] = {}
         for (uid, reason), texts in notes.items():

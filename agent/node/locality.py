@@ -137,9 +137,13 @@ class LocalityView:
             pod = by_uid[key[0]]
             policy = _policy(pod, self._policy)
             if policy is not DeviceLocality.OFF:
+                cpu_milli, memory_bytes = requests.get(key, (0, 0))
                 required = policy is DeviceLocality.REQUIRE
+                bound = policy is DeviceLocality.BIND
                 containers.append(
-                    NearContainer(*key, nodes, requests.get(key, 0), pod.created_at, required)
+                    NearContainer(
+                        *key, nodes, cpu_milli, pod.created_at, required, bound, memory_bytes
+                    )
                 )
         before = self._places if self._places is not None else self._running(pods, holds, topology)
         since = self._clock() - REST_SECONDS
@@ -196,14 +200,16 @@ def _allocated(
                 yield (pod.uid, name), devices
 
 
-def _requests(pods: Collection[Pod], api_pods: Iterable[ApiPod]) -> dict[Key, int]:
-    """The CPU requests in milli-CPU: those of the API, else those that the runtime shows."""
+def _requests(pods: Collection[Pod], api_pods: Iterable[ApiPod]) -> dict[Key, tuple[int, int]]:
+    """The CPU requests in milli-CPU, and the most bytes of memory: those of the API, else those
+    that the runtime shows, which does not show the memory."""
     in_cluster = in_api(pods, api_pods)
-    requests: dict[Key, int] = {}
+    requests: dict[Key, tuple[int, int]] = {}
     for pod in pods:
         for container in pod.containers:
-            requests[pod.uid, container.name] = container.shares * 1000 // 1024
+            requests[pod.uid, container.name] = container.shares * 1000 // 1024, 0
         if api_pod := in_cluster.get(pod.uid):
             for each in (*api_pod.init_containers, *api_pod.containers):
-                requests[pod.uid, each.name] = each.counted.get("cpu", 0)
+                memory_bytes = each.limits.get("memory", 0) or each.counted.get("memory", 0)
+                requests[pod.uid, each.name] = each.counted.get("cpu", 0), memory_bytes
     return requests

@@ -122,6 +122,9 @@ def pool(cpus: str, topology: Topology = FOUR) -> dict[int, CpuSet]:
     return {node.id: node.cpus & of_pool for node in topology.numa_nodes}
 
 
+MEMORY_BYTES = {0: 100, 1: 100, 2: 100, 3: 0}
+
+
 def decided(
     cpus: str, *containers: NearContainer, resting: str = "", **before: str
 ) -> dict[str, str]:
@@ -134,6 +137,7 @@ def decided(
             {(uid, "main"): CpuSet.parse(nodes) for uid, nodes in before.items()},
             frozenset((uid, "main") for uid in resting.split()),
         ),
+        MEMORY_BYTES,
     )
     return {uid: str(place.nodes) for (uid, _), place in found.items()}
 
@@ -161,9 +165,9 @@ def test_requests_beyond_the_whole_pool_widen_none_that_would_not_gain() -> None
 
 
 def test_without_a_cpu_of_the_pool_the_next_numa_nodes_are_used() -> None:
-    found = places(Distances(FOUR), pool("0-3,8-15"), LocalityInput((container("a", "1"),)))
+    found = places(Distances(FOUR), pool("0-3,8-15"), LocalityInput((container("a", "1"),)), {})
     assert found == {("a", "main"): NearNodes(CpuSet((0, 1)), CpuSet((1,)), FarReason.NO_CPUS)}
-    assert places(Distances(FOUR), pool(""), LocalityInput((container("a", "1"),))) == {}
+    assert places(Distances(FOUR), pool(""), LocalityInput((container("a", "1"),)), {}) == {}
 
 
 def test_a_widened_container_returns_when_a_fifth_of_the_cpus_is_free() -> None:
@@ -180,6 +184,39 @@ def test_a_container_that_moved_a_short_time_ago_stays() -> None:
     assert decided("0-15", old, new, old="1", new="1", resting="old new")["new"] == "1"
     assert decided("0-15", new, new="0-1", resting="new") == {"new": "0-1"}
     assert decided("0-3,8-15", new, new="1", resting="new") == {"new": "0-1"}
+
+
+@pytest.mark.parametrize(
+    ("near", "memory_bytes", "taken_bytes", "memory", "why"),
+    [
+        ("1", 60, 0, "1", ""),
+        (
+            "1",
+            60,
+            41,
+            None,
+            "containers that are bound to NUMA nodes 1 may use more than these have",
+        ),
+        ("1", 60, 40, "1", ""),
+        ("1", 0, 0, None, "it has no memory limit or request"),
+        ("3", 60, 0, None, "NUMA nodes 3 have no memory"),
+        ("2-3", 60, 0, "2", ""),
+    ],
+)
+def test_memory_is_bound_where_it_fits(
+    near: str, memory_bytes: int, taken_bytes: int, memory: str | None, why: str
+) -> None:
+    other = NearContainer("other", "main", CpuSet((1,)), bound=True, memory_bytes=taken_bytes)
+    bound = NearContainer(
+        "p", "main", CpuSet.parse(near), created_at=1, bound=True, memory_bytes=memory_bytes
+    )
+    wanted = LocalityInput((other, bound, container("q", "1")))
+    found = places(Distances(FOUR), pool("0-15"), wanted, MEMORY_BYTES)
+    place = found["p", "main"]
+    assert place.memory == (None if memory is None else CpuSet.parse(memory))
+    assert place.unbound == why
+    assert (place.problem("main") == "") is (why == "")
+    assert found["q", "main"].memory is None
 
 
 CONTAINERS = st.lists(
@@ -209,7 +246,7 @@ def test_a_place_has_the_near_numa_nodes_and_a_cpu_and_no_later_container_change
 ) -> None:
     distances, of_pool = Distances(FOUR), pool(str(cpus))
     wanted = LocalityInput(tuple(containers), before, frozenset(before))
-    found = places(distances, of_pool, wanted)
+    found = places(distances, of_pool, wanted, MEMORY_BYTES)
     for each in containers:
         place = found[each.key]
         assert place.near == each.near
@@ -221,6 +258,9 @@ def test_a_place_has_the_near_numa_nodes_and_a_cpu_and_no_later_container_change
     last = list(found)[-1:]
     for others in (shuffled, [each for each in shuffled if each.key not in last]):
         again = places(
-            distances, of_pool, msgspec.structs.replace(wanted, containers=tuple(others))
+            distances,
+            of_pool,
+            msgspec.structs.replace(wanted, containers=tuple(others)),
+            MEMORY_BYTES,
         )
         assert again == {key: found[key] for key in again}

@@ -84,7 +84,8 @@ def test_containers_stay_while_the_checkpoint_cannot_be_read_or_no_longer_names_
         ("off", "0-7", ""),
         ("prefer", "4-7", ""),
         ("require", "4-7", ""),
-        ("near", "4-7", "value: 'near' is not one of off, prefer, require"),
+        ("bind", "4-7", ""),
+        ("near", "4-7", "value: 'near' is not one of off, prefer, bind, require"),
     ],
 )
 def test_the_annotation_of_the_pod_decides(
@@ -131,6 +132,32 @@ def test_a_container_far_from_its_devices_is_reported(
     assert two_nodes.metric('topolet_containers_far_from_devices{reason="no_cpus"}') == 1
     assert caplog.text.count(f"pod ns/card: {text}") == 1
     assert two_nodes.cpus("kubepods/burstable/podcard/c-card-main") == "0-3"
+
+
+@pytest.mark.parametrize("limit_bytes", [1 << 30, 1 << 40])
+def test_memory_is_bound_to_the_numa_nodes_of_the_devices_if_it_fits(
+    two_nodes: World, limit_bytes: int
+) -> None:
+    two_nodes.container(two_nodes.sandbox("card"))
+    spec = (ApiContainer(MAIN, limits={"memory": limit_bytes}),)
+    notes = {DEVICE_LOCALITY: "bind"}
+    two_nodes.cluster_objects.pods["card"] = ApiPod(
+        "card", "ns", "card", "n", Phase.RUNNING, {}, notes, "burstable", 0, containers=spec
+    )
+    write_checkpoint(two_nodes, ("card", MAIN, {"1": ["card-1"]}))
+    events = Recorded()
+    two_nodes.agent(pod_events=PodEvents(events)).reconcile()
+    resources = two_nodes.snapshot().pods["card"].of(MAIN).resources
+    fits = limit_bytes == 1 << 30
+    assert (resources.cpuset, resources.mems) == ("4-7", "1" if fits else None)
+    assert [note for _, _, note in events.events] == (
+        []
+        if fits
+        else [
+            "container main has memory of any NUMA node: containers that are bound to NUMA nodes 1"
+            " may use more than these have"
+        ]
+    )
 
 
 def test_an_owner_with_devices_is_told_the_numa_nodes_of_its_cpus(two_nodes: World) -> None:

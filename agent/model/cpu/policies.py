@@ -84,6 +84,8 @@ class DeviceLocality(enum.StrEnum):
 
     OFF = "off"
     PREFER = "prefer"
+    BIND = "bind"
+    """As `prefer`, and its memory comes from these NUMA nodes alone."""
     REQUIRE = "require"
     """The scheduler chooses a node where it can."""
 
