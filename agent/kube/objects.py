@@ -42,6 +42,7 @@ TOPOLOGY: Final = Kind(
 )
 DEVICE: Final = Kind("Device", "scheduling.koordinator.sh", ("v1alpha1",), "devices")
 RESERVATION: Final = Kind("Reservation", DEVICE.group, DEVICE.versions, "reservations")
+RESOURCE_SLICE: Final = Kind("ResourceSlice", "resource.k8s.io", ("v1",), "resourceslices")
 REBIND: Final = Kind("RebindResource", DEVICE.group, DEVICE.versions, "rebindresources")
 
 _KINDS = {each.name: each for each in (NODE, TOPOLOGY, DEVICE)}

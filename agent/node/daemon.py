@@ -30,6 +30,7 @@ from agent.http.page import page_routes
 from agent.http.peers import node_addresses
 from agent.http.requests import METRICS, Reply, Route
 from agent.http.server import HttpServer, ServerLimits
+from agent.kube.cluster import Cluster
 from agent.kubelet import podresources
 from agent.model import notifications, snapshot
 from agent.model.cpu.policies import DeviceLocality
@@ -58,6 +59,7 @@ from agent.node.outbox import RECHECK_SECONDS, ReportPace
 from agent.node.publisher import Publisher
 from agent.node.reconcile import Reconciler
 from agent.node.report import ClusterReporter, Reporter
+from agent.node.resource_slices import ResourceSlices
 from agent.node.runtime_updater import RuntimeUpdater
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.sources import SourceName, Sources
@@ -227,6 +229,10 @@ class _Agent:
         cri = Cri(options.socket_path(settings.runtime_endpoint))
         closing.callback(cri.close)
         locator = CgroupLocator(hierarchy)
+        slices = None
+        if isinstance(objects, Cluster):
+            slices = ResourceSlices(objects, node_name, wake, self.sources)
+            closing.callback(slices.close)
         self.reconciler = Reconciler(
             topology,
             RuntimeView(cri, locator, requests=settings.cpu_policy != "none", devices=True),
@@ -251,7 +257,7 @@ class _Agent:
             ),
             node_local_cpus,
             DeviceVisibilityView(self.devices, visibility_policy),
-            LocalityView(DeviceLocality(settings.device_locality)),
+            LocalityView(DeviceLocality(settings.device_locality), slices=slices),
         )
 
     def triggers(self, settings: AgentSettings) -> Triggers:

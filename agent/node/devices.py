@@ -36,6 +36,7 @@ from agent.model.devices.device_files import NO_FILES, DeviceFiles, capabilities
 from agent.model.devices.device_object import Device, DeviceType
 from agent.model.devices.gpus import Gpu, GpuReading, GpuReport
 from agent.model.devices.holding import DeviceHolding, Form, ReportedDevices
+from agent.model.devices.pci import Function
 from agent.model.devices.visibility import DeviceNode
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.apiobjects import ApiNode
@@ -83,6 +84,8 @@ class DeviceState(msgspec.Struct, frozen=True):
     """PCI addresses of GPUs that the driver does not list."""
     fault: str = ""
     """Why the driver could not be queried."""
+    functions: Mapping[str, Function] = {}
+    """All PCI functions by address."""
 
 
 class DeviceView:
@@ -214,6 +217,7 @@ class DeviceView:
             device_keys,
             health.unclaimed,
             self._gpus.fault,
+            plugged.functions,
         )
 
     def _numbered(

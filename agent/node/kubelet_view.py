@@ -31,9 +31,11 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import Portion
 from agent.model.devices.holding import DeviceNodes, ReportedDevices
+from agent.model.devices.resource_slice import DraDevice
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.pod.pod_resources import (
     Allocatable,
+    ContainerResources,
     MemoryBlock,
     PluginDevice,
     PodName,
@@ -420,6 +422,8 @@ class PodResourcesState(msgspec.Struct, frozen=True):
     serve its allocatable CPUs."""
     device_nodes: DeviceNodes = {}
     """The NUMA nodes of the devices that plugins gave."""
+    claimed: Mapping[tuple[str, str], tuple[DraDevice, ...]] = {}
+    """By pod uid and container name, the devices of ResourceClaims."""
 
 
 class PodResourcesSource(Protocol):
@@ -461,8 +465,17 @@ class PodResourcesStateView:
             if pod.key in uids
             for each in pod.containers
         }
+        claimed = {
+            (uids[pod.key], each.name): devices
+            for pod in answer.pods
+            if pod.key in uids
+            for each in pod.containers
+            if (devices := tuple(_dra_devices(each)))
+        }
         if answer.allocatable is None:
-            return PodResourcesState(held, reported_devices=given, device_nodes=near)
+            return PodResourcesState(
+                held, reported_devices=given, device_nodes=near, claimed=claimed
+            )
         kept_back = reserved(topology, answer.allocatable)
         return PodResourcesState(
             held,
@@ -476,7 +489,14 @@ class PodResourcesStateView:
                 _containers(answer.pods, uids, answer.allocatable.cpus),
             ),
             near,
+            claimed,
         )
+
+
+def _dra_devices(container: ContainerResources) -> Iterator[DraDevice]:
+    for claim in container.claims:
+        for each in claim.devices:
+            yield DraDevice(each.driver, each.pool, each.device)
 
 
 def _containers(

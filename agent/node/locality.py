@@ -20,11 +20,15 @@ from agent.model.cpu.policies import DeviceLocality
 from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import Device
 from agent.model.devices.holding import DeviceHolding, DeviceNodes, HoldingSource
+from agent.model.devices.pci import Function
+from agent.model.devices.resource_slice import DraDevice, DraLocation
 from agent.model.pod.annotations import AnnotationError, device_locality
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Pod
 from agent.node.devices import DeviceState
+from agent.node.resource_slices import ResourceSlices
 
+Claimed = Mapping[Key, tuple[DraDevice, ...]]
 REST_SECONDS: Final = 600.0
 """A container moves between near NUMA nodes and more of them once in this time."""
 
@@ -38,7 +42,7 @@ def device_nodes(
     allocated: Mapping[tuple[str, str], Collection[str]],
     devices: Iterable[Device],
     keys: Keys,
-) -> DeviceNodes:
+) -> dict[Key, tuple[CpuSet, ...]]:
     """The NUMA nodes of all devices of the containers that have some. What a device plugin says of
     its own device counts instead of what the machine shows.
 
@@ -76,13 +80,16 @@ def device_nodes(
 class LocalityView:
     """Knows the near NUMA nodes of containers, and when each of them moved last.
 
-    `policy`: of pods without the annotation."""
+    `policy`: of pods without the annotation.
+    `slices`: None without an API server."""
 
     def __init__(
         self,
         policy: DeviceLocality = DeviceLocality.PREFER,
         clock: Callable[[], float] = time.monotonic,
+        slices: ResourceSlices | None = None,
     ) -> None:
+        self._slices = slices
         self._policy = policy
         self._clock = clock
         self._topology: Topology | None = None
@@ -101,6 +108,7 @@ class LocalityView:
         pods: tuple[Pod, ...],
         api_pods: Collection[ApiPod],
         plugins: DeviceNodes | None,
+        claimed: Claimed,
         devices: DeviceState,
         visibility: DeviceVisibility | None,
         holds: Mapping[str, CpuSet],
@@ -109,6 +117,7 @@ class LocalityView:
         NUMA node.
 
         `plugins`: the NUMA nodes of the devices that plugins gave; None while they are not known.
+        `claimed`: the devices of ResourceClaims.
         `holds`: by container id, the CPUs of its cgroup."""
         distances = Distances(topology)
         if len(distances.with_cpus) < 2:
@@ -120,6 +129,8 @@ class LocalityView:
             devices.report.devices,
             devices.keys,
         )
+        for key, of_claims in self._nodes_of_claims(claimed, devices.functions).items():
+            located[key] = (*located.get(key, ()), *of_claims)
         if topology != self._topology:
             self._topology, self._near = topology, {}
         present = {pod.uid for pod in pods}
@@ -151,6 +162,26 @@ class LocalityView:
             key: moved for key, moved in self._moved_at.items() if moved > since and key in before
         }
         return LocalityInput(tuple(containers), before, frozenset(self._moved_at))
+
+    def _nodes_of_claims(
+        self, claimed: Claimed, functions: Mapping[str, Function]
+    ) -> dict[Key, tuple[CpuSet, ...]]:
+        """The NUMA nodes that the attributes of the devices name, else those of their PCI
+        addresses."""
+        if self._slices is None:
+            return {}
+        wanted = {device for of_container in claimed.values() for device in of_container}
+        locations = self._slices.locations(wanted)
+
+        def nodes_of(location: DraLocation) -> CpuSet:
+            function = functions.get(location.bus)
+            node = -1 if function is None else function.node
+            return location.nodes or CpuSet((node,) if node >= 0 else ())
+
+        return {
+            key: tuple(nodes_of(locations[each]) for each in of_container if each in locations)
+            for key, of_container in claimed.items()
+        }
 
     def decided(self, places: Mapping[Key, NearNodes]) -> None:
         """Keeps the decided places."""

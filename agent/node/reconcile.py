@@ -280,6 +280,7 @@ class Reconciler:
             node.pods,
             seen.cluster.pods.values(),
             of_plugins,
+            node.kubelet.resources.claimed,
             node.devices,
             node.visibility,
             node.holds,

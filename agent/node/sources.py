@@ -39,6 +39,7 @@ class SourceName(enum.Enum):
     JOURNAL = "journal"
     CLUSTER_MEMORY = "cluster-memory"
     SNAPSHOT = "snapshot"
+    RESOURCE_SLICES = "resource-slices"
 
 
 LEVELS: Final[Mapping[SourceName, int]] = {
@@ -47,6 +48,7 @@ LEVELS: Final[Mapping[SourceName, int]] = {
     SourceName.UEVENTS: logging.WARNING,
     SourceName.DEVICES: logging.WARNING,
     SourceName.DEVICE_CHECKPOINT: logging.WARNING,
+    SourceName.RESOURCE_SLICES: logging.WARNING,
 }
 """The log levels of problems; ERROR for all other sources."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,8 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import DeviceLocality
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.devices.holding import DeviceHolding, DeviceNodes, Form, HoldingSource
+from agent.model.devices.pci import Function
+from agent.model.devices.resource_slice import DraDevice, DraLocation
 from agent.model.devices.visibility import NodeVisibility, Visibility
 from agent.model.pod.annotations import DEVICE_LOCALITY
 from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
@@ -168,12 +171,24 @@ def test_an_owner_with_devices_is_told_the_numa_nodes_of_its_cpus(two_nodes: Wor
     assert (owner.cpuset, owner.exclusive, owner.numa_nodes) == ("2,5", True, "0-1")
 
 
+class Slices:
+    """ResourceSlices that were read."""
+
+    def __init__(self, locations: Mapping[DraDevice, DraLocation]) -> None:
+        self._locations = locations
+
+    def locations(self, claimed: Collection[DraDevice]) -> Mapping[DraDevice, DraLocation]:
+        return {each: self._locations[each] for each in claimed if each in self._locations}
+
+
 class Node:
     """The view of a node with two NUMA nodes of four CPUs, and a card on each."""
 
     def __init__(self, policy: DeviceLocality = DeviceLocality.PREFER) -> None:
         self.now = 0.0
-        self.view = LocalityView(policy, lambda: self.now)
+        self.locations: dict[DraDevice, DraLocation] = {}
+        self.claimed: dict[tuple[str, str], tuple[DraDevice, ...]] = {}
+        self.view = LocalityView(policy, lambda: self.now, Slices(self.locations))
         self.pods: tuple[Pod, ...] = ()
         self.api_pods: list[ApiPod] = []
         self.plugins: DeviceNodes | None = {}
@@ -190,7 +205,14 @@ class Node:
     def input(self) -> LocalityInput | None:
         visibility = DeviceVisibility(self.visible, NodeVisibility())
         return self.view.decision_input(
-            TWO, self.pods, self.api_pods, self.plugins, self.devices, visibility, self.holds
+            TWO,
+            self.pods,
+            self.api_pods,
+            self.plugins,
+            self.claimed,
+            self.devices,
+            visibility,
+            self.holds,
         )
 
     def near(self) -> dict[str, str]:
@@ -228,6 +250,26 @@ def test_devices_that_the_runtime_shows_have_the_numa_node_of_the_machine(node: 
         ),
     )
     assert node.near() == {"a": "1", "b": "0", "c": "1"}, "a plugin knows its own devices"
+
+
+def test_devices_of_claims_are_where_their_slices_say(node: Node) -> None:
+    device = {name: DraDevice("d", "n", name) for name in ("named", "on-bus", "unknown", "unread")}
+    node.pods = (with_containers("p", *device),)
+    node.claimed = {("p", name): (each,) for name, each in device.items()}
+    node.claimed["p", "named"] += (device["unread"],)
+    node.locations |= {
+        device["named"]: DraLocation(CpuSet((1,)), "0000:02:00.0"),
+        device["on-bus"]: DraLocation(bus="0000:01:00.0"),
+        device["unknown"]: DraLocation(bus="0000:03:00.0"),
+    }
+    functions = {
+        bus: Function(bus, node=numa_node)
+        for bus, numa_node in (("0000:01:00.0", 1), ("0000:02:00.0", 0))
+    }
+    node.devices = msgspec.structs.replace(node.devices, functions=functions)
+    assert node.near() == {"named": "1", "on-bus": "1"}
+    node.claimed = {}
+    assert node.near() == {"named": "1", "on-bus": "1"}, "a claim that goes moves no container"
 
 
 def test_devices_that_a_scheduler_allocated_count_for_the_containers_that_request_them(

@@ -25,7 +25,15 @@ from agent.model import quantities, rebind_resource
 from agent.model.bounds import JsonError
 from agent.model.cpu import policies
 from agent.model.cpu.cpuset import CpuSet, CpuSetError
-from agent.model.devices import device_allocation, device_object, gpus, holding, interconnect, pci
+from agent.model.devices import (
+    device_allocation,
+    device_object,
+    gpus,
+    holding,
+    interconnect,
+    pci,
+    resource_slice,
+)
 from agent.model.nrt import node_annotations, node_status, resource_topology
 from agent.model.objects import ObjectError
 from agent.model.pod import annotations, apiobjects, qos
@@ -535,6 +543,27 @@ def _objects() -> Iterator[Target]:
             "status": {"phase": "Pending", "updateTimestamp": "2026-01-02T03:04:05Z"},
         },
         raises={ObjectError: "RebindResource "},
+    )
+    yield json_target(
+        "ResourceSlice",
+        resource_slice.decode,
+        {
+            "metadata": {"name": "s"},
+            "spec": {
+                "driver": "d",
+                "pool": {"name": "n"},
+                "devices": [
+                    {
+                        "name": "g",
+                        "attributes": {
+                            resource_slice.NUMA_NODE: {"int": 1},
+                            resource_slice.PCI_BUS_ID: {"string": "0000:01:00.0"},
+                        },
+                    }
+                ],
+            },
+        },
+        raises={ObjectError: "ResourceSlice "},
     )
     yield json_target(
         "Lease",
