@@ -25,7 +25,7 @@ another scheduler placed it where it does not fit, it widens as all others do.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from itertools import combinations
 from typing import Final
 
@@ -118,6 +118,7 @@ class Distances:
         self._socket_of = {cpu.node: cpu.socket for cpu in reversed(topology.cpus)}
         self.with_cpus = CpuSet(cpu.node for cpu in topology.cpus)
         self._levels: dict[int, tuple[CpuSet, ...]] = {}
+        self._near: dict[tuple[CpuSet, ...], CpuSet] = {}
 
     def nearest(self, node: int) -> CpuSet:
         """The node itself if it has CPUs, else the nearest ones of one socket that have. Empty if
@@ -132,9 +133,14 @@ class Distances:
         socket = self._socket_of[nearest[0]]
         return CpuSet(other for other in nearest if self._socket_of[other] == socket)
 
-    def near(self, devices: Iterable[CpuSet]) -> CpuSet:
+    def near(self, devices: tuple[CpuSet, ...]) -> CpuSet:
         """The near NUMA nodes of devices with these NUMA nodes each; a device without one does not
         count. Empty if no device has a NUMA node with CPUs near to it."""
+        if devices not in self._near:
+            self._near[devices] = self._smallest(devices)
+        return self._near[devices]
+
+    def _smallest(self, devices: tuple[CpuSet, ...]) -> CpuSet:
         choices = {
             choice
             for nodes in set(devices)
@@ -247,29 +253,36 @@ def _place(
 
 
 class _Load:
-    """The amounts of one resource, milli-CPU or bytes, that containers have on NUMA nodes."""
+    """The amounts of one resource, milli-CPU or bytes, that containers have on NUMA nodes. Its
+    tables have NUMA nodes as masks: a node with hundreds of containers asks thousands of times."""
 
     def __init__(self, room: Mapping[int, int]) -> None:
         """`room`: what there is of it on each NUMA node."""
         self._room = room
-        self._taken: dict[CpuSet, int] = {}
+        self._taken: dict[int, int] = {}
+        self._room_on: dict[int, int] = {}
         self.nodes = CpuSet(node for node, amount in room.items() if amount)
 
     def add(self, nodes: CpuSet, amount: int) -> None:
-        self._taken[nodes] = self._taken.get(nodes, 0) + amount
+        self._taken[nodes.mask] = self._taken.get(nodes.mask, 0) + amount
 
     def fits(self, nodes: CpuSet, amount: int, tenths: int) -> bool:
         """Whether one more container fits on these NUMA nodes, and on all sets that contain them,
         into this many tenths of the room. All nodes together do not count: more than there is can
         be requested, and no other place would help."""
-        return all(
-            (self._taken_on(wider) + amount) * 10 <= self._room_on(wider) * tenths
-            for wider in {nodes, *self._taken}
-            if nodes <= wider and not self.nodes <= wider
-        )
+        whole, taken = self.nodes.mask, self._taken
+        for wider in {nodes.mask, *taken}:
+            if nodes.mask & ~wider or not whole & ~wider:
+                continue
+            on_wider = sum(each for part, each in taken.items() if not part & ~wider)
+            if (on_wider + amount) * 10 > self._room_of(wider) * tenths:
+                return False
+        return True
 
-    def _taken_on(self, nodes: CpuSet) -> int:
-        return sum(amount for part, amount in self._taken.items() if part <= nodes)
-
-    def _room_on(self, nodes: CpuSet) -> int:
-        return sum(amount for node, amount in self._room.items() if node in nodes)
+    def _room_of(self, mask: int) -> int:
+        if mask not in self._room_on:
+            nodes = CpuSet.from_int(mask)
+            self._room_on[mask] = sum(
+                amount for node, amount in self._room.items() if node in nodes
+            )
+        return self._room_on[mask]

@@ -53,7 +53,7 @@ from agent.allocate.reserved_cpus import (
 )
 from agent.allocate.shares import claims, numa_nodes, pool_of, shared_cpus, sidecars
 from agent.model.bounds import reason as shortened
-from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.policies import DeviceLocality
 from agent.model.cpu.topology import Topology
 from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, LinuxResources
@@ -141,7 +141,7 @@ def decide(
             pools[of_be.name] = first
     values = _PodValues(
         pools,
-        _Memory(topology, bind=rules.bind_memory),
+        _NumaNodes(topology, bind=rules.bind_memory),
         rules.kubelet_memory,
         rules.cpu_normalization_ratio,
         _why_empty(owners, rules),
@@ -149,7 +149,6 @@ def decide(
     sources = _CpuSources(topology, owners, assigned, kubelet, outcome)
     own_cpus = {pod.uid: sources.of(pod) for pod in pods}
     decided = _places(topology, pods, pools, own_cpus, locality) if locality else {}
-    node_of = {cpu.id: cpu.node for cpu in topology.cpus} if near else {}
     wanted = {}
     for pod in pods:
         cpus = own_cpus[pod.uid]
@@ -165,7 +164,8 @@ def decide(
             name: place for name in near.get(pod.uid, ()) if (place := decided.get((pod.uid, name)))
         }
         of_pod = values.of(pod, cpus, batches[pod.uid], refusals.reason(pod), placed)
-        wanted[pod.uid] = _told(pod, of_pod, near.get(pod.uid, ()), node_of)
+        others = near.get(pod.uid, {}).keys() - placed.keys()
+        wanted[pod.uid] = values.told(pod, of_pod, others) if others else of_pod
     return Decision(
         owners,
         pools,
@@ -386,19 +386,22 @@ def _present(pod: Pod) -> set[str]:
     return {each.name for each in pod.containers} | {each.name for each in pod.ended}
 
 
-class _Memory:
-    """The NUMA nodes whose memory belongs to CPUs; none if memory is not bound."""
+class _NumaNodes:
+    """The NUMA nodes of CPUs, and those whose memory belongs to CPUs."""
 
     def __init__(self, topology: Topology, *, bind: bool) -> None:
-        self._node_of = {cpu.id: cpu.node for cpu in topology.cpus} if bind else {}
-        self._with_memory = CpuSet(
-            node.id for node in topology.numa_nodes if bind and node.memory_bytes
-        )
+        """`bind`: whether memory is bound."""
+        self._bind = bind
+        self._node_of = {cpu.id: cpu.node for cpu in topology.cpus}
+        self._with_memory = CpuSet(node.id for node in topology.numa_nodes if node.memory_bytes)
 
-    def of(self, cpus: CpuSet) -> CpuSet | None:
+    def of(self, cpus: CpuSet) -> CpuSet:
+        return CpuSet(self._node_of[cpu] for cpu in cpus if cpu in self._node_of)
+
+    def memory(self, cpus: CpuSet) -> CpuSet | None:
         """The memory nodes for these CPUs. None (any node) if memory is not bound, or if one of the
         nodes has no memory of its own."""
-        nodes = CpuSet(self._node_of[cpu] for cpu in cpus if cpu in self._node_of)
+        nodes = self.of(cpus) if self._bind else EMPTY
         return nodes if nodes and nodes <= self._with_memory else None
 
 
@@ -409,7 +412,7 @@ class _PodValues(msgspec.Struct, frozen=True):
     """Makes the wanted values of a pod and its containers from the pools and the pod's own CPUs."""
 
     pools: Pools
-    memory: _Memory
+    numa_nodes: _NumaNodes
     kubelet_memory: bool
     """Whether the kubelet binds the memory of Guaranteed pods."""
     cpu_normalization_ratio: float
@@ -432,9 +435,23 @@ class _PodValues(msgspec.Struct, frozen=True):
             if place and place.memory and not self._kubelet_binds(pod):
                 mems = str(place.memory)
             blocked = "" if cpus else f"no CPU is left for it: {self.why_empty}"
-            known = Wanted(LinuxResources(str(cpus) or None, mems), blocked=blocked)
+            known = Wanted(
+                LinuxResources(str(cpus) or None, mems),
+                blocked=blocked,
+                numa_nodes=str(self.numa_nodes.of(cpus)) if place else "",
+            )
             self._shared[key] = known
         return known
+
+    def told(self, pod: Pod, wanted: PodWanted, with_devices: Collection[str]) -> PodWanted:
+        """Adds the NUMA nodes of the CPUs of containers with devices that have no place."""
+        told = {}
+        for name in decided_names(pod, with_devices):
+            of_container = wanted.of(name)
+            nodes = self.numa_nodes.of(CpuSet.parse(of_container.cpuset or ""))
+            told[name] = msgspec.structs.replace(of_container, numa_nodes=str(nodes))
+        containers = dict(sorted((wanted.containers | told).items()))
+        return msgspec.structs.replace(wanted, containers=containers)
 
     def own(self, pod: Pod, cpus: CpuSet) -> Wanted:
         """The values of a container that owns CPUs. It has no quota, which would throttle it
@@ -455,7 +472,7 @@ class _PodValues(msgspec.Struct, frozen=True):
     def _mems(self, pod: Pod, cpus: CpuSet) -> str | None:
         if self._kubelet_binds(pod):
             return None
-        nodes = self.memory.of(cpus)
+        nodes = self.numa_nodes.memory(cpus)
         return None if nodes is None else str(nodes)
 
     def of(
@@ -493,24 +510,6 @@ class _PodValues(msgspec.Struct, frozen=True):
                 for name in decided_names(pod, limited.containers)
             }
         return PodWanted(pod.title, pod.qos, each, dict(sorted(named.items())), refused, group)
-
-
-def _told(
-    pod: Pod, wanted: PodWanted, with_devices: Collection[str], node_of: Mapping[int, int]
-) -> PodWanted:
-    """Adds the NUMA nodes of the CPUs of containers with devices.
-
-    `node_of`: the NUMA node of each CPU."""
-    told = {}
-    for name in decided_names(pod, with_devices):
-        of_container = wanted.of(name)
-        cpus = CpuSet.parse(of_container.cpuset or "")
-        nodes = str(CpuSet(node_of[cpu] for cpu in cpus if cpu in node_of))
-        told[name] = msgspec.structs.replace(of_container, numa_nodes=nodes)
-    if not told:
-        return wanted
-    containers = dict(sorted((wanted.containers | told).items()))
-    return msgspec.structs.replace(wanted, containers=containers)
 
 
 def _limited(wanted: Wanted, limits: LinuxResources) -> Wanted:

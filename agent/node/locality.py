@@ -92,14 +92,14 @@ class LocalityView:
         self._slices = slices
         self._policy = policy
         self._clock = clock
-        self._topology: Topology | None = None
+        self._distances: tuple[Topology, Distances] | None = None
         self._near: dict[Key, CpuSet] = {}
         self._places: dict[Key, CpuSet] | None = None
         self._moved_at: dict[Key, float] = {}
 
     def decides(self, topology: Topology) -> bool:
         """Whether pods without the annotation are near to their devices."""
-        several = len(Distances(topology).with_cpus) > 1
+        several = len(self._distances_of(topology).with_cpus) > 1
         return several and self._policy is not DeviceLocality.OFF
 
     def decision_input(
@@ -119,7 +119,7 @@ class LocalityView:
         `plugins`: the NUMA nodes of the devices that plugins gave; None while they are not known.
         `claimed`: the devices of ResourceClaims.
         `holds`: by container id, the CPUs of its cgroup."""
-        distances = Distances(topology)
+        distances = self._distances_of(topology)
         if len(distances.with_cpus) < 2:
             return None
         located = device_nodes(
@@ -131,8 +131,6 @@ class LocalityView:
         )
         for key, of_claims in self._nodes_of_claims(claimed, devices.functions).items():
             located[key] = (*located.get(key, ()), *of_claims)
-        if topology != self._topology:
-            self._topology, self._near = topology, {}
         present = {pod.uid for pod in pods}
         near = {key: distances.near(nodes) for key, nodes in located.items()}
         self._near = {key: nodes for key, nodes in self._near.items() if key[0] in present} | {
@@ -162,6 +160,11 @@ class LocalityView:
             key: moved for key, moved in self._moved_at.items() if moved > since and key in before
         }
         return LocalityInput(tuple(containers), before, frozenset(self._moved_at))
+
+    def _distances_of(self, topology: Topology) -> Distances:
+        if self._distances is None or self._distances[0] != topology:
+            self._distances, self._near = (topology, Distances(topology)), {}
+        return self._distances[1]
 
     def _nodes_of_claims(
         self, claimed: Claimed, functions: Mapping[str, Function]

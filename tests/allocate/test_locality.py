@@ -65,7 +65,7 @@ FOUR = with_distances(machine(4, 4), CLUSTERS)
     ],
 )
 def test_near_nodes_are_the_smallest_set_with_one_of_each_device(devices: str, near: str) -> None:
-    assert Distances(FOUR).near(map(CpuSet.parse, devices.split())) == CpuSet.parse(near)
+    assert Distances(FOUR).near(tuple(map(CpuSet.parse, devices.split()))) == CpuSet.parse(near)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_numa_node_without_cpus_stands_for_the_nearest_of_one_socket(
 ) -> None:
     topology = without_cpus(machine(4, 4), 3)
     distances = Distances(with_distances(topology, rows) if rows else topology)
-    assert distances.near([CpuSet((3,))]) == CpuSet.parse(nearest)
+    assert distances.near((CpuSet((3,)),)) == CpuSet.parse(nearest)
 
 
 def test_equally_near_numa_nodes_of_one_socket_are_all_near() -> None:
@@ -89,7 +89,7 @@ def test_equally_near_numa_nodes_of_one_socket_are_all_near() -> None:
     one_socket = tuple(msgspec.structs.replace(cpu, socket=0) for cpu in topology.cpus)
     rows = ((10, 12, 12, 32), (12, 10, 12, 32), (12, 12, 10, 32), (32, 32, 32, 10))
     topology = with_distances(msgspec.structs.replace(topology, cpus=one_socket), rows)
-    assert Distances(topology).near([CpuSet((1,))]) == CpuSet((0, 2))
+    assert Distances(topology).near((CpuSet((1,)),)) == CpuSet((0, 2))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_equally_near_numa_nodes_of_one_socket_are_all_near() -> None:
 )
 def test_recorded_machines(tmp_path: Path, machine_name: str, device_node: int, near: str) -> None:
     topology = machines.read(trees.unpack(machine_name, tmp_path))
-    assert Distances(topology).near([CpuSet((device_node,))]) == CpuSet.parse(near)
+    assert Distances(topology).near((CpuSet((device_node,)),)) == CpuSet.parse(near)
 
 
 def test_a_place_widens_by_distance() -> None:
