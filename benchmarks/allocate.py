@@ -218,22 +218,22 @@ def accumulator_rows(size: int, extent: Extent) -> Iterator[Row]:
     machine = layout.of(cpus(SHAPES[size], "interleaved"))
     values = []
     for take_case in take_cases(machine):
-        holdings = CpuRefCounts().adding(machine.cpus & ~take_case.free)
+        cpu_counts = CpuRefCounts().adding(machine.cpus & ~take_case.free)
         for bind in (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS):
             for strategy in (Strategy.MOST_ALLOCATED, Strategy.LEAST_ALLOCATED):
                 request = CpuRequest(take_case.need, bind, strategy=strategy)
-                values.append(accumulated(machine, holdings, request, extent))
+                values.append(accumulated(machine, cpu_counts, request, extent))
     yield value_row(f"koordinator_take_cpus_{size}", statistics.mean(values), UNIT)
     yield value_row(f"koordinator_take_cpus_{size}_slowest", max(values), UNIT)
 
 
 def accumulated(
-    machine: Layout, holdings: CpuRefCounts, request: CpuRequest, extent: Extent
+    machine: Layout, cpu_counts: CpuRefCounts, request: CpuRequest, extent: Extent
 ) -> float:
     """Microseconds."""
 
     def call() -> object:
-        return accumulator.take(machine, machine.cpus, holdings, request)
+        return accumulator.take(machine, machine.cpus, cpu_counts, request)
 
     if not isinstance(call(), Taken):
         raise SystemExit(f"no CPUs for {request}")

@@ -40,7 +40,7 @@ from common import Row, arguments, ratio_row, report, value_row
 from agent.allocate import node_score
 from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation, TopologyOptions
-from agent.allocate.node_allocator.cpus import Offer, Trials
+from agent.allocate.node_allocator.cpus import CpuOffer, Trials
 from agent.allocate.numa.hint import ids
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.cpu import layout as layouts
@@ -114,7 +114,7 @@ class SchedulerArm:
     def place(self, uid: str, cpus: int) -> int:
         request = ResourceRequest(uid, uid, QoS.LSR, owner=True, requests={"cpu": 1000 * cpus})
         offer = self._offer(request)
-        if not isinstance(offer, Offer):
+        if not isinstance(offer, CpuOffer):
             return 0
         self._allocations[uid] = offer.allocation
         self._node_allocation.add(offer.allocation)

@@ -94,7 +94,9 @@ class FilterCase(msgspec.Struct, frozen=True):
 
     def numa_nodes(self) -> list[int]:
         offer = self.allocator.offer(self.pod_request)
-        return sorted(offer.holding().allocation.amounts) if isinstance(offer, NodeOffer) else []
+        return (
+            sorted(offer.assigned_pod().allocation.amounts) if isinstance(offer, NodeOffer) else []
+        )
 
 
 def build_case(case: Case) -> FilterCase:

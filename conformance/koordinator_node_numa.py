@@ -307,15 +307,15 @@ def judge_take_cpus(case: dict[str, Any]) -> CaseVerdict:
         exclusive=_exclusive(case["exclusive"]),
         strategy=Strategy(case["strategy"]),
     )
-    holdings = NOTHING_HELD
+    cpu_counts = NOTHING_HELD
     for each in case["allocated"]:
         cpus = CpuSet.parse(each["cpus"]).mask
         times = min(each["ref"], case["maxRef"])  # larger numbers have the same effect
-        holdings = holdings.adding(cpus, _exclusive(each["exclusive"]), times)
+        cpu_counts = cpu_counts.adding(cpus, _exclusive(each["exclusive"]), times)
     answer = take(
         _layout(tuple(case["shape"]), case["numbering"]),
         CpuSet.parse(case["available"]).mask,
-        holdings,
+        cpu_counts,
         request,
         case["maxRef"],
         CpuSet.parse(case.get("preferred", "")).mask,

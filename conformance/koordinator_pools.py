@@ -92,7 +92,7 @@ def _judged(case: dict[str, Any], *, reserved: bool = True) -> CaseVerdict:
     owned_before = {pod.uid: _claimed_cpus(pod) for pod in pods}
     pool_rules = rules(configured)
     if not reserved:
-        pool_rules = msgspec.structs.replace(pool_rules, reserved=EMPTY)
+        pool_rules = msgspec.structs.replace(pool_rules, kubelet_reserved=EMPTY)
     decision = decide(topology, pods, kubelet, owned_before, {}, pool_rules)
     values = report_values("node", ReportInput(topology, decision, pods, kubelet, configured))
     actual = _reported(report.build(values).topology)

@@ -18,7 +18,7 @@ import msgspec
 from agent.allocate.accumulator import CpuExclusivity
 from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOptions
 from agent.allocate.node_allocator import cpus
-from agent.allocate.node_allocator.cpus import Offer, Trials
+from agent.allocate.node_allocator.cpus import CpuOffer, Trials
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.refusal import Refusal
 from agent.allocate.steps import Steps
@@ -356,7 +356,7 @@ class RecordedAllocation(NodeAllocation):
     """CPUs that a pod owns without recorded amounts stay available on their NUMA node."""
 
     def available(self) -> Amounts:
-        return self.recorded()
+        return self.left_by_records()
 
 
 def offer_with(
@@ -364,10 +364,10 @@ def offer_with(
     options: TopologyOptions,
     node_allocation: NodeAllocation,
     request: ResourceRequest,
-) -> Offer | Refusal:
+) -> CpuOffer | Refusal:
     """The offer that follows from these trials of NUMA nodes instead of Topolet's."""
     with patch.object(cpus, "Trials", trials):
-        return cpus.offer(options, node_allocation, request)
+        return cpus.cpu_offer(options, node_allocation, request)
 
 
 class KoordinatorTrials(Trials):
@@ -391,6 +391,7 @@ class KoordinatorTrials(Trials):
         policies: InForce,
         steps: Steps,
         *,
+        with_devices: bool = False,
         loose: bool,
         by_position: bool,
         unbound: bool,
@@ -401,7 +402,9 @@ class KoordinatorTrials(Trials):
         self._by_position = by_position
         self._single_cpus = single_cpus
         self.downgrade = not mixed
-        super().__init__(options, node_allocation, request, policies, steps)
+        super().__init__(
+            options, node_allocation, request, policies, steps, with_devices=with_devices
+        )
         node_policies = options.policies
         forced = (
             BindPolicy.FULL_PCPUS if node_policies.full_pcpus_only else node_policies.bind_label

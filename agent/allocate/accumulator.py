@@ -110,18 +110,20 @@ class Terms(msgspec.Struct, frozen=True):
     is taken; None if the request may not be downgraded."""
 
     @classmethod
-    def of(cls, layout: Layout, holdings: CpuRefCounts, request: CpuRequest, max_ref: int) -> Terms:
+    def of(
+        cls, layout: Layout, cpu_counts: CpuRefCounts, request: CpuRequest, max_ref: int
+    ) -> Terms:
         """The terms of a request, given what other pods hold; `max_ref` pods may share a CPU."""
         cores = nodes = 0
         lower = None
-        levels = holdings.held[: max_ref - 1]
-        if request.exclusive is ExclusivePolicy.PCPU_LEVEL and holdings.core_exclusive:
-            cores = layout.expand(layout.touched(holdings.core_exclusive[0]))
-        elif request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL and holdings.node_exclusive:
-            held = holdings.node_exclusive[0]
+        levels = cpu_counts.held[: max_ref - 1]
+        if request.exclusive is ExclusivePolicy.PCPU_LEVEL and cpu_counts.core_exclusive:
+            cores = layout.expand(layout.touched(cpu_counts.core_exclusive[0]))
+        elif request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL and cpu_counts.node_exclusive:
+            held = cpu_counts.node_exclusive[0]
             nodes = _nodes_of(layout, held)
             if request.downgrade:
-                held |= sum(holdings.core_exclusive[:1])
+                held |= sum(cpu_counts.core_exclusive[:1])
                 by_core = msgspec.structs.replace(request, exclusive=ExclusivePolicy.PCPU_LEVEL)
                 lower = cls(layout, by_core, layout.expand(layout.touched(held)), 0, levels)
         return cls(layout, request, cores, nodes, levels, lower)
@@ -159,21 +161,21 @@ class Shortage(msgspec.Struct, frozen=True):
 def take(
     layout: Layout,
     available: int,
-    holdings: CpuRefCounts,
+    cpu_counts: CpuRefCounts,
     request: CpuRequest,
     max_ref: int = 1,
     preferred: int = 0,
 ) -> Taken | Shortage:
     """The CPUs for the request. `max_ref`: how many pods may share a CPU. Raises ValueError if it
     is less than 1."""
-    free = available & layout.cpus & ~holdings.full(max_ref)
+    free = available & layout.cpus & ~cpu_counts.full(max_ref)
     if request.nodes is not None:
         free &= layout.of_nodes(members(request.nodes))
     fitting, preferred = _fitting(layout, free, preferred, request)
     if request.count > fitting.bit_count():
         return _shortage(request.count, free, fitting)
     search = _evenly if request.strategy is Strategy.DISTRIBUTE_EVENLY else pack
-    terms = Terms.of(layout, holdings, request, max_ref)
+    terms = Terms.of(layout, cpu_counts, request, max_ref)
     chosen = _search(search, terms, fitting, preferred, request.count)
     return _shortage(request.count, free, fitting) if chosen is None else Taken(*chosen)
 
@@ -181,7 +183,7 @@ def take(
 def take_on_nodes(
     layout: Layout,
     available: int,
-    holdings: CpuRefCounts,
+    cpu_counts: CpuRefCounts,
     request: CpuRequest,
     shares: Mapping[int, int],
     max_ref: int = 1,
@@ -190,9 +192,9 @@ def take_on_nodes(
     ValueError if a share is negative or the shares do not add up to the request."""
     if sum(shares.values()) != request.count or min(shares.values(), default=0) < 0:
         raise ValueError(f"shares: {dict(shares)} do not add up to {request.count} CPUs")
-    free = available & layout.cpus & ~holdings.full(max_ref)
+    free = available & layout.cpus & ~cpu_counts.full(max_ref)
     fitting, _ = _fitting(layout, free, 0, request)
-    terms = Terms.of(layout, holdings, request, max_ref)
+    terms = Terms.of(layout, cpu_counts, request, max_ref)
     taken = 0
     steps = [AllocationStep.GIVEN_NODES]
     for id_, share in sorted(shares.items()):

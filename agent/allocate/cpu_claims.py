@@ -20,7 +20,7 @@ import msgspec
 from agent.allocate.node_local.claim import LocalInput, LocalOutcome
 from agent.allocate.node_local.policy import outcome_by_pod
 from agent.allocate.reserved_cpus import KubeletAssignments, KubeletCpus, PoolRules, some_share
-from agent.allocate.shares import kubelet_may_own, pool_of, sidecars, whole_cpus
+from agent.allocate.shares import kubelet_may_own, pool_of, sharing_containers, whole_cpus
 from agent.model.bounds import reason as shortened
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.topology import Topology
@@ -60,17 +60,18 @@ class RefusalCause(enum.StrEnum):
 
 
 class ClaimRefusal(msgspec.Struct, frozen=True):
-    """A claim that was not honoured as written. `key`: the annotation's key, empty if the claim
-    does not come from an annotation. `claimed`: the CPUs that the claim names, "" if it can't be
-    read. `held`: the CPUs that the pod owns instead, "" if it shares a pool."""
+    """A claim that was not honoured as written."""
 
     uid: str
     title: str
     key: str
+    """The annotation's key, empty if the claim does not come from an annotation."""
     cause: RefusalCause
     reason: str
     claimed: str = ""
+    """The CPUs that the claim names, "" if it can't be read."""
     held: str = ""
+    """The CPUs that the pod owns instead, "" if it shares a pool."""
 
 
 def claim_refusal(
@@ -97,7 +98,7 @@ def admit_claims(
     read = _read_claims(topology, pods, assigned, owned_before, running_on)
     claims = read.claims
     kubelet_owners = {owner.uid for owner in assigned.owners}
-    of_dra = union(union(of_pod.values()) for of_pod in kubelet.claimed.values())
+    of_dra = union(union(of_pod.values()) for of_pod in kubelet.of_dra.values())
     claimants = {pod.uid for pod, _ in claims}
     all_requested = {pod.uid: requested for pod, requested in claims}
     # Running pods whose claims were refused: they use a pool, which no claim may empty.
@@ -107,28 +108,28 @@ def admit_claims(
         admission = ClaimAdmission(topology, assigned, rules, of_dra)
         for pod in pods:
             if pod.uid in claimants:
-                shares = pod.uid in sharing or bool(sidecars(pod))
+                shares = pod.uid in sharing or bool(sharing_containers(pod))
             else:
                 shares = pod.uid not in kubelet_owners or some_share(pod, kubelet)
             if shares:
                 admission.joins_pool(pod, runs=bool(running_on.get(pod.uid)))
-        reasons = {}
+        refusals = {}
         for claim in _in_order(
             claims, topology.online, admission.shared_cpus, pods, owned_before, running_on
         ):
-            if reason := admission.claim(claim):
-                reasons[claim.pod.uid] = reason
+            if refusal := admission.claim(claim):
+                refusals[claim.pod.uid] = refusal
                 admission.keep_offline(claim.pod, owned_before.get(claim.pod.uid, EMPTY))
                 admission.joins_pool(claim.pod, runs=bool(running_on.get(claim.pod.uid)))
-        return admission, reasons
+        return admission, refusals
 
-    first_reasons: dict[str, ClaimRefusal] = {}
+    first_refusals: dict[str, ClaimRefusal] = {}
     while True:
-        admission, reasons = admit()
+        admission, refusals = admit()
         falling_back = {
             pod.uid
             for pod, requested in claims
-            if pod.uid in reasons
+            if pod.uid in refusals
             and requested != (before := owned_before.get(pod.uid, EMPTY))
             and before & topology.online
         }
@@ -136,35 +137,37 @@ def admit_claims(
         without_cpus = {
             pod.uid
             for pod, _ in claims
-            if pod.uid in reasons.keys() - sharing
+            if pod.uid in refusals.keys() - sharing
             and running_on.get(pod.uid)
             and not admission.shared_cpus(pod)
         }
         sharing |= without_cpus
         if not falling_back and not without_cpus:
             break
-        # The reason of the claim in the annotation, not of the one that takes its place.
-        first_reasons |= {uid: reasons[uid] for uid in falling_back}
+        # The refusal of the claim in the annotation, not of the one that takes its place.
+        first_refusals |= {uid: refusals[uid] for uid in falling_back}
         claims = [
             (pod, owned_before[pod.uid] if pod.uid in falling_back else requested)
             for pod, requested in claims
         ]
     for pod, _ in claims:
-        if why := first_reasons.get(pod.uid) or reasons.get(pod.uid):
-            # If the CPUs have an owner, the reason names it, whatever the order of the claims.
+        if refusal := first_refusals.get(pod.uid) or refusals.get(pod.uid):
+            # If the CPUs have an owner, the refusal names it, whatever the order of the claims.
             requested = all_requested[pod.uid]
-            if requested <= known and not requested & assigned.named:
-                why = admission.conflict(pod, requested) or why
-            read.refuse(why)
+            if requested <= known:
+                refusal = admission.conflict(pod, requested) or refusal
+            read.refuse(refusal)
     return admission, read.refusals
 
 
 class _Claims(msgspec.Struct):
-    """The claims in pods' annotations. `named`: the CPUs that an annotation names, by pod uid."""
+    """The claims in pods' annotations."""
 
     claims: list[tuple[Pod, CpuSet]] = []
     named: dict[str, CpuSet] = {}
+    """By pod uid, the CPUs that its annotation names."""
     refusals: dict[str, ClaimRefusal] = {}
+    """By pod uid."""
 
     def refuse(self, refusal: ClaimRefusal) -> None:
         claimed = self.named.get(refusal.uid, EMPTY) if refusal.key == RESOURCE_STATUS else ""
@@ -181,7 +184,6 @@ def _read_claims(
     """The claims of the annotations; of an owner whose annotation can't be read, the CPUs that it
     owned."""
     found = _Claims()
-    cause = RefusalCause
     known = topology.online | topology.offline
     kubelet_owners = {owner.uid: owner for owner in assigned.owners}
     for pod in pods:
@@ -189,13 +191,14 @@ def _read_claims(
         try:
             status = resource_status(pod.annotations)
             requested = found.named[pod.uid] = status.cpus()
-            if not requested and (reason := _unknown_nodes(pod, status, topology)):
-                found.refuse(reason)
+            if not requested and (refusal := _unknown_nodes(pod, status, topology)):
+                found.refuse(refusal)
             if owned and (missing := requested - known):
-                found.refuse(claim_refusal(pod, cause.ABSENT, f"CPUs {missing} do not exist"))
+                text = f"CPUs {missing} do not exist"
+                found.refuse(claim_refusal(pod, RefusalCause.ABSENT, text))
                 requested = owned
         except AnnotationError as error:
-            found.refuse(claim_refusal(pod, cause.INVALID, error.reason, error.key))
+            found.refuse(claim_refusal(pod, RefusalCause.INVALID, error.reason, error.key))
             requested = owned
         if (owner := kubelet_owners.get(pod.uid)) is not None:
             named = found.named.get(pod.uid)
@@ -204,7 +207,7 @@ def _read_claims(
             continue
         if taken := requested & assigned.named:
             text = f"CPUs {taken} are assigned by the kubelet"
-            found.refuse(claim_refusal(pod, cause.KUBELET, text))
+            found.refuse(claim_refusal(pod, RefusalCause.KUBELET, text))
             requested = requested - taken or owned
         if (
             assigned.static
@@ -220,7 +223,7 @@ def _read_claims(
             try:
                 shared_containers(pod.annotations)
             except AnnotationError as error:
-                found.refuse(claim_refusal(pod, cause.INVALID, error.reason, error.key))
+                found.refuse(claim_refusal(pod, RefusalCause.INVALID, error.reason, error.key))
     return found
 
 
@@ -244,16 +247,18 @@ def _unknown_nodes(pod: Pod, status: ResourceStatus, topology: Topology) -> Clai
 
 
 class _CpuClaim(msgspec.Struct, frozen=True):
-    """`keeps`: the pod owned these CPUs, or runs on exactly these and no other pod runs there that
-    could not share them. `keeps_reserved`: as `keeps`, but not if it runs on them only because they
-    are the pool that it would share. `stays`: as `keeps_reserved`, and a container of the pod
-    runs."""
+    """A claim that is not admitted or refused yet."""
 
     pod: Pod
     requested: CpuSet
     keeps: bool
+    """The pod owned these CPUs, or runs on exactly these and no other pod runs there that could not
+    share them."""
     keeps_reserved: bool
+    """As `keeps`, but not if the pod runs on them only because they are the pool that it would
+    share."""
     stays: bool
+    """As `keeps_reserved`, and a container of the pod runs."""
 
 
 def _in_order(
@@ -279,7 +284,14 @@ def _in_order(
         )
         keeps_reserved = owned or (alone and not shares(pod, requested & online))
         owned_some = bool(requested & owned_before.get(pod.uid, EMPTY))
-        rank = (not owned, not owned_some, not alone, not runs, pod.created_at, pod.uid)
+        rank = (
+            not owned,  # it owned all of the CPUs: a restart does not change decisions
+            not owned_some,  # an owner with a new claim loses no CPU to a new owner
+            not alone,  # it already has the CPUs for itself
+            not runs,  # no container has to move
+            pod.created_at,
+            pod.uid,  # a total order
+        )
         stays = keeps_reserved and bool(running_on.get(pod.uid))
         return rank, _CpuClaim(pod, requested, owned or alone, keeps_reserved, stays)
 
@@ -324,8 +336,8 @@ class ClaimAdmission:
         self._kubelets = assigned.named
         self._of_dra = of_dra
         self._static = assigned.static
-        self._never_alone = rules.reserved if assigned.static else EMPTY
-        kubelet_reserved = EMPTY if rules.owners_on_reserved else rules.reserved
+        self._never_alone = rules.kubelet_reserved if assigned.static else EMPTY
+        kubelet_reserved = EMPTY if rules.owners_on_reserved else rules.kubelet_reserved
         self._reserved = (
             (kubelet_reserved, "are reserved by the kubelet"),
             (rules.node_reserved, "are reserved by the node"),
@@ -361,36 +373,37 @@ class ClaimAdmission:
                 self.pools[name] -= cpus
 
     def claim(self, claim: _CpuClaim) -> ClaimRefusal | None:
-        """Admits the claim with its online CPUs, or returns the reason of its refusal."""
-        pod, requested, cause = claim.pod, claim.requested, RefusalCause
+        """Admits the claim with its online CPUs, or returns its refusal. The claim has no CPU that
+        a static kubelet assigned."""
+        pod, requested = claim.pod, claim.requested
         if missing := requested - self._online - self._offline:
-            return claim_refusal(pod, cause.ABSENT, f"CPUs {missing} do not exist")
-        if taken := requested & self._kubelets:
-            return claim_refusal(pod, cause.KUBELET, f"CPUs {taken} are assigned by the kubelet")
-        if reason := self.conflict(pod, requested):
-            return reason
+            return claim_refusal(pod, RefusalCause.ABSENT, f"CPUs {missing} do not exist")
+        if refusal := self.conflict(pod, requested):
+            return refusal
         if not claim.keeps and (taken := requested & self._of_dra):
             text = f"CPUs {taken} are allocated by a ResourceClaim"
-            return claim_refusal(pod, cause.RESOURCE_CLAIM, text)
+            return claim_refusal(pod, RefusalCause.RESOURCE_CLAIM, text)
         if pod.unequal and pod.qos in CPU_OWNERS and not claim.stays:
             text = f"{pod.unequal}: {pod.qos} pods need equal amounts"
-            return claim_refusal(pod, cause.UNEQUAL, text)
+            return claim_refusal(pod, RefusalCause.UNEQUAL, text)
         if requested & self._online and requested & self._online <= self._never_alone:
             text = f"CPUs {requested & self._online} are reserved by the kubelet"
-            return claim_refusal(pod, cause.RESERVED, text)
+            return claim_refusal(pod, RefusalCause.RESERVED, text)
         if not claim.keeps_reserved:
             for cpus, why in self._reserved:
                 if taken := requested & cpus:
-                    return claim_refusal(pod, cause.RESERVED, f"CPUs {taken} {why}")
+                    return claim_refusal(pod, RefusalCause.RESERVED, f"CPUs {taken} {why}")
         offline = requested - self._online
         requested &= self._online
         if not requested:
-            return claim_refusal(pod, cause.OFFLINE, f"CPUs {offline} are offline")
+            return claim_refusal(pod, RefusalCause.OFFLINE, f"CPUs {offline} are offline")
         # An owner keeps its CPUs, unless a static kubelet assigned the rest of a pool.
-        kept_from = self._running if self._static else {}
-        if user := self._emptied_for(pod, requested, kept_from if claim.keeps else self._users):
+        protected = self._users
+        if claim.keeps:
+            protected = self._running if self._static else {}
+        if user := self._emptied_for(pod, requested, protected):
             text = f"CPUs {requested} are all that pod {user} and others share"
-            return claim_refusal(pod, cause.POOL_EMPTIED, text)
+            return claim_refusal(pod, RefusalCause.POOL_EMPTIED, text)
         self._take(requested, pod.qos)
         self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(requested), str(offline)))
         return None
@@ -425,8 +438,8 @@ class ClaimAdmission:
         return outcome
 
     def _emptied_for(self, pod: Pod, requested: CpuSet, users: Mapping[str, str]) -> str | None:
-        """One of these users of pools, by the pool's name, whose pool the claim would empty, if
-        any."""
+        """The title of a pod in `users` whose pool the claim would empty; None if there is none.
+        `users` has one title for each pool."""
         for name, kind in POOLS.items():
             cpus = self.pools[name]
             if pod.qos in kind.excluded and cpus and cpus <= requested:

@@ -49,9 +49,9 @@ class TopologyOptions(msgspec.Struct, frozen=True):
     """The machine as bit masks, None if its CPU topology is unknown."""
     numa_allocatable: Amounts = {}
     """The allocatable amounts of the NUMA nodes in the NodeResourceTopology."""
-    reserved: CpuSet = EMPTY
-    """The CPUs that no pod may own: those of the node reservation and of system QoS, and those that
-    the kubelet assigned."""
+    never_owned: CpuSet = EMPTY
+    """No pod may own these CPUs, whatever `owners_on_reserved` says: those of the node reservation
+    and of system QoS, and those that the kubelet assigned."""
     kubelet_reserved: CpuSet = EMPTY
     """The CPUs that the kubelet reserves; pods may own them with `owners_on_reserved`."""
     node_reserved: CpuSet = EMPTY
@@ -81,7 +81,11 @@ class TopologyOptions(msgspec.Struct, frozen=True):
     @property
     def kept(self) -> CpuSet:
         """CPUs that no pod may own."""
-        return self.reserved if self.owners_on_reserved else self.reserved | self.kubelet_reserved
+        return (
+            self.never_owned
+            if self.owners_on_reserved
+            else self.never_owned | self.kubelet_reserved
+        )
 
     def amplified(self, cpu_milli: int) -> int:
         """The amplified cost of an amount of bound CPU (rounded up, as Koordinator does)."""
@@ -180,14 +184,20 @@ class NodeAllocation:
         self.areas = {area.id: area.cpus for area in areas}
         """The CPUs of each NUMA node, as a mask."""
         self.node_ids = frozenset(self.areas) | options.numa_allocatable.keys()
-        self.holdings: CpuRefCounts = NOTHING_HELD
+        self.cpu_counts: CpuRefCounts = NOTHING_HELD
         self.cpu_milli = 0
         self._used: Counter[tuple[int, str]] = Counter()
+        """By NUMA node and resource: the recorded amounts, and the memory of owners that counts."""
         self._unrecorded: Counter[int] = Counter()
+        """By NUMA node: the milli-CPU of owned CPUs that is in no recorded amount."""
         self._owned: Counter[int] = Counter()
+        """By NUMA node: the milli-CPU of owned CPUs."""
         self._records: Counter[int] = Counter()
+        """By NUMA node: the number of pods with recorded amounts."""
         self._inside: Counter[int] = Counter()
+        """By NUMA node: the number of pods that own CPUs of this node alone."""
         self._spanning: Counter[int] = Counter()
+        """By NUMA node: the number of pods that own CPUs of several nodes, and of this one."""
         self._totals = options.totals()
         self.numa_resources = {name for of_node in self._totals.values() for name in of_node}
         """The resources that any NUMA node reports."""
@@ -202,12 +212,12 @@ class NodeAllocation:
 
     def add(self, allocation: PodAllocation) -> None:
         """Adds the allocation of a pod."""
-        self.holdings = self.holdings.adding(allocation.cpus.mask, allocation.exclusive)
+        self.cpu_counts = self.cpu_counts.adding(allocation.cpus.mask, allocation.exclusive)
         self._count(allocation, 1)
 
     def remove(self, allocation: PodAllocation) -> None:
         """Removes the allocation of a pod that was added."""
-        self.holdings = self.holdings.removing(allocation.cpus.mask, allocation.exclusive)
+        self.cpu_counts = self.cpu_counts.removing(allocation.cpus.mask, allocation.exclusive)
         self._count(allocation, -1)
 
     def __eq__(self, other: object) -> bool:
@@ -225,36 +235,32 @@ class NodeAllocation:
             self._inside,
             self._spanning,
         )
-        return self.holdings, self.cpu_milli, *(frozenset(each.items()) for each in counters)
+        return self.cpu_counts, self.cpu_milli, *(frozenset(each.items()) for each in counters)
 
     def free_cpus(self) -> int:
         """Mask of the CPUs that a pod may still own."""
         layout = self._options.layout
         if layout is None:
             return 0
-        return layout.cpus & ~self._options.kept.mask & ~self.holdings.full(self._options.max_ref)
-
-    def overcommitted(self) -> int:
-        """Mask of the CPUs that more than `max_ref` pods hold."""
-        return self.holdings.full(self._options.max_ref + 1)
+        return layout.cpus & ~self._options.kept.mask & ~self.cpu_counts.full(self._options.max_ref)
 
     def totals(self) -> Amounts:
         """The allocatable amounts of the NUMA nodes."""
         return self._totals
 
-    def recorded(self) -> Amounts:
+    def left_by_records(self) -> Amounts:
         """The amounts that the allocated amounts of pods leave, never below 0. Koordinator scores
         NUMA nodes by them. The caller may change the result."""
         return _copied(self._left()[0])
 
     def available(self) -> Amounts:
-        """The amounts of `recorded`, reduced also by the CPUs that a pod owns in excess of its
-        amounts. The caller may change the result."""
+        """The amounts of `left_by_records`, reduced also by the CPUs that a pod owns in excess of
+        its amounts. The caller may change the result."""
         return _copied(self._left()[1])
 
     def _left(self) -> tuple[Amounts, Amounts]:
-        """The results of `recorded` and `available`, cached: most offers are not followed by a
-        commit."""
+        """The results of `left_by_records` and `available`, cached: most offers are not followed by
+        a commit."""
         if self._cached_left is None:
             recorded = {
                 node: {
@@ -296,7 +302,7 @@ class NodeAllocation:
         """The milli-CPU of the CPUs without an owner, by NUMA node. CPUs that the kubelet reserves
         are in the pool, as on the node (fine-grained CPU orchestration proposal, Basic CPU
         orchestration principles)."""
-        shared = ~(self.holdings.full(1) | self._options.reserved.mask)
+        shared = ~(self.cpu_counts.full(1) | self._options.never_owned.mask)
         return {node: 1000 * (cpus & shared).bit_count() for node, cpus in self.areas.items()}
 
     def counts_memory_of(self, nodes: Collection[int]) -> bool:

@@ -209,7 +209,7 @@ def _of_whole(
 
 def _used_of_whole(state: ScoreInput) -> dict[str, int]:
     """The requests of the node's pods, with the CPUs that pods own amplified."""
-    owned_milli = 1000 * state.node_allocation.holdings.full(1).bit_count()
+    owned_milli = 1000 * state.node_allocation.cpu_counts.full(1).bit_count()
     used = dict(state.whole.requested)
     used["cpu"] = used.get("cpu", 0) - owned_milli + state.options.amplified(owned_milli)
     return used
@@ -232,7 +232,7 @@ def _as_koordinator(
                 capacity[name] = capacity.get(name, 0) + total
                 used[name] = used.get(name, 0) + node_allocation.recorded_used(node, name)
     if allocation.cpus:
-        used["cpu"] = options.amplified(1000 * node_allocation.holdings.full(1).bit_count())
+        used["cpu"] = options.amplified(1000 * node_allocation.cpu_counts.full(1).bit_count())
     return _with_pod(args, options, request, allocation, capacity, used)
 
 

@@ -51,7 +51,7 @@ from agent.allocate.reserved_cpus import (
     PoolRules,
     kubelet_assignments,
 )
-from agent.allocate.shares import claims, numa_nodes, pool_of, shared_cpus, sidecars
+from agent.allocate.shares import claims, numa_nodes, pool_of, shared_cpus, sharing_containers
 from agent.model.bounds import reason as shortened
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.policies import DeviceLocality
@@ -135,7 +135,7 @@ def decide(
     near = _near_by_pod(locality)
     if rules.be_on_reserved:
         of_be = pool_of_class(QoS.BE)
-        first = _by_node(topology, admission.pools[of_be.name] & rules.reserved)
+        first = _by_node(topology, admission.pools[of_be.name] & rules.kubelet_reserved)
         users = [(pod, batches[pod.uid]) for pod in pods if pool_of(pod) is of_be]
         if _has_room(first, users, near):
             pools[of_be.name] = first
@@ -216,17 +216,20 @@ def _with_local_owners(
 
 
 class _PodCpus(msgspec.Struct, frozen=True):
-    """The CPUs of one pod. `own`: those of the whole pod. By container: `by_policy` has its own
-    CPUs by a node-local policy, `blocked` why it must not be created ("" for no reason), `kubelets`
-    the CPUs that a static kubelet assigned, `by_claim` the CPUs that a DRA driver gave; its limits
-    are the kubelet's. `kubelets` None: the kubelet assigned none to the pod. An empty CPU set in it
-    means that the agent does not write to the container; an empty dict, not to the pod."""
+    """The CPUs of one pod that it does not share."""
 
     own: CpuSet | None
+    """Those of the whole pod."""
     by_policy: Mapping[str, CpuSet]
+    """By container, its own CPUs by a node-local policy."""
     blocked: Mapping[str, str]
+    """By container, why it must not be created; "" for no reason."""
     kubelets: Mapping[str, CpuSet] | None
-    by_claim: Mapping[str, CpuSet]
+    """By container, the CPUs that a static kubelet assigned; None if it assigned none to the pod.
+    An empty CPU set means that the agent does not write to the container; an empty dict, not to the
+    pod."""
+    of_dra: Mapping[str, CpuSet]
+    """By container, the CPUs that a DRA driver gave. Its limits are the kubelet's."""
 
 
 class _CpuSources:
@@ -257,13 +260,13 @@ class _CpuSources:
         if (owner := self._kubelet_owners.get(pod.uid)) is not None:
             of_pod = self._kubelet.containers.get(pod.uid, {})
             kubelets = {name: cpus & owner.cpus for name, cpus in of_pod.items()}
-        by_claim = {
+        of_dra = {
             name: left
-            for name, cpus in self._kubelet.claimed.get(pod.uid, {}).items()
+            for name, cpus in self._kubelet.of_dra.get(pod.uid, {}).items()
             if (left := cpus & self._unowned)
         }
         share = self._outcome.by_uid.get(pod.uid, Share())
-        return _PodCpus(self._own.get(pod.uid), share.cpus, share.blocked, kubelets, by_claim)
+        return _PodCpus(self._own.get(pod.uid), share.cpus, share.blocked, kubelets, of_dra)
 
 
 def _batch_of(pod: Pod, refusals: _Refusals) -> dict[str, BatchResources]:
@@ -316,11 +319,11 @@ def _places(
 
 def _shares(pod: Pod, cpus: _PodCpus, name: str) -> bool:
     """Whether the container shares a pool, and the agent writes its CPUs."""
-    if name in cpus.by_policy or name in cpus.by_claim:
+    if name in cpus.by_policy or name in cpus.of_dra:
         return False
     if cpus.kubelets is not None and (not cpus.kubelets or name in cpus.kubelets):
         return False
-    return cpus.own is None or name in sidecars(pod)
+    return cpus.own is None or name in sharing_containers(pod)
 
 
 def _has_room(
@@ -490,14 +493,15 @@ class _PodValues(msgspec.Struct, frozen=True):
         own, kubelets = cpus.own, cpus.kubelets
         shared = Wanted() if kubelets == {} else self.shared(pod)
         each = shared if own is None else self.own(pod, own)
-        named = {} if own is None else dict.fromkeys(decided_names(pod, sidecars(pod)), shared)
+        sharing = () if own is None else sharing_containers(pod)
+        named = dict.fromkeys(decided_names(pod, sharing), shared)
         named |= {name: self.shared(pod, placed[name]) for name in decided_names(pod, placed)}
         named |= {name: self.own(pod, each_own) for name, each_own in cpus.by_policy.items()}
         lifted = bool(own or cpus.by_policy)
         for name, assigned in (kubelets or {}).items():
             named[name] = self.given(pod, assigned) if assigned else Wanted()
             lifted = lifted or named[name].resources.quota is not None
-        named |= {name: Wanted(LinuxResources(str(given))) for name, given in cpus.by_claim.items()}
+        named |= {name: Wanted(LinuxResources(str(given))) for name, given in cpus.of_dra.items()}
         for name, reason in cpus.blocked.items():
             wanted = named.get(name, each)
             named[name] = msgspec.structs.replace(wanted, blocked=reason or wanted.blocked)

@@ -66,13 +66,12 @@ def metadata_by_uid(pods: Iterable[ApiPod]) -> dict[str, PodMetadata]:
 
 
 def present(
-    api_pods: Iterable[ApiPod], running: Iterable[Pod], metadata: Mapping[str, PodMetadata]
+    api_pods: Iterable[ApiPod], here: Iterable[Pod], metadata: Mapping[str, PodMetadata]
 ) -> tuple[Pod, ...]:
-    """The pods on the node, sorted by the runtime's uid. `metadata`: the last known metadata, also
-    of pods that the API no longer has."""
-    pods = {
-        pod.uid: _with(pod, metadata[pod.uid]) if pod.uid in metadata else pod for pod in running
-    }
+    """The pods on the node, sorted by the runtime's uid. `here`: those that the runtime lists or a
+    frontend announced. `metadata`: the last known metadata, also of pods that the API no longer
+    has."""
+    pods = {pod.uid: _with(pod, metadata[pod.uid]) if pod.uid in metadata else pod for pod in here}
     for pod in api_pods:
         uid, named = pod.runtime_uid, _named(pod)
         if pod.terminal or (uid in pods and pod.title != pods[uid].title):
@@ -97,11 +96,14 @@ def present(
     return tuple(pods[uid] for uid in sorted(pods))
 
 
-def admitted(pods: Iterable[Pod], created_uids: Container[str], *, static: bool) -> tuple[Pod, ...]:
-    """The pods whose claims count. `created_uids`: the uids of pods that the runtime has or is
-    about to create. `static`: the kubelet has the static policy. It assigns CPUs to a Guaranteed
-    pod when it admits the pod, before the sandbox is created; until then these CPUs are unknown,
-    and the pod's claim does not count."""
+def decidable(
+    pods: Iterable[Pod], created_uids: Container[str], *, static: bool
+) -> tuple[Pod, ...]:
+    """The pods to decide about: not those whose CPUs a static kubelet has not assigned yet.
+    `created_uids`: the uids of pods that the runtime has or is about to create. `static`: the
+    kubelet has the static policy. It assigns CPUs to a Guaranteed pod when it admits the pod,
+    before the sandbox is created; until then these CPUs are unknown, and the pod's claim does not
+    count."""
     return tuple(
         pod
         for pod in pods

@@ -22,15 +22,18 @@ from agent.model.snapshot import Owner
 
 
 class KubeletCpus(msgspec.Struct, frozen=True):
-    """The CPUs that a kubelet with the static policy assigned, by pod uid. `containers`: the CPUs
-    of each container, where they are known; otherwise it is unknown which containers of a pod have
-    its CPUs. `claimed`: by pod uid and container, the CPUs that DRA drivers gave, under every
-    policy of the kubelet."""
+    """The CPUs that the kubelet and DRA drivers gave to pods."""
 
     static: bool = False
+    """Whether the kubelet has the static policy."""
     by_uid: dict[str, CpuSet] = {}
+    """By pod uid, the CPUs that a kubelet with the static policy assigned."""
     containers: dict[str, dict[str, CpuSet]] = {}
-    claimed: Mapping[str, Mapping[str, CpuSet]] = {}
+    """By pod uid and container, the same CPUs where they are known; otherwise it is unknown which
+    containers of a pod have its CPUs."""
+    of_dra: Mapping[str, Mapping[str, CpuSet]] = {}
+    """By pod uid and container, the CPUs that DRA drivers gave, under every policy of the
+    kubelet."""
 
 
 class DedicatedCpus(msgspec.Struct, frozen=True):
@@ -44,7 +47,7 @@ class DedicatedCpus(msgspec.Struct, frozen=True):
 class PoolRules(msgspec.Struct, frozen=True):
     """The use of reserved and dedicated CPUs, and of memory."""
 
-    reserved: CpuSet = EMPTY
+    kubelet_reserved: CpuSet = EMPTY
     """The kubelet reserves these CPUs, and pods share them."""
     owners_on_reserved: bool = False
     """Whether LSE and LSR pods may own CPUs that the kubelet reserves."""
@@ -145,7 +148,7 @@ def cpus_outside_scheduling(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict
     """By pod uid, the CPUs that the kubelet and DRA drivers gave to pods; a scheduler must not
     allocate them."""
     found = kubelet_owned(pods, kubelet)
-    for uid, of_pod in kubelet.claimed.items():
+    for uid, of_pod in kubelet.of_dra.items():
         found[uid] = union(of_pod.values()) | found.get(uid, EMPTY)
     return found
 

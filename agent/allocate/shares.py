@@ -24,10 +24,11 @@ from agent.model.quantities import cpu
 
 
 def pool_of(pod: Pod) -> PoolKind:
-    """The pool that the pod uses while it owns no CPUs. A BestEffort pod with allocated CPU of NUMA
-    nodes requests batch CPU: only its label makes it BE."""
-    batch = pod.qos is QoS.BE and pod.labels.get(QOS_LABEL) != QoS.BE and numa_nodes(pod)
-    return DEFAULT_POOL if batch else pool_of_class(pod.qos)
+    """The pool that the pod uses while it owns no CPUs. A BestEffort pod without the label BE that
+    has CPU of NUMA nodes got it as batch CPU, and shares the default pool."""
+    unlabelled = pod.qos is QoS.BE and pod.labels.get(QOS_LABEL) != QoS.BE
+    unlabelled_with_numa_nodes = unlabelled and numa_nodes(pod)
+    return DEFAULT_POOL if unlabelled_with_numa_nodes else pool_of_class(pod.qos)
 
 
 def shared_cpus(pod: Pod, pools: Pools, near: tuple[int, ...] = ()) -> CpuSet:
@@ -70,7 +71,7 @@ def claims(pod: Pod) -> bool:
         return False
 
 
-def sidecars(pod: Pod) -> tuple[str, ...]:
+def sharing_containers(pod: Pod) -> tuple[str, ...]:
     """The pod's containers that share the pool while the pod owns CPUs; none if the annotation
     can't be read."""
     try:

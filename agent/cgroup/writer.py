@@ -225,13 +225,6 @@ def apply(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) 
     If all values are correct, this costs one read of each group (on v2 two) and no write. If the
     journal can't be written, no group is written: every changed value must be restorable.
     """
-    pass_ = write(hierarchy, journal, wanted)
-    pass_.read_back()
-    return pass_.outcome()
-
-
-def write(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) -> CpusetPass:
-    """The part of `apply` up to the last write: without `read_back`."""
     pass_ = CpusetPass(hierarchy)
     for group, cpus in sorted(wanted.items()):
         conflict = _conflict(wanted, group)
@@ -246,9 +239,10 @@ def write(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) 
     except JournalError as error:
         for group in pass_.requested():
             pass_.fail(group, str(error))
-        return pass_
-    pass_.run(writes)
-    return pass_
+    else:
+        pass_.run(writes)
+    pass_.read_back()
+    return pass_.outcome()
 
 
 def restore(

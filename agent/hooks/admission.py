@@ -133,7 +133,7 @@ class Admission:
     def create(self, creation: Creation, carried: Callable[[], Carried]) -> Verdict:
         """The answer to a request to create a container. The creation then counts as in progress
         until `created` or `abandoned`. `carried` reads the devices that the request names."""
-        request, snapshot = creation.request, self._seen()
+        request, snapshot = creation.request, self._current_snapshot()
         assumed = self._assumed.all(snapshot)
         late = creation.waiting.late
         # No container is refused for its place: after the deadline it shares the whole pool.
@@ -186,7 +186,11 @@ class Admission:
             if creation.assumed is not None:
                 self._assumed.failed(creation.assumed)
         why = f"{title}: {detail}"
-        if reason in _UNREAD and hook in (CREATE, UPDATE) and (owned := _owned(self._seen())):
+        if (
+            reason in _UNREAD
+            and hook in (CREATE, UPDATE)
+            and (owned := _owned(self._current_snapshot()))
+        ):
             why = f"{why}; it could take {owned}"
             self.outcomes.refused(hook, class_, reason, why, fields)
         elif not self.outcomes.fails(hook, class_, reason, why, fields):
@@ -232,7 +236,7 @@ class Admission:
 
     def start(self) -> int:
         """A container is being started; the number identifies the start in `started`."""
-        return self._assumed.start(self._seen())
+        return self._assumed.start(self._current_snapshot())
 
     def started(self, number: int) -> None:
         """The start has ended, with or without success."""
@@ -250,7 +254,7 @@ class Admission:
 
     def update(self, update: Update) -> Verdict:
         """The answer to a request to update a container."""
-        request, snapshot = update.request, self._seen()
+        request, snapshot = update.request, self._current_snapshot()
         answer = cpuset.update(request, snapshot, self._assumed.of(request.container_id))
         if isinstance(answer, Wait):
             if not update.waiting.late:
@@ -316,7 +320,7 @@ class Admission:
         creation.kept = changes.resources.unset
         return changes
 
-    def _refused(self, creation: Creation, why: str) -> Refuse:
+    def _refuse(self, creation: Creation, why: str) -> Refuse:
         if creation.announced:
             self._notifier.notify(creation.failed())
         record = _record(creation, AuditEvent.CONTAINER_REFUSED)
@@ -338,7 +342,7 @@ class Admission:
 
         node = snapshot.devices if snapshot is not None else None
         changes = visible_devices(creation, carried, visible, node, self._settable, self.outcomes)
-        return self._refused(creation, changes) if isinstance(changes, str) else changes
+        return self._refuse(creation, changes) if isinstance(changes, str) else changes
 
     def _fallback(
         self,
@@ -353,15 +357,16 @@ class Admission:
         waited = f"{creation.pod_title}: no CPUs after {creation.waiting.timeout_seconds:g} s"
         why, fields = f"{waited}: {reason}", creation.fields
         if self.outcomes.fails(CREATE, creation.qos, FailureReason.TIMEOUT, why, fields):
-            return self._refused(creation, why)
+            return self._refuse(creation, why)
         answer = cpuset.fallback(creation.request, snapshot, assumed)
         if isinstance(answer, Wait):
             why = f"{waited}: {answer.reason}"
             self.outcomes.refused(CREATE, creation.qos, FailureReason.NO_CPU, why, fields)
-            return self._refused(creation, why)
+            return self._refuse(creation, why)
         return answer
 
-    def _seen(self) -> Snapshot | None:
+    def _current_snapshot(self) -> Snapshot | None:
+        """The snapshot. The assumed containers that its pass has seen are dropped."""
         snapshot = self._snapshots.current()
         if snapshot is not None:
             self._assumed.seen(snapshot)

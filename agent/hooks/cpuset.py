@@ -43,16 +43,18 @@ from agent.model.verdict import Wait
 
 
 class AssumedContainer(msgspec.Struct, frozen=True):
-    """The CPUs that a container may hold, before the agent has seen it. `uid`: of its pod, "" if
-    unknown. `title` names the container in messages. `cpus` is None if they may be any. `given`:
-    the values that the hooks set. `answered_at` (CLOCK_MONOTONIC, nanoseconds) is None while the
-    runtime works on the request."""
+    """The CPUs that a container may hold, before the agent has seen it."""
 
     uid: str
+    """That of its pod, "" if it is unknown."""
     title: str
+    """It names the container in messages."""
     cpus: CpuSet | None
+    """None if they may be any."""
     given: Wanted = NOTHING
+    """The values that the hooks set."""
     answered_at: int | None = None
+    """CLOCK_MONOTONIC in nanoseconds; None while the runtime works on the request."""
 
     @property
     def exclusive(self) -> bool:

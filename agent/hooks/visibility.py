@@ -1,7 +1,7 @@
 """The devices that a new container sees (docs/devices.md, "Device visibility").
 
 The agent decides which devices these are. `device_changes` makes the changes of the request for a
-container with a decision, `unallocated` those for a container that keeps the devices of its
+container with a decision, `as_requested` those for a container that keeps the devices of its
 request. Both refuse a request that names another pod's device. The failure policy decides about a
 container that can't have its devices, also because the frontend can't make the changes.
 
@@ -88,7 +88,7 @@ def visible_devices(
             why = f"{creation.pod_title}: {error}"
             if outcomes.fails(CREATE, DEVICES, error.reason, why, creation.fields):
                 return why
-            return _as_requested(creation, carried, node, settable)
+            return _settable_as_requested(creation, carried, node, settable)
     except RefusedError as error:
         why = f"{creation.pod_title}: {error}"
         outcomes.refused(CREATE, DEVICES, error.reason, why, creation.fields)
@@ -121,7 +121,7 @@ def _decided(
     return changes
 
 
-def _as_requested(
+def _settable_as_requested(
     creation: Creation,
     carried: Callable[[], Carried],
     node: NodeVisibility | None,
@@ -132,7 +132,7 @@ def _as_requested(
     if node is None:
         return UNCHANGED
     pod = creation.request.pod
-    changes = unallocated(
+    changes = as_requested(
         pod.uid, carried(), node, allocated=creation.allocated, namespace=pod.namespace
     )
     return UNCHANGED if not_settable(changes, settable) else changes
@@ -151,7 +151,7 @@ def device_changes(
     if visible.refused:
         raise RefusedError(visible.refused)
     if visible.gpus is None:
-        own = unallocated(uid, carried, node, namespace=namespace)
+        own = as_requested(uid, carried, node, namespace=namespace)
     else:
         _refuse_annotations_of_pod(uid, carried, visible.gpus, node)
         own = rewritten(carried, visible.gpus, node.cdi_kind)
@@ -187,7 +187,7 @@ def _refuse_annotations_of_pod(
             raise RefusedError(f"an annotation of its pod names another GPU: {short}")
 
 
-def unallocated(
+def as_requested(
     uid: str,
     carried: Carried,
     node: NodeVisibility,
@@ -195,13 +195,18 @@ def unallocated(
     allocated: bool = False,
     namespace: str = "",
 ) -> Changes:
-    """The changes for a container that keeps the devices of its request. `allocated`: its pod has
-    an allocation, which the container can't have. `namespace`: the pod's. Raises RefusedError if
-    the request names another pod's device. Beside such a device only a container that serves the
-    node's devices or is privileged may name `all`, and, if it has no allocation, one of a namespace
-    for monitoring, unless the node's policy denies or leaves it. A container whose request names no
-    device must not get those that its image names, unless it serves the node's devices or is
-    privileged."""
+    """The changes for a container that keeps the devices of its request. Raises RefusedError if the
+    request names another pod's device. The node's policy for unrequested GPUs decides the rest.
+
+    `hide`: a container whose request names no device does not get those that its image names, and
+        while another pod has a GPU, only one of a namespace for monitoring may name `all`. A
+        container that serves the node's devices or is privileged is exempt from both.
+    `deny`: as `hide`, but no container is exempt, and none gets the GPUs of the name `all`.
+    `leave`: the request stays unchanged.
+
+    `allocated`: the container's pod has an allocation, which the container can't have. No policy
+        exempts it, and it must not name `all` while another pod has a GPU.
+    `namespace`: the pod's."""
     exempt = not allocated and (
         node.unrequested_gpus == "leave"
         or (

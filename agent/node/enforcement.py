@@ -143,18 +143,24 @@ class Enforcement:
             the CPUs to others.
         `announced`: the cgroup_parent of announced pods by uid."""
         groups = announced_groups(announced)
+        # First: the journal marks the pods' cgroups before anything is written to them.
         narrowed, failures = self._announced.narrow(cpus_of_others(groups, decision))
         sandboxes = sandbox_cpusets(runtime.pods, decision)
+        # Before the containers: a pod's cgroup must contain the CPUs that they get.
         placed, widened, failed = self._announced.widen(sandboxes, narrowed)
         failures += failed
+        # Before the next writes: the values that a frontend replaced are the original ones.
         failures += self.originals.record(_containers(runtime))
+        # Before the others get their CPUs: an excluded container leaves none of the agent's values.
         excluded, failed = self.originals.restore_excluded(unmanaged)
         failures += failed
         cpusets = {**wanted_cpusets(runtime.pods, decision), **narrowed}
         outcome = writer.apply(self._hierarchy, self._journal, cpusets)
+        # A created owner gets only CPUs that no container holds after these writes.
         if pending or outcome.having(WriteState.WRITTEN):
             holds = self.holds(runtime, topology)
         holds, created = self._update_created(runtime, decision, holds)
+        # Before the snapshot gives the CPUs to others: containers read which ones they still have.
         if self._notices is not None:
             failures += self._notices.write(decision, dynamic=dynamic)
         titles = {group: decision.pods[uid].title for group, uid in groups.items()}
@@ -261,7 +267,8 @@ class Enforcement:
 
     def _with_restored(self, group: str | None, wanted: Wanted) -> LinuxResources:
         """The wanted values, with the original limits that were restored: the runtime still stores
-        the agent's values, and would write them again with every update."""
+        the agent's values, and would write them again with every update. If the container owns CPUs
+        now, its restored limits are forgotten: the agent sets its limits again."""
         texts = self._restored.get(group or "")
         if not texts or wanted.unmanaged:
             return wanted.resources
@@ -299,8 +306,8 @@ class Enforcement:
                 owner = tuple(each for each in decision.owners if each.uid == pod.uid)
                 overlaps = find_overlaps(runtime.pods, owner, after)
                 occupied = union(CpuSet.parse(each.cpus) for each in overlaps)
-                gained = occupied - after.get(container.id, occupied)
-                possible = _without(possible, gained, after.get(container.id), pod.uid, decision)
+                present = after[container.id]
+                possible = _without(possible, occupied - present, present, pod.uid, decision)
             if stores(status, possible):
                 continue
             try:
@@ -356,20 +363,20 @@ def _starting(runtime: RuntimeState, container: Container, topology: Topology) -
 
 
 def _without(
-    wanted: LinuxResources, occupied: CpuSet, present: CpuSet | None, uid: str, decision: Decision
+    wanted: LinuxResources, gained_occupied: CpuSet, present: CpuSet, uid: str, decision: Decision
 ) -> LinuxResources:
-    """The wanted values of a created owner without `occupied`, the CPUs on which other containers
-    still run: nothing delays its start until they are free. If no CPU is left, it keeps those of
-    its `present` CPUs that no other pod owns, otherwise it gets the LS pool."""
-    if not occupied:
+    """The wanted values of a created owner without `gained_occupied`, the CPUs on which other
+    containers still run, and it would not: nothing delays its start until they are free. If no CPU
+    is left, it keeps those of its `present` CPUs that no other pod owns, otherwise it gets the LS
+    pool."""
+    if not gained_occupied:
         return wanted
     owned = union(owner.cpus for owner in decision.owners if owner.uid != uid)
     cpus = (
-        CpuSet.parse(wanted.cpuset or "") - occupied
-        or (present or EMPTY) - owned
+        CpuSet.parse(wanted.cpuset or "") - gained_occupied
+        or present - owned
         or pool_cpus(decision.pools.get(DEFAULT_POOL.name, ()))
         or present
-        or EMPTY
     )
     return msgspec.structs.replace(wanted, cpuset=str(cpus) or None)
 
@@ -435,11 +442,12 @@ def wanted_limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, LinuxR
             if container.group is None:
                 continue
             resources = of_pod.of(container.name).resources
-            if resources != NO_RESOURCES and container.name:
+            if resources != NO_RESOURCES and container.name:  # a sandbox has no name
                 wanted[container.group] = resources
             elif resources.mems is not None:
                 wanted[container.group] = LinuxResources(mems=resources.mems)
             above = parent(container.group)
+            # The systemd driver writes the uid with "_", since "-" separates slices.
             is_of_pod = pod.uid.replace("-", "_") in above.replace("-", "_")
             if of_pod.group != NO_RESOURCES and is_of_pod:
                 wanted[above] = of_pod.group

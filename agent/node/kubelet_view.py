@@ -2,7 +2,7 @@
 four sources: its PodResources, its state files, resource claims, and its configuration.
 
 PodResources are polled on a thread of their own, so that no pass waits for a kubelet.
-`pod_holdings` and `device_portions` correct known errors in their answers. Each rule cites its
+`kubelet_resources` and `device_portions` correct known errors in their answers. Each rule cites its
 source; file names are those of Kubernetes 1.36.
 """
 
@@ -49,8 +49,8 @@ from agent.node.sources import SourceName, Sources
 Amounts = dict[int, dict[str, int]]
 
 
-class Holdings(msgspec.Struct, frozen=True):
-    """What pods hold."""
+class KubeletResources(msgspec.Struct, frozen=True):
+    """The CPUs, memory and devices that the kubelet gave to pods."""
 
     pods: Mapping[PodName, Allocated] = {}
     """Without pods that hold nothing."""
@@ -58,12 +58,12 @@ class Holdings(msgspec.Struct, frozen=True):
     """What was left out, and why."""
 
 
-def pod_holdings(
+def kubelet_resources(
     pods: Iterable[PodResources],
     topology: Topology,
     allocatable: Allocatable | None = None,
     ended: Collection[PodName] = (),
-) -> Holdings:
+) -> KubeletResources:
     """The CPUs, bytes of memory and numbers of devices that pods hold. Two pods with one name are
     one entry, with the resources of both. A device counts on each NUMA node that it is near to.
 
@@ -92,7 +92,7 @@ def pod_holdings(
             problems.append(f"{field}: on no NUMA node")
         for node, size_bytes in _placed(block, _known(block.nodes, room, field, problems), room):
             _add(amounts, key, node, block.kind, size_bytes)
-    return Holdings(
+    return KubeletResources(
         {key: Allocated(cpus.get(key, EMPTY), amounts.get(key, {})) for key in cpus | amounts},
         tuple(problems),
     )
@@ -449,7 +449,7 @@ class PodResourcesStateView:
         names = {pod.uid: (pod.namespace, pod.name) for pod in pods}
         present = frozenset(names.values())
         ended = {pod.key for pod in answer.pods} - present
-        reported = pod_holdings(answer.pods, topology, answer.allocatable, ended)
+        reported = kubelet_resources(answer.pods, topology, answer.allocatable, ended)
         self._sources.report(SourceName.POD_RESOURCES_CONTENT, reported.problems)
         self._held = with_running(self._held, reported.pods, present)
         sharing = {pod.uid for pod in pods if not kubelet_may_own(pod)}
@@ -631,4 +631,4 @@ class ResourceClaimView:
         self._logged = now
         if not claimed.by_uid:
             return kubelet
-        return msgspec.structs.replace(kubelet, claimed=claimed.by_uid)
+        return msgspec.structs.replace(kubelet, of_dra=claimed.by_uid)

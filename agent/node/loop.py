@@ -146,6 +146,8 @@ class PassLoop:
             self._reconciler.notified(received)
             notified |= bool(received)
             began = time.monotonic()
+            # While the loop cools down, only a notification for which a frontend holds a call
+            # starts a pass.
             if received and began < cooled and not any(map(answers_a_call, received)):
                 next_pass = min(next_pass, cooled)
                 continue

@@ -158,7 +158,7 @@ def rules(configuration: NodeConfiguration) -> PoolRules:
     kept = configuration.kubelet_reserved if strict else EMPTY
     system, of_system = configuration.system_qos, pool_of_class(QoS.SYSTEM)
     return PoolRules(
-        reserved=configuration.kubelet_reserved,
+        kubelet_reserved=configuration.kubelet_reserved,
         owners_on_reserved=configuration.owners_on_reserved,
         be_on_reserved=configuration.be_on_reserved,
         node_reserved=configuration.reservation.cpus() | kept,

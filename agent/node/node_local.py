@@ -68,7 +68,9 @@ class NodeLocalCpus:
         self._layout: tuple[Topology, Layout] | None = None
         self._suspended = False
 
-    def policy(self, kubelet_static: bool) -> CpuPolicy:
+    def check_policy(self, kubelet_static: bool) -> CpuPolicy:
+        """The policy in force. A kubelet with the static policy suspends it, which is logged
+        once."""
         if kubelet_static and self._policy is not LocalPolicy.NONE and not self._suspended:
             log.error(
                 "%s; until then the policy is suspended",
@@ -84,14 +86,14 @@ class NodeLocalCpus:
         announced: Collection[AnnouncedContainer],
         holds: Mapping[str, CpuSet],
         last: Mapping[tuple[str, str], LocalOwner],
-        by_claim: Mapping[str, Collection[str]] = MappingProxyType({}),
+        of_dra: Mapping[str, Collection[str]] = MappingProxyType({}),
         device_nodes: DeviceNodes | None = MappingProxyType({}),
     ) -> LocalInput:
         """The input of the node-local policy.
 
         `holds`: by container id, the CPUs of its cgroup.
         `last`: by pod uid and container name, the last decision.
-        `by_claim`: by pod uid, the containers with CPUs of a resource claim (DRA), which get no
+        `of_dra`: by pod uid, the containers with CPUs of a resource claim (DRA), which get no
             other CPUs.
         `device_nodes`: None while they are not known; then no container moves to better CPUs."""
         if self._layout is None or self._layout[0] != topology:
@@ -110,7 +112,7 @@ class NodeLocalCpus:
             if may_own(pod) and _virtual(pod):
                 sharing.update((pod.uid, container.name) for container in coming)
             elif may_own(pod):
-                given = by_claim.get(pod.uid, ())
+                given = of_dra.get(pod.uid, ())
                 sharing.update((pod.uid, name) for name in given)
                 for claim, container_id in _claims(pod, coming, holds, last):
                     claimed.add(container_id)

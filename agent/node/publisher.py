@@ -55,7 +55,7 @@ class Publisher:
         return self._last.generation if self._last else 0
 
     @property
-    def owners(self) -> dict[str, CpuSet]:
+    def scheduled_owners(self) -> dict[str, CpuSet]:
         """By pod uid, the CPUs that a scheduler chose, also offline ones."""
         local = {uid for uid, _ in self.local_owners}
         return {

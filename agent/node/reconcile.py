@@ -32,7 +32,7 @@ from agent.allocate import pools
 from agent.allocate.locality import LocalityInput
 from agent.allocate.node_local.claim import LocalInput
 from agent.allocate.pools import Decision
-from agent.allocate.present import admitted, present
+from agent.allocate.present import decidable, present
 from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
 from agent.allocate.shares import pool_of
 from agent.allocate.visibility.pod_devices import DeviceVisibility
@@ -83,17 +83,17 @@ class ReconcileError(RuntimeError):
     """Some values could not be written; the message names them. All others were written."""
 
 
-DecisionInputs = tuple[
-    Topology,
-    tuple[Pod, ...],
-    KubeletCpus,
-    dict[str, CpuSet],
-    dict[str, CpuSet],
-    PoolRules,
-    LocalInput | None,
-    LocalityInput | None,
-]
-"""The arguments of `pools.decide`."""
+class DecisionInput(msgspec.Struct, frozen=True):
+    """The arguments of `pools.decide`."""
+
+    topology: Topology
+    pods: tuple[Pod, ...]
+    kubelet: KubeletCpus
+    owned_before: dict[str, CpuSet]
+    running_on: dict[str, CpuSet]
+    rules: PoolRules
+    local: LocalInput | None
+    locality: LocalityInput | None
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -175,7 +175,7 @@ class Reconciler:
         self._announced = AnnouncedPods()
         self._announced_containers = AnnouncedContainers()
         self._notified = True
-        self._decided: tuple[DecisionInputs, Decision] | None = None
+        self._decided: tuple[DecisionInput, Decision] | None = None
         self.last: LastPass | None = None
         self.again = False
         """Whether the next pass may find a better decision without any event."""
@@ -213,15 +213,15 @@ class Reconciler:
         """Runs a pass. Raises RpcError, DiscoveryError, StateFileError or OSError, after which the
         last snapshot stays in force; at the end of the pass StoreError or ReconcileError."""
         seen = self._observe()
-        node = self._resolve(seen)
-        decision = self._decide(seen, node)
+        resolved = self._resolve(seen)
+        decision = self._decide(seen, resolved)
         try:
-            freed = self._make_room(seen, node, decision)
-            self._publish(seen, node, decision, freed)
+            freed = self._make_room(seen, resolved, decision)
+            self._publish(seen, resolved, decision, freed)
             failures, refused = self._apply(seen, decision, freed)
         finally:
             self._reporter.audit.end(seen.managed.pods, decision.pods)
-        self._report(seen, node, decision, freed, refused)
+        self._report(seen, resolved, decision, freed, refused)
         if failures:
             raise ReconcileError("; ".join(failures))
 
@@ -244,12 +244,12 @@ class Reconciler:
         all_pods = (*pods, *(pod for pod in seen.listed.pods if self._excludes(pod)))
         kubelet = self._kubelet.state(seen.topology, all_pods, seen.managed.devices)
         static = kubelet.cpus.static
-        pods = admitted(pods, seen_uids, static=static)
+        pods = decidable(pods, seen_uids, static=static)
         of_node = self._node_object.configuration(self._cluster.known.node, seen.topology)
         configuration = self._kubelet.configure(of_node, seen.topology, kubelet)
         self._cluster.store_kubelet(self._kubelet.configuration)
         holds = self._enforcement.holds(seen.managed, seen.topology)
-        policy = self._node_local.policy(static)
+        policy = self._node_local.check_policy(static)
         devices, visibility = self._devices.observe(
             seen.topology,
             seen.cluster,
@@ -260,64 +260,64 @@ class Reconciler:
         )
         return Resolved(pods, all_pods, kubelet, configuration, policy, holds, devices, visibility)
 
-    def _decide(self, seen: Observation, node: Resolved) -> Decision:
-        cpus, last = node.kubelet.cpus, self._publisher.local_owners
-        of_plugins = self._kubelet.device_nodes(node.kubelet)
-        announced = self._announced_containers.missing_from(node.pods, time.monotonic())
+    def _decide(self, seen: Observation, resolved: Resolved) -> Decision:
+        cpus, last = resolved.kubelet.cpus, self._publisher.local_owners
+        of_plugins = self._kubelet.device_nodes(resolved.kubelet)
+        announced = self._announced_containers.missing_from(resolved.pods, time.monotonic())
         local = None
-        if node.cpu_policy != "none":
+        if resolved.cpu_policy != "none":
             local = self._node_local.decision_input(
                 seen.topology,
-                node.pods,
+                resolved.pods,
                 announced,
-                node.holds,
+                resolved.holds,
                 last,
-                cpus.claimed,
+                cpus.of_dra,
                 of_plugins,
             )
         locality = self._locality.decision_input(
             seen.topology,
-            node.pods,
+            resolved.pods,
             seen.cluster.pods.values(),
             of_plugins,
-            node.kubelet.resources.claimed,
-            node.devices,
-            node.visibility,
-            node.holds,
+            resolved.kubelet.resources.claimed,
+            resolved.devices,
+            resolved.visibility,
+            resolved.holds,
         )
-        inputs = (
-            seen.topology,
-            node.pods,
-            cpus,
-            self._publisher.owners,
-            running_on(node.pods, node.holds),
-            self._rules(node, seen.topology),
-            local,
-            locality,
+        decision_input = DecisionInput(
+            topology=seen.topology,
+            pods=resolved.pods,
+            kubelet=cpus,
+            owned_before=self._publisher.scheduled_owners,
+            running_on=running_on(resolved.pods, resolved.holds),
+            rules=self._rules(resolved, seen.topology),
+            local=local,
+            locality=locality,
         )
         # Most passes find nothing new, and equal inputs have equal decisions.
-        if self._decided is not None and self._decided[0] == inputs:
+        if self._decided is not None and self._decided[0] == decision_input:
             decision = self._decided[1]
         else:
-            decision = pools.decide(*inputs)
-            self._decided = inputs, decision
+            decision = pools.decide(**msgspec.structs.asdict(decision_input))
+            self._decided = decision_input, decision
         self._locality.decided(decision.places)
         self.again = decision.again
         owners = settled(decision, self._publisher.all_owners)
-        self._reporter.changes.decided(node.pods, decision, owners, node.holds)
+        self._reporter.changes.decided(resolved.pods, decision, owners, resolved.holds)
         self._reporter.changes.without_cgroup(_without_cgroup(seen.managed.pods), time.monotonic())
         return decision
 
-    def _rules(self, node: Resolved, topology: Topology) -> PoolRules:
+    def _rules(self, resolved: Resolved, topology: Topology) -> PoolRules:
         """The rules of the pools, by the load of the reserved CPUs too."""
-        cpu_rules = rules(node.configuration)
-        reserved = cpu_rules.reserved & topology.online
+        cpu_rules = rules(resolved.configuration)
+        reserved = cpu_rules.kubelet_reserved & topology.online
         if not cpu_rules.be_on_reserved or not reserved:
             return cpu_rules
         of_be = pool_of_class(QoS.BE)
         groups = {
             each.group
-            for pod in node.pods
+            for pod in resolved.pods
             if pool_of(pod) is of_be
             for each in pod.containers
             if each.group is not None
@@ -325,21 +325,21 @@ class Reconciler:
         full = self._enforcement.reserved_load.full(reserved, groups)
         return msgspec.structs.replace(cpu_rules, be_on_reserved=not full)
 
-    def _make_room(self, seen: Observation, node: Resolved, decision: Decision) -> Freed:
+    def _make_room(self, seen: Observation, resolved: Resolved, decision: Decision) -> Freed:
         freed = self._enforcement.make_room(
             seen.managed,
             seen.unmanaged,
             decision,
             seen.topology,
-            node.holds,
+            resolved.holds,
             pending=seen.update_pending,
-            dynamic=node.cpu_policy == "dynamic",
-            announced=self._announced_groups(node.pods),
+            dynamic=resolved.cpu_policy == "dynamic",
+            announced=self._announced_parents(resolved.pods),
         )
         self._reporter.audit.written(freed.writes, freed.created)
         return freed
 
-    def _announced_groups(self, pods: tuple[Pod, ...]) -> dict[str, str]:
+    def _announced_parents(self, pods: tuple[Pod, ...]) -> dict[str, str]:
         """By uid, the cgroup_parent of announced pods, without pods with excluded containers, which
         may start on any CPU."""
         parents = self._announced.cgroup_parents
@@ -349,20 +349,22 @@ class Reconciler:
             if pod.uid in parents and not excludes_any(self.exclude, pod.namespace, pod.name)
         }
 
-    def _publish(self, seen: Observation, node: Resolved, decision: Decision, freed: Freed) -> None:
+    def _publish(
+        self, seen: Observation, resolved: Resolved, decision: Decision, freed: Freed
+    ) -> None:
         before = self._publisher.last
         self._publisher.publish(
             decision,
-            node.pods,
-            _blocked(find_overlaps(node.pods, decision.owners, freed.holds)),
-            node.kubelet.cpus.static,
+            resolved.pods,
+            _blocked(find_overlaps(resolved.pods, decision.owners, freed.holds)),
+            resolved.kubelet.cpus.static,
             seen.began_nanoseconds,
             fresh=self._notified,
             excluded=self.exclude,
             excluded_ids=[each.id for each in seen.unmanaged],
             memory_stays=self._enforcement.memory_stays,
-            cpu_policy=node.cpu_policy,
-            visibility=node.visibility,
+            cpu_policy=resolved.cpu_policy,
+            visibility=resolved.visibility,
             announced=self._announced.cgroup_parents,
             places_devices=self._locality.decides(seen.topology),
         )
@@ -381,32 +383,34 @@ class Reconciler:
     def _report(
         self,
         seen: Observation,
-        node: Resolved,
+        resolved: Resolved,
         decision: Decision,
         freed: Freed,
         refused: tuple[RefusedLimit, ...],
     ) -> None:
-        devices = node.devices
+        devices = resolved.devices
         moment = ReportInput(
             seen.topology,
             decision,
-            node.pods,
-            node.kubelet.cpus,
-            node.configuration,
+            resolved.pods,
+            resolved.kubelet.cpus,
+            resolved.configuration,
             seen.cluster,
             devices.report,
-            node.kubelet.resources,
+            resolved.kubelet.resources,
             self._node_object.faults,
             self._kubelet.configuration,
         )
-        short = find_shortfalls(node.pods, decision, node.kubelet.cpus, freed.holds)
+        short = find_shortfalls(resolved.pods, decision, resolved.kubelet.cpus, freed.holds)
         self.last = LastPass(
             seen.topology, self._publisher.last, devices.report.devices, short, refused
         )
         self._reporter.changes.differing(
-            count_differing(node.pods, decision, node.kubelet.cpus, freed.holds)
+            count_differing(resolved.pods, decision, resolved.kubelet.cpus, freed.holds)
         )
-        self._reporter.report(moment, short, devices, node.visibility, seen.listed.pods, refused)
+        self._reporter.report(
+            moment, short, devices, resolved.visibility, seen.listed.pods, refused
+        )
 
     def _pods(
         self, managed: tuple[Pod, ...], cluster: ClusterState

@@ -277,7 +277,7 @@ def _amounts(pod: Pod) -> dict[int, dict[str, int]]:
 
 def _reserved(configuration: NodeConfiguration, resources: PodResourcesState) -> Reserved:
     cpu_rules = rules(configuration)
-    shared = EMPTY if cpu_rules.owners_on_reserved else cpu_rules.reserved
+    shared = EMPTY if cpu_rules.owners_on_reserved else cpu_rules.kubelet_reserved
     memory_bytes = configuration.reserved_memory_bytes or resources.reserved_memory_bytes
     return Reserved(cpu_rules.kept | shared, memory_bytes)
 

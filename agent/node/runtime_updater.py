@@ -82,7 +82,7 @@ class RuntimeUpdater:
                 container_id: wanted
                 for container_id, wanted in containers.items()
                 if wanted != NO_RESOURCES
-                and not self._is_current(container_id, wanted, stored.get(container_id))
+                and not self._note_current(container_id, wanted, stored.get(container_id))
             }
             if not self._queue:
                 self._due = None
@@ -121,9 +121,10 @@ class RuntimeUpdater:
         self._thread.join()
         self._cri.close()
 
-    def _is_current(
+    def _note_current(
         self, container_id: str, wanted: LinuxResources, status: VerboseStatus | None
     ) -> bool:
+        """Whether the runtime stores the values already. Then it counts as having got them."""
         sent = self._sent.get(container_id)
         if container_id in self._unanswered:
             return False

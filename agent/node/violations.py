@@ -18,7 +18,7 @@ import msgspec
 from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
 from agent.allocate.reserved_cpus import KubeletCpus
-from agent.allocate.shares import sidecars
+from agent.allocate.shares import sharing_containers
 from agent.cgroup.order import ValueChange, parent
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.pod.annotations import (
@@ -102,10 +102,10 @@ def settled(decision: Decision, before: Mapping[str, CpuSet]) -> tuple[Owner, ..
 
 
 def running_on(pods: tuple[Pod, ...], holds: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
-    """By pod uid, the CPUs of its running containers, without side-cars that stay in a pool."""
+    """By pod uid, the CPUs of its running containers, without those that share a pool."""
     running = {}
     for pod in pods:
-        sharing = sidecars(pod)
+        sharing = sharing_containers(pod)
         running[pod.uid] = union(
             holds[each.id]
             for each in pod.containers
@@ -157,7 +157,7 @@ def find_shortfalls(
     for pod in pods:
         claimed = _claimed(pod)
         given = kubelet.containers.get(pod.uid, {}) if kubelet.static else {}
-        sharing = sidecars(pod)
+        sharing = sharing_containers(pod)
         for container in pod.containers:
             if container.state is ContainerState.ENDED or container.virtual:
                 continue
@@ -269,7 +269,7 @@ def count_differing(
     for pod in pods:
         claimed = _claimed(pod)
         given = kubelet.containers.get(pod.uid, {}) if kubelet.static else {}
-        sharing = sidecars(pod) if claimed else ()
+        sharing = sharing_containers(pod) if claimed else ()
         for container in pod.containers:
             cpus = holds.get(container.id)
             if cpus is None or container.state is not ContainerState.RUNNING:
@@ -303,7 +303,7 @@ def find_unallocated(
     """The unallocated pods that have a container, in the order of `pods`. Omits pods whose
     annotation names NUMA nodes, which they got instead of CPUs, and pods whose annotation can't be
     read, which are reported as refusals."""
-    served = {owner.uid for owner in decision.owners} | kubelet.claimed.keys()
+    served = {owner.uid for owner in decision.owners} | kubelet.of_dra.keys()
     served |= {uid for uid, cpus in kubelet.by_uid.items() if cpus and kubelet.static}
     served |= {each.uid for each in decision.refusals if each.key in (RESOURCE_STATUS, "")}
     return tuple(

@@ -247,16 +247,16 @@ METHODS: Final = {
     for service in _SERVICES
     for method in (RUN, CREATE, UPDATE, UPDATE_SANDBOX, _START, *_ENDINGS)
 }
-"""By path."""
+"""The hooked methods by their path."""
 
 
-class _Ending:
+class _Reported:
     """A call that stops or removes a container or sandbox, or updates a sandbox. It is forwarded
-    unchanged, and the agent is notified of its result. `removed`: the id of the removed container,
-    "" for other calls."""
+    unchanged, and the agent is notified of its result."""
 
     def __init__(self, removed: str) -> None:
         self.removed = removed
+        """The id of the removed container, "" for other calls."""
 
 
 class _Starting:
@@ -296,7 +296,7 @@ class CpusetGate:
         if method == _START:
             call.state = _Starting(self._admission.start())
         else:
-            call.state = _Ending(removed_id(message) if method == _REMOVE else "")
+            call.state = _Reported(removed_id(message) if method == _REMOVE else "")
         return Forward()
 
     def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
@@ -318,7 +318,7 @@ class CpusetGate:
             self._admission.updated(call.state)
         elif isinstance(call.state, _Starting):
             self._admission.started(call.state.number)
-        elif isinstance(call.state, _Ending) and message is not None:
+        elif isinstance(call.state, _Reported) and message is not None:
             self._admission.removed(call.state.removed)
             self._admission.report_change()
 

@@ -49,7 +49,7 @@ class HookedCalls:
         self._held = held
         self._ask_again = ask_again
 
-    def begin(self, number: int, path: bytes, announced: bool, ended: bool) -> None:
+    def begin(self, number: int, path: bytes, headers_sent: bool, ended: bool) -> None:
         """HEADERS of a hooked method; `ended`: no message follows."""
         if ended:
             self._stats.unread_malformed += 1
@@ -60,7 +60,7 @@ class HookedCalls:
             self._untracked(number, path, FailureReason.TOO_LARGE, detail)
         else:
             window = self._credit.initial
-            self.streams[number] = HeldStream(number, path, window, announced)
+            self.streams[number] = HeldStream(number, path, window, headers_sent)
 
     def data(self, stream: HeldStream, flags: int, payload: memoryview) -> None:
         """A DATA frame of the client. Raises FrameError."""
@@ -91,7 +91,7 @@ class HookedCalls:
         """The client ends its side with HEADERS, as no gRPC client does: the call is not hooked."""
         if stream.stage is Stage.COLLECTING and not stream.done:
             self._stats.unread_malformed += 1
-            if not self._may_continue(
+            if not self._continue_or_answer(
                 stream, FailureReason.MALFORMED, "trailers behind the message"
             ):
                 self._remove(stream)
@@ -264,15 +264,16 @@ class HookedCalls:
 
     def _unhooked(self, stream: HeldStream, reason: str, detail: str) -> None:
         """Lets a call pass unchanged that can't be hooked, or refuses it."""
-        if not self._may_continue(stream, reason, detail):
+        if not self._continue_or_answer(stream, reason, detail):
             return
         if stream.done:
             self._commit(stream)
         else:
             self._pass_on(stream)
 
-    def _may_continue(self, stream: HeldStream, reason: str, detail: str) -> bool:
-        """Whether the gate lets a call pass that can't be hooked. Answers the call otherwise."""
+    def _continue_or_answer(self, stream: HeldStream, reason: str, detail: str) -> bool:
+        """Answers a call that can't be hooked as the gate refuses it, or prepares it for passing.
+        Returns whether it continues."""
         call = Call(stream.path, time.monotonic())
         verdict, encoded = self._gate.unhooked(call, reason, detail)
         if isinstance(verdict, Refuse):
@@ -357,7 +358,7 @@ class HookedCalls:
             self._gate.reply(call, message)
 
     def _release(self, stream: HeldStream) -> bool:
-        """Whether the call was held."""
+        """Ends the wait of a held call. Returns whether the call was held."""
         if stream.stage is not Stage.HELD:
             return False
         stream.stage = Stage.SENDING

@@ -266,7 +266,9 @@ class Uplink:
         kind, number, raw = self.queue[0]
         if kind == frames.DATA:
             return len(raw) - frames.HEAD_BYTES > self._credit.window
-        return kind == frames.HEADERS and number in self.sending and self.sending[number].announced
+        return (
+            kind == frames.HEADERS and number in self.sending and self.sending[number].headers_sent
+        )
 
     def _advance(self) -> None:
         while self.queue:
@@ -291,7 +293,7 @@ class Uplink:
             if kind == frames.SETTINGS:
                 self.acknowledge()
             elif kind == frames.HEADERS and (stream := self._streams.get(number)):
-                stream.announced = True
+                stream.headers_sent = True
             self.lane.insert(raw)
         if self.queue:
             self._split_first()
@@ -313,7 +315,7 @@ class Uplink:
         self._credit.window = 0
 
     def _send_from(self, stream: HeldStream) -> None:
-        if not stream.announced:
+        if not stream.headers_sent:
             return
         while not stream.is_sent:
             frame = stream.next_frame(self._credit.window)

@@ -152,7 +152,7 @@ class Upward:
                         start = end
                         ended = bool(flags & frames.END_STREAM)
                         self._timing.begin_hooked(number, path or b"")
-                        self._calls.begin(number, path or b"", announced=not waits, ended=ended)
+                        self._calls.begin(number, path or b"", headers_sent=not waits, ended=ended)
                     elif path is not None:
                         self._noted.append((number, path))
                 elif kind == RST_STREAM or (kind == SETTINGS and flags & frames.ACK):

@@ -146,17 +146,17 @@ class HeldStream:
     this stream that the client did not get. `debt`: in PASSING, the credit that the relay gave
     to the client, and the upstream not yet to the relay.
 
-    `announced`: the stream's HEADERS were sent. `done`: the client has ended its side. `ends`:
+    `headers_sent`: the stream's HEADERS were sent. `done`: the client has ended its side. `ends`:
     END_STREAM is to be sent after `body`."""
 
     __slots__ = (
-        "announced",
         "body",
         "call",
         "debt",
         "done",
         "end_sent",
         "ends",
+        "headers_sent",
         "id",
         "kept",
         "message",
@@ -173,11 +173,11 @@ class HeldStream:
         "window",
     )
 
-    def __init__(self, number: int, path: bytes, window: int, announced: bool) -> None:
+    def __init__(self, number: int, path: bytes, window: int, headers_sent: bool) -> None:
         self.id = number
         self.path = path
         self.window = window
-        self.announced = announced
+        self.headers_sent = headers_sent
         self.stage = Stage.COLLECTING
         self.body = bytearray()
         self.ends = False

@@ -91,8 +91,7 @@ class NodeRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeTable:
-    """Safe for many threads. `revision` grows with each change of the rows. `pending`: the number
-    of nodes that are not read yet."""
+    """The rows of all nodes, which are read little by little. Safe for many threads."""
 
     def __init__(
         self, cluster: SchedulerCache, clock: Callable[[], float] = time.monotonic
@@ -108,12 +107,14 @@ class NodeTable:
         self._serial = 0
         self._rows: dict[str, NodeRow] = {}
         self.revision = 0
+        """It grows with each change of the rows."""
 
     def rows(self) -> list[NodeRow]:
         return list(self._rows.values())
 
     @property
     def pending(self) -> int:
+        """The number of nodes that are not read yet."""
         return len(self._counting) + len(self._reading)
 
     def step(self, seconds: float = STEP_SECONDS) -> None:
@@ -168,7 +169,7 @@ class NodeTable:
 
     def _read(self, name: str, demand: PodDemand) -> None:
         node = self._cluster.node(name)
-        row = None if node is None else _row(node, demand, agents=self._cluster.agents)
+        row = None if node is None else _row(node, demand)
         if row == self._rows.get(name):
             return
         self.revision += 1
@@ -188,7 +189,7 @@ class _DemandCount:
 
     def add(self, node: NodeInfo) -> None:
         self._capacities.append(node.capacity)
-        for each in node.allocator.holdings.values():
+        for each in node.allocator.assigned_pods.values():
             if each.reservation:
                 continue
             self._kinds[kind_of_requests(each.requests)] += 1
@@ -199,17 +200,17 @@ class _DemandCount:
         return PodDemand(self._owned, residual(self._kinds, self._capacities))
 
 
-def _row(node: NodeInfo, demand: PodDemand, *, agents: bool) -> NodeRow:
+def _row(node: NodeInfo, demand: PodDemand) -> NodeRow:
     """The caller holds the cluster's lock."""
-    ineligibility = node.ineligibility(Needs.CPUS, agents=agents)
+    ineligibility = node.ineligibility(Needs.CPUS)
     allocator = node.allocator
     lost = fragmentation_of(allocator, demand)
-    holdings = allocator.holdings.values()
+    assigned_pods = allocator.assigned_pods.values()
     found = NodeRow(
         node.name,
         ineligibility.text if ineligibility else "",
         allocator.properties.model,
-        sum(not each.reservation for each in holdings),
+        sum(not each.reservation for each in assigned_pods),
         gpus=node.capacity.gpus,
         free_gpus=lost.free_gpus,
         cpus_on_broken_cores=lost.cpus_on_broken_cores,
@@ -221,7 +222,7 @@ def _row(node: NodeInfo, demand: PodDemand, *, agents: bool) -> NodeRow:
     if cpus is None or (layout := cpus.layout) is None:
         return found
     owned = 0
-    for each in holdings:
+    for each in assigned_pods:
         owned |= each.allocation.cpus.mask
     return msgspec.structs.replace(
         found,
@@ -342,7 +343,7 @@ def _gain(allocator: NodeAllocator, pods: Sequence[ApiPod]) -> RebindGain | None
 
 def _fitting(cluster: SchedulerCache, node: NodeInfo, request: PodRequest) -> int:
     """The number of pods with this request that the node has room for, one after the other."""
-    if cluster.eligible(node.name, request) is not None:
+    if cluster.ineligibility(node.name, request) is not None:
         return 0
     allocator = node.allocator.without(())
     for number in range(MAX_FITTING):
@@ -361,7 +362,7 @@ def _fitting(cluster: SchedulerCache, node: NodeInfo, request: PodRequest) -> in
 def _sums_suffice(allocator: NodeAllocator, request: PodRequest) -> bool:
     """Compares the sums of the node as kube-scheduler does (NodeResourcesFit)."""
     allocatable = allocator.properties.allocatable
-    if "pods" in allocatable and len(allocator.holdings) >= allocatable["pods"]:
+    if "pods" in allocatable and len(allocator.assigned_pods) >= allocatable["pods"]:
         return False
     return all(
         allocator.requested.get(name, 0) + amount <= allocatable[name]

@@ -324,8 +324,8 @@ class ClusterPage:
                 for each in areas
             ]
             left = allocator.free.gpu_milli if allocator.properties.inventory is not None else {}
-            holdings = tuple(allocator.holdings.values())
-        holding = sorted(filter(_holds, holdings), key=lambda each: each.title)
+            assigned_pods = tuple(allocator.assigned_pods.values())
+        holding = sorted(filter(_holds, assigned_pods), key=lambda each: each.title)
         row = next((each for each in self._table.rows() if each.name == name), NodeRow(name))
         return {
             "node": row,

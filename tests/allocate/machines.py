@@ -84,7 +84,7 @@ def pods(draw: st.DrawFn, cpus: tuple[Cpu, ...]) -> list[tuple[int, ExclusivePol
 
 def ref_counts(pods: list[tuple[int, ExclusivePolicy, int]]) -> CpuRefCounts:
     """The reference counts with all of these pods."""
-    holdings = NOTHING_HELD
+    cpu_counts = NOTHING_HELD
     for cpus, exclusive, times in pods:
-        holdings = holdings.adding(cpus, exclusive, times)
-    return holdings
+        cpu_counts = cpu_counts.adding(cpus, exclusive, times)
+    return cpu_counts

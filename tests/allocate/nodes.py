@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from agent.allocate.node_allocation import Amounts, NodeAllocation, PodAllocation, TopologyOptions
-from agent.allocate.node_allocator.cpus import Offer, offer
+from agent.allocate.node_allocator.cpus import CpuOffer, cpu_offer
 from agent.model.cpu import layout
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import ExclusivePolicy
@@ -59,10 +59,10 @@ def allocated(node: TopologyOptions, held: Iterable[PodAllocation] = ()) -> Node
     return node_allocation
 
 
-def offered(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Offer:
+def offered(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> CpuOffer:
     """The offer of a node with these pods on it."""
-    answer = offer(node, allocated(node, held), request)
-    assert isinstance(answer, Offer), answer
+    answer = cpu_offer(node, allocated(node, held), request)
+    assert isinstance(answer, CpuOffer), answer
     return answer
 
 

@@ -251,17 +251,17 @@ def requests(draw: st.DrawFn, layout: Layout) -> CpuRequest:
 def test_exactly_the_requested_number_of_free_cpus_or_a_shortage(data: st.DataObject) -> None:
     cpus = data.draw(MACHINES)
     layout = layouts.of(cpus)
-    holdings = ref_counts(data.draw(pods(cpus)))
+    cpu_counts = ref_counts(data.draw(pods(cpus)))
     max_ref = data.draw(st.integers(1, 3))
     available, preferred = data.draw(masks(cpus)), data.draw(masks(cpus))
     request = data.draw(requests(layout))
-    free = available & ~holdings.full(max_ref)
+    free = available & ~cpu_counts.full(max_ref)
     if request.nodes is not None:
         free &= sum(area.cpus for area in layout.nodes if request.nodes >> area.id & 1)
 
-    answer = take(layout, available, holdings, request, max_ref, preferred)
+    answer = take(layout, available, cpu_counts, request, max_ref, preferred)
 
-    assert answer == take(layout, available, holdings, request, max_ref, preferred)
+    assert answer == take(layout, available, cpu_counts, request, max_ref, preferred)
     whole = layout.expand(layout.whole(free))
     fits = {FULL: whole, SPREAD: layout.touched(free)}.get(request.bind, free)
     enough = request.count <= (fits if request.required else free).bit_count()
@@ -322,9 +322,9 @@ def test_evenly_without_named_nodes_takes_the_fewest() -> None:
 
 
 def test_an_even_distribution_without_exclusive_numa_nodes() -> None:
-    holdings = NOTHING_HELD.adding(mask("0"), NODE).adding(mask("24"))
+    cpu_counts = NOTHING_HELD.adding(mask("0"), NODE).adding(mask("24"))
     request = CpuRequest(12, SPREAD, NODE, EVENLY)
-    answer = take(FOUR_NODES, FOUR_NODES.cpus, holdings, request)
+    answer = take(FOUR_NODES, FOUR_NODES.cpus, cpu_counts, request)
     assert cpus(answer) == "16-20,22,25-30"
 
 
@@ -352,14 +352,14 @@ def test_prefer_l3(free: str, request_: CpuRequest, plain: str, packed: str) -> 
 def test_prefer_l3_uses_no_more_numa_nodes_and_splits_no_more_cores(data: st.DataObject) -> None:
     cpus = data.draw(MACHINES)
     layout = layouts.of(cpus)
-    holdings = ref_counts(data.draw(pods(cpus)))
+    cpu_counts = ref_counts(data.draw(pods(cpus)))
     max_ref = data.draw(st.integers(1, 3))
     available = data.draw(masks(cpus))
     request = msgspec.structs.replace(data.draw(requests(layout)), prefer_l3=False)
     near = msgspec.structs.replace(request, prefer_l3=True)
 
-    plain = take(layout, available, holdings, request, max_ref)
-    packed = take(layout, available, holdings, near, max_ref)
+    plain = take(layout, available, cpu_counts, request, max_ref)
+    packed = take(layout, available, cpu_counts, near, max_ref)
 
     if isinstance(plain, Shortage) or isinstance(packed, Shortage):
         assert plain == packed
@@ -370,7 +370,7 @@ def test_prefer_l3_uses_no_more_numa_nodes_and_splits_no_more_cores(data: st.Dat
     assert packed.steps == plain.steps
     if plain.steps == (Step.CORES_IN_NODE,):
         (node,) = (area.cpus for area in layout.nodes if area.cpus & plain.cpus)
-        whole = layout.expand(layout.whole(available & ~holdings.full(max_ref))) & node
+        whole = layout.expand(layout.whole(available & ~cpu_counts.full(max_ref))) & node
         one = any((whole & each.cpus).bit_count() >= request.count for each in layout.caches)
         if one and len(layout.sizes) == 1:
             assert touched(layout, packed.cpus) == 1

@@ -35,7 +35,7 @@ def free(made: NodeAllocation) -> str:
 
 def test_owners_may_get_the_kubelets_reserved_cpus_where_the_agent_allows_it() -> None:
     node = node_options(
-        reserved=CpuSet.parse("0"), kubelet_reserved=CpuSet.parse("0-1"), owners_on_reserved=True
+        never_owned=CpuSet.parse("0"), kubelet_reserved=CpuSet.parse("0-1"), owners_on_reserved=True
     )
     assert free(node_with(node)) == "1-15"
 
@@ -46,14 +46,14 @@ def test_a_cpu_is_free_while_fewer_pods_hold_it_than_may_share_it() -> None:
 
 
 def test_reserved_cpus_are_subtracted_from_their_numa_node() -> None:
-    made = node_with(node_options(reserved=CpuSet.parse("0,8-9")))
+    made = node_with(node_options(never_owned=CpuSet.parse("0,8-9")))
     assert [made.totals()[node]["cpu"] for node in (0, 1)] == [7000, 6000]
 
 
 def test_owned_cpus_without_amounts_are_subtracted_too() -> None:
     made = node_with(node_options(), claim("owns", "8-9"))
     assert made.available()[1]["cpu"] == 6000
-    assert made.recorded()[1]["cpu"] == 8000
+    assert made.left_by_records()[1]["cpu"] == 8000
 
 
 def test_amplified_cpu_is_overcommitted_except_for_owned_cpus() -> None:
@@ -87,7 +87,7 @@ def test_amounts_of_a_missing_numa_node_are_ignored() -> None:
 
 def test_an_overcommitted_numa_node_does_not_reduce_the_others() -> None:
     made = node_with(node_options(), claim("b", "0-7", {0: {"cpu": 9000, "memory": 17 * GIB}}))
-    for left in (made.recorded(), made.available()):
+    for left in (made.left_by_records(), made.available()):
         assert left == {0: {"cpu": 0, "memory": 0}, 1: {"cpu": 8000, "memory": 16 * GIB}}
 
 
@@ -117,7 +117,7 @@ def test_a_max_ref_of_zero_is_refused() -> None:
 
 
 def test_a_numa_node_has_no_cpu_when_more_is_reserved_than_it_has() -> None:
-    node = node_options(reserved=CpuSet.parse("0-7"))
+    node = node_options(never_owned=CpuSet.parse("0-7"))
     assert node.totals()[0]["cpu"] == 0
     smaller = replace(node, numa_allocatable={0: {"cpu": 5000}, 1: {"cpu": 8000}})
     assert {each: held["cpu"] for each, held in smaller.totals().items()} == {0: 0, 1: 8000}

@@ -35,13 +35,13 @@ def decided(
 def system_rules(
     cpus: CpuSet,
     node_reserved: CpuSet = EMPTY,
-    reserved: CpuSet = EMPTY,
+    kubelet_reserved: CpuSet = EMPTY,
     *,
     exclusive: bool = True,
 ) -> PoolRules:
     """Rules that give the CPUs to SYSTEM pods."""
     dedicated = {"system": DedicatedCpus(cpus, exclusive)}
-    return PoolRules(reserved, node_reserved=node_reserved, dedicated=dedicated)
+    return PoolRules(kubelet_reserved, node_reserved=node_reserved, dedicated=dedicated)
 
 
 RESERVED = CpuSet.parse("0-1")
@@ -361,7 +361,7 @@ def test_no_present_owner_loses_all_its_cpus(
 
 def test_owner_that_cannot_move_keeps_its_cpu_despite_an_older_claim() -> None:
     older, owner = pod("a", "LSR", "1", created_at=1), pod("b", "LSR", "0", created_at=2)
-    rules = PoolRules(reserved=CpuSet([0]))
+    rules = PoolRules(kubelet_reserved=CpuSet([0]))
     decision = decide(
         machine(), (older, owner), KubeletCpus(), {"b": CpuSet([1])}, {"b": CpuSet([1])}, rules
     )
@@ -417,7 +417,7 @@ def names(decision: Decision) -> tuple[str, str, str]:
     )
 
 
-KEPT = {"node_reserved": CpuSet([0]), "reserved": CpuSet([0, 3])}
+KEPT = {"node_reserved": CpuSet([0]), "kubelet_reserved": CpuSet([0, 3])}
 
 
 @pytest.mark.parametrize(
@@ -733,7 +733,7 @@ def test_owner_of_an_unplugged_cpu_keeps_the_others() -> None:
     assert [each.reason for each in decision.refusals] == ["CPUs 5 do not exist"]
 
 
-CLAIM = KubeletCpus(claimed={"c": {"main": CpuSet([1, 2])}})
+CLAIM = KubeletCpus(of_dra={"c": {"main": CpuSet([1, 2])}})
 
 
 @pytest.mark.parametrize("qos", ["", "LS", "BE", "LSE"])

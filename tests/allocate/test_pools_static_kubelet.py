@@ -17,7 +17,7 @@ from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import QOS_LABEL, QoS, pool_cpus
 from tests.builders import machine, pod
 
-RESERVED = PoolRules(reserved=CpuSet([0]))
+RESERVED = PoolRules(kubelet_reserved=CpuSet([0]))
 
 
 def checkpoint(**pods: dict[str, str]) -> KubeletCpus:
@@ -193,7 +193,7 @@ def nodes(draw: st.DrawFn) -> tuple[Topology, list[Pod], KubeletCpus, PoolRules]
                 if taken:
                     of_pod[name] = str(CpuSet(taken))
             entries[uid] = of_pod
-    rules = PoolRules(reserved=reserved, owners_on_reserved=draw(st.booleans()))
+    rules = PoolRules(kubelet_reserved=reserved, owners_on_reserved=draw(st.booleans()))
     return topology, pods, checkpoint(**{uid: of for uid, of in entries.items() if of}), rules
 
 
@@ -223,7 +223,7 @@ def test_cpus_that_the_kubelet_assigned_belong_to_no_other_pod(
             assert (wanted.cpuset, wanted.exclusive) == (str(cpus_of), True)
             assert not cpus_of & pool_cpus(decision.pools["ls"])
     for owner in decision.owners:
-        assert not owner.cpus <= rules.reserved, "all CPUs of an owner are reserved"
+        assert not owner.cpus <= rules.kubelet_reserved, "all CPUs of an owner are reserved"
     for each in pods:
         of_pod = decision.pods[each.uid]
         held = CpuSet.parse(of_pod.each.cpuset or "")

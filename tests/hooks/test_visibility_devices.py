@@ -408,7 +408,7 @@ def test_no_pod_gets_a_device_of_another_pod(carried: Carried) -> None:
     with refused(FailureReason.DEVICE_TAKEN, "another pod's"):
         visibility.device_changes("other", carried, Visibility(), HELD)
     with refused(FailureReason.DEVICE_TAKEN):
-        visibility.unallocated("other", carried, HELD, allocated=True)
+        visibility.as_requested("other", carried, HELD, allocated=True)
     assert visibility.device_changes("owner", carried, Visibility(), HELD) == UNCHANGED
 
 
@@ -433,18 +433,20 @@ def test_a_plugins_choice_is_kept(carried: Carried) -> None:
 def test_a_pod_with_allocated_cards_may_not_request_all() -> None:
     for name in ("all", "All"):
         with refused(FailureReason.DEVICE_TAKEN, f"{name} of its request"):
-            visibility.unallocated("other", Carried((name,)), HELD, allocated=True)
+            visibility.as_requested("other", Carried((name,)), HELD, allocated=True)
     for without_request in (
         Carried(),
         Carried(serving=("/var/lib/kubelet/device-plugins",)),
         Carried(privileged=True),
     ):
-        assert visibility.unallocated("other", without_request, HELD, allocated=True) == env("void")
+        assert visibility.as_requested("other", without_request, HELD, allocated=True) == env(
+            "void"
+        )
 
 
 def test_all_cards_are_not_refused_for_devices_of_other_kinds() -> None:
     nic = NodeVisibility((NodeDevice("0000:17:00.0", nodes=("/dev/u0",), holders=("owner",)),))
-    assert visibility.unallocated("other", Carried(("all",)), nic, allocated=True) == UNCHANGED
+    assert visibility.as_requested("other", Carried(("all",)), nic, allocated=True) == UNCHANGED
 
 
 def test_too_long_a_list_is_refused_at_once() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent.hooks import carriers, visibility
 from agent.hooks.carriers import Carried
-from agent.hooks.visibility import RefusedError, device_changes, unallocated
+from agent.hooks.visibility import RefusedError, as_requested, device_changes
 from agent.koordinator import service as koordinator_messages
 from agent.model.devices.visibility import (
     MOUNT_ROOT,
@@ -104,7 +104,7 @@ def test_a_name_that_is_not_understood_is_refused_while_another_pod_has_a_gpu(na
 
 def test_a_name_that_is_not_understood_is_short_in_the_refusal() -> None:
     with pytest.raises(RefusedError) as error:
-        unallocated("other", Carried(("x" * 100_000,)), node(CARDS[0].uuid))
+        as_requested("other", Carried(("x" * 100_000,)), node(CARDS[0].uuid))
     assert len(str(error.value)) < 200
 
 
@@ -146,8 +146,8 @@ def test_an_instance_that_is_not_known_belongs_to_its_card() -> None:
     their card."""
     for name in (f"MIG-{CARDS[0].uuid}/1/0", "0:0", "mig0:0", "0:0::1"):
         with refused(FailureReason.DEVICE_TAKEN, f"is {CARDS[0].uuid}, another pod's"):
-            unallocated("other", Carried((name,)), node(CARDS[0].uuid))
-        unallocated("other", Carried((name,)), node(CARDS[1].uuid))
+            as_requested("other", Carried((name,)), node(CARDS[0].uuid))
+        as_requested("other", Carried((name,)), node(CARDS[1].uuid))
     known = NodeVisibility(
         (
             NodeDevice("GPU-a", "0"),
@@ -156,7 +156,7 @@ def test_an_instance_that_is_not_known_belongs_to_its_card() -> None:
         )
     )
     for free in ("MIG-GPU-a/2/0", "0:1"):
-        unallocated("other", Carried((free,)), known)
+        as_requested("other", Carried((free,)), known)
 
 
 def test_a_number_is_refused_while_those_of_held_cards_are_not_known() -> None:
@@ -164,8 +164,8 @@ def test_a_number_is_refused_while_those_of_held_cards_are_not_known() -> None:
     unnumbered = NodeVisibility((NodeDevice("GPU-a", holders=("owner",)), NodeDevice("GPU-b")))
     for number in ("0", "gpu1", "0:0", "1::2"):
         with refused(FailureReason.DEVICE_TAKEN, "GPU-a, another pod's, whose number is not known"):
-            unallocated("other", Carried((number,)), unnumbered)
-    unallocated("other", Carried(("GPU-b",)), unnumbered)
+            as_requested("other", Carried((number,)), unnumbered)
+    as_requested("other", Carried(("GPU-b",)), unnumbered)
 
 
 def by_cri(carrier: str, text: str) -> Carried:
@@ -308,7 +308,7 @@ def test_no_name_gives_a_pod_the_card_of_another_pod(
         if carriers.names_all(environment):
             continue
         try:
-            unallocated("other", carried, node(held), allocated=True)
+            as_requested("other", carried, node(held), allocated=True)
         except RefusedError:
             continue
         assert held not in (gpuruntime.visible(carried.environment, carried.mounts) or ())

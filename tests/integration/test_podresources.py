@@ -18,7 +18,7 @@ from agent.model.pod.pod_resources import (
     PluginDevice,
     PodResources,
 )
-from agent.node.kubelet_view import PodResourcesView, device_portions, pod_holdings, reserved
+from agent.node.kubelet_view import PodResourcesView, device_portions, kubelet_resources, reserved
 from agent.node.node_resource_topology import Allocated, Reserved
 from tests.integration.harness import kernel_cpus
 from tests.integration.kubelet import standalone
@@ -73,7 +73,7 @@ def test_cpus_and_memory_of_an_integer_guaranteed_pod(kubelet: Kubelet) -> None:
         assert main.memory == (MemoryBlock("memory", 32 * MIB, block.nodes),)
         assert kubelet.client.pod("default", own) == listed
 
-        allocated = pod_holdings(
+        allocated = kubelet_resources(
             kubelet.client.pods(), kubelet.topology, kubelet.client.allocatable()
         )
         assert allocated.problems == ()
@@ -95,7 +95,7 @@ def test_memory_of_several_numa_nodes_is_where_the_kubelet_allocates_it(kubelet:
     with pod(kubelet, "large", large) as name:
         # The kubelet lists a pod before it allocates its resources.
         eventually("it runs", lambda: running_pid(kubelet, name, "main"), START_SECONDS)
-        allocated = pod_holdings(
+        allocated = kubelet_resources(
             kubelet.client.pods(), kubelet.topology, kubelet.client.allocatable()
         ).pods[("default", name)]
         state = memory_manager_state.read(str(kubelet.root / memory_manager_state.FILE_NAME))
@@ -140,7 +140,7 @@ def test_devices_of_a_plugin_with_and_without_a_numa_node(kubelet: Kubelet) -> N
             )
             pods, allocatable = kubelet.client.pods(), kubelet.client.allocatable()
             assert device_portions(pods, allocatable) == (Portion(RESOURCE, 0, 1, 0, 1),)
-            allocated = pod_holdings(pods, kubelet.topology, allocatable).pods
+            allocated = kubelet_resources(pods, kubelet.topology, allocatable).pods
             assert allocated[("default", name)].amounts == {0: {"memory": 8 * MIB, RESOURCE: 1}}
     finally:
         plugin.stop()

@@ -48,7 +48,11 @@ def test_configuration_is_merged_from_node_kubelet_and_settings(tmp_path: Path) 
     process(tmp_path, 9, *command_line)
     settings = AgentSettings(root=str(tmp_path), bind_memory=True)
     applied = rules(read(settings).applied(NodeConfiguration(), machine()))
-    assert (str(applied.reserved), applied.be_on_reserved, applied.bind_memory) == ("1", True, True)
+    assert (str(applied.kubelet_reserved), applied.be_on_reserved, applied.bind_memory) == (
+        "1",
+        True,
+        True,
+    )
     assert not applied.owners_on_reserved
 
 

@@ -199,7 +199,7 @@ def test_the_kubelets_reserved_cpus_count_under_every_policy_and_amounts_under_s
     assert str(configured.kubelet_reserved) == reserved
     assert configured.topology_policy == "restricted"
     assert configured.system_qos == SystemQos("3")
-    assert str(rules(configured).reserved) == reserved
+    assert str(rules(configured).kubelet_reserved) == reserved
 
 
 def test_reservation_beyond_the_machine_is_refused_with_its_source() -> None:

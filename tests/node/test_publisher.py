@@ -108,8 +108,8 @@ def test_failed_write_is_repeated_in_the_next_pass(path: Path) -> None:
 
 def test_owners_are_known_to_the_next_agent_of_the_same_boot(path: Path) -> None:
     publish(Publisher(str(path), "boot"))
-    assert Publisher(str(path), "boot").owners == {"a": CpuSet([1])}
-    assert Publisher(str(path), "next boot").owners == {}
+    assert Publisher(str(path), "boot").scheduled_owners == {"a": CpuSet([1])}
+    assert Publisher(str(path), "next boot").scheduled_owners == {}
 
 
 def test_offline_cpus_of_an_owner_are_known_to_the_next_agent(path: Path) -> None:
@@ -118,7 +118,7 @@ def test_offline_cpus_of_an_owner_are_known_to_the_next_agent(path: Path) -> Non
         publisher = Publisher(str(path), "boot")
         decided = decide(machine(offline=offline), pods, KubeletCpus(), owned, {})
         publisher.publish(decided, pods, {}, False, 1, fresh=False)
-        assert Publisher(str(path), "boot").owners == owned
+        assert Publisher(str(path), "boot").scheduled_owners == owned
 
 
 def test_memory_nodes_of_running_containers_are_omitted_if_pages_would_migrate(path: Path) -> None:

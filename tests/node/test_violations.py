@@ -104,7 +104,7 @@ def test_sidecar_has_no_shortfall() -> None:
     assert found(each, KubeletCpus(), main="2-3", envoy="0-1,4-7") == []
 
 
-def test_invalid_sidecar_annotation_names_no_sidecars() -> None:
+def test_invalid_annotation_of_sharing_containers_names_none() -> None:
     each = owner("2-3", "main", "envoy")
     each.annotations[SHARED_CONTAINERS] = "x" * (bounds.POD_VALUE_BYTES + 1)
     shortfalls = found(each, KubeletCpus(), main="2-3", envoy="0-1,4-7")
@@ -170,7 +170,7 @@ def test_the_cpus_of_a_static_kubelet_or_of_a_resource_claim_are_an_allocation()
     each = pod("a", "LSR", kube_class="guaranteed", containers=MAIN)
     assert unallocated(each, checkpoint()) == ["a"]
     assert unallocated(each, checkpoint(main="4-5")) == []
-    claimed = KubeletCpus(claimed={"a": {"main": CpuSet([2])}})
+    claimed = KubeletCpus(of_dra={"a": {"main": CpuSet([2])}})
     assert unallocated(each, claimed) == []
 
 

@@ -36,7 +36,7 @@ Object = dict[str, Any]
 
 def ineligibility(cluster: SchedulerCache, node: str, pod_request: PodRequest) -> str:
     """Why the node can't take such a pod even when it is empty; "" if it can."""
-    refusal = cluster.eligible(node, pod_request)
+    refusal = cluster.ineligibility(node, pod_request)
     return refusal.text if refusal is not None else ""
 
 
@@ -174,5 +174,5 @@ def allocated_pods(cluster: SchedulerCache, name: str = "n1") -> set[str]:
     """The names of the pods with an allocation on the node, without its agent."""
     state = cluster.node(name)
     assert state is not None
-    names = {each.title.removeprefix("ns/") for each in state.allocator.holdings.values()}
+    names = {each.title.removeprefix("ns/") for each in state.allocator.assigned_pods.values()}
     return {each for each in names if not each.startswith("agent-")}

@@ -230,7 +230,7 @@ class World:
             return
         pod_request = request_of(from_object(pod))
         state = self.cluster.node(name)
-        if state is None or self.cluster.eligible(name, pod_request) is not None:
+        if state is None or self.cluster.ineligibility(name, pod_request) is not None:
             return
         answer = state.allocator.offer(pod_request)
         if isinstance(answer, NodeOffer):
@@ -288,7 +288,7 @@ class World:
         self.scheduler.now += EXPIRY_SECONDS
         existing = {each["metadata"]["uid"] for each in self.server.objects["pods"].values()}
         for reservation in self.cluster.overdue():
-            assert reservation.sent
+            assert reservation.confirmed
             assert reservation.uid not in existing
             assert self.cluster.expire(reservation)
 
@@ -304,7 +304,7 @@ class World:
             assigned = self._assigned(name)
             state = self.cluster.node(name)
             if state is not None:
-                assert state.allocator.holdings == assigned
+                assert state.allocator.assigned_pods == assigned
             cpus = collections.Counter(
                 cpu for each in assigned.values() for cpu in each.allocation.cpus
             )
@@ -324,7 +324,7 @@ class World:
                 pod = self._pod_of(node_offer)
                 assert uid in reported or pod is None or pod["status"]["phase"] in TERMINAL_PHASES
                 continue
-            assert (reservation.node, reservation.assigned) == (name, node_offer.holding())
+            assert (reservation.node, reservation.assigned) == (name, node_offer.assigned_pod())
 
     def _assigned(self, node: str) -> dict[str, AssignedPod]:
         """The allocations of the pods and the reservations on a node, which may be deleted."""
@@ -357,14 +357,14 @@ def state_of(cluster: SchedulerCache, uids: Collection[str]) -> dict[str, object
             state.topology,
             state.devices,
             state.agent_ready,
-            dict(state.allocator.holdings),
+            dict(state.allocator.assigned_pods),
             state.allocator.properties,
             [state.allocator.offer(each) for each in POD_REQUESTS],
         )
         for state in cluster.nodes()
     }
     # The reasons are different for a node without a Node object and an unknown node.
-    reasons = {name: [cluster.eligible(name, each) for each in POD_REQUESTS] for name in NODES}
+    reasons = {name: [cluster.ineligibility(name, each) for each in POD_REQUESTS] for name in NODES}
     return {
         "nodes": nodes,
         "ineligibility": reasons,
@@ -403,7 +403,7 @@ def test_the_change_log_contains_every_node_whose_result_changed(seed: int, step
     def results(name: str, *, reads_zone_report: bool) -> list[Any]:
         state = cluster.node(name)
         return [
-            (cluster.eligible(name, each), state and state.allocator.offer(each))
+            (cluster.ineligibility(name, each), state and state.allocator.offer(each))
             for each in POD_REQUESTS
             if each.numa_request.indifferent is not reads_zone_report
         ]

@@ -77,24 +77,28 @@ class Inventory(msgspec.Struct, frozen=True):
 
 
 class Fleet(msgspec.Struct, frozen=True):
-    """All devices of one type, by minor; sets of them are masks of minors. `whole`: by resource,
-    the amount of the largest device, healthy or not. `weighed`: the resources that are scored.
-    `totals`: the amounts of each device, none of an unhealthy one; `sums`: their sums, for scored
-    resources. `all_minors`: all devices. `numa`: by NUMA node, `pcies`: by PCIe switch. `groups`:
-    of GPUs, narrow groups before wider ones; None if a device has no topology. `virtual`: whether a
-    device has virtual functions."""
+    """All devices of one type. Sets of them are masks of minors."""
 
     devices: dict[int, Device]
+    """By minor."""
     whole: dict[str, int]
+    """By resource, the amount of the largest device, healthy or not."""
     weighed: tuple[str, ...]
+    """The resources that are scored."""
     totals: dict[int, dict[str, int]]
+    """By minor, the amounts of the device; an unhealthy one has none."""
     sums: dict[str, int]
+    """The sums of `totals`, for scored resources."""
     all_minors: int
     healthy: int
     numa: dict[int, int]
+    """By NUMA node."""
     pcies: dict[str, int]
+    """By PCIe switch."""
     groups: tuple[GpuGroup, ...] | None
+    """The groups of GPUs, narrow ones before wider ones; None if a device has no topology."""
     virtual: bool
+    """Whether a device has virtual functions."""
 
 
 class GpuGroup(msgspec.Struct, frozen=True):

@@ -185,18 +185,21 @@ def steps_of_need(node: NodeDevices, kind: str, hint: DeviceHint | None) -> int:
 
 
 class Candidates(msgspec.Struct, frozen=True):
-    """The devices of one type that a pod may have. `allowed`: those that hint, NUMA nodes and
-    exclusivity admit; `fitting`: those of them with `per` free. `used`: those that packing counts
-    as in use; an unhealthy card counts only if labels or NUMA nodes exclude it. `strategy` None: no
-    preference."""
+    """The devices of one type that a pod may have."""
 
     fleet: Fleet
     stock: Stock
     per: dict[str, int]
+    """What the pod gets of each device."""
     allowed: int
+    """Those that hint, NUMA nodes and exclusivity admit."""
     fitting: int
+    """Those of `allowed` that have `per` free."""
     used: int
+    """Those that packing counts as in use. An unhealthy card counts only if labels or NUMA nodes
+    exclude it."""
     strategy: Strategy | CardOrder | None
+    """None for no preference."""
 
     def within(self, mask: int) -> Candidates:
         """The same, restricted to these devices."""

@@ -2,9 +2,8 @@
 further pods.
 
 `offer` changes nothing; `commit` applies an offer if that is still possible; `record` takes what a
-pod's annotations allocate to it as it is: two pods that hold the same CPU or device both count and
-are reported. The state is the sum of the assigned pods, so a restart rebuilds it from their
-annotations in any order.
+pod's annotations allocate to it as it is: two pods that hold the same CPU or device both count. The
+state is the sum of the assigned pods, so a restart rebuilds it from their annotations in any order.
 
 An offer has three parts, which answer the same calls (`part`): the zones of the node's report, the
 CPUs, and the devices. Pods without CPUs or devices from Topolet are placed by the zones alone. For
@@ -24,8 +23,8 @@ from agent.allocate.devices.inventory import NodeDevices
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
-from agent.allocate.node_allocator.cpus import CpuAllocator, CpuOverlap, Offer
-from agent.allocate.node_allocator.devices import DeviceAllocator, DeviceOverlap
+from agent.allocate.node_allocator.cpus import CpuAllocator, CpuOffer
+from agent.allocate.node_allocator.devices import DeviceAllocator
 from agent.allocate.node_allocator.part import NodePart, Priced
 from agent.allocate.node_allocator.properties import NodeProperties, free_amounts
 from agent.allocate.node_allocator.zones import ZoneAllocator
@@ -48,20 +47,22 @@ class StaleOfferError(Exception):
 class NodeAllocator:
     """Assigned pods by uid on a node with these properties. Not thread-safe."""
 
-    def __init__(self, properties: NodeProperties, holdings: Iterable[AssignedPod] = ()) -> None:
+    def __init__(
+        self, properties: NodeProperties, assigned_pods: Iterable[AssignedPod] = ()
+    ) -> None:
         self.properties = properties
-        self._holdings: dict[str, AssignedPod] = {}
+        self._assigned: dict[str, AssignedPod] = {}
         self._cpus = CpuAllocator(properties)
         self._devices = DeviceAllocator(properties)
         self._zones = ZoneAllocator(properties)
         self._free: FreeAmounts | None = None
-        for holding in holdings:
-            self.record(holding)
+        for pod in assigned_pods:
+            self.record(pod)
 
     @property
-    def holdings(self) -> Mapping[str, AssignedPod]:
+    def assigned_pods(self) -> Mapping[str, AssignedPod]:
         """A live view, by uid."""
-        return MappingProxyType(self._holdings)
+        return MappingProxyType(self._assigned)
 
     @property
     def requested(self) -> Mapping[str, int]:
@@ -85,7 +86,7 @@ class NodeAllocator:
             other.properties = other._cpus.properties = new
             other._devices = self._devices.with_properties(new)
         else:
-            other = NodeAllocator(new, self._holdings.values())
+            other = NodeAllocator(new, self._assigned.values())
         other._zones = self._zones.with_properties(new, uncounted)
         return other
 
@@ -101,8 +102,8 @@ class NodeAllocator:
     def without(self, uids: Collection[str]) -> NodeAllocator:
         """A copy in which these pods hold nothing."""
         other = copy.copy(self)
-        other._holdings, other._free = dict(self._holdings), None
-        left_out = [other._holdings.pop(uid) for uid in uids if uid in other._holdings]
+        other._assigned, other._free = dict(self._assigned), None
+        left_out = [other._assigned.pop(uid) for uid in uids if uid in other._assigned]
         other._cpus = self._cpus.without(left_out)
         other._devices = self._devices.without(left_out)
         other._zones = self._zones.without(left_out)
@@ -144,7 +145,7 @@ class NodeAllocator:
         if placement is None:
             return None
         uid = pod_request.uid
-        free = self.without((uid,)).free if uid in self._holdings else self.free
+        free = self.without((uid,)).free if uid in self._assigned else self.free
         return placement.rating(free, pod_request.kind)
 
     @property
@@ -162,7 +163,7 @@ class NodeAllocator:
     def _unplaced(self, pod_request: PodRequest, steps: Steps) -> NodeOffer | Refusal:
         """The offer without the rating of a placement."""
         by_zones = pod_request.reads(self.properties) is Reads.ZONES
-        if not by_zones and pod_request.uid in self._holdings:
+        if not by_zones and pod_request.uid in self._assigned:
             return self.without((pod_request.uid,))._unplaced(pod_request, steps)
         zones = self._zones if by_zones or self._zones.checks_all else None
         cpus = None if by_zones else self._cpus
@@ -223,9 +224,9 @@ class NodeAllocator:
     ) -> tuple[NodeOffer, ...] | Refusal:
         outside = self._outside(pod_requests, steps)
         if outside:
-            trial = self.without(())
-            trial.record(AssignedPod(_OTHERS, _OTHERS, PodAllocation(_OTHERS, _OTHERS), outside))
-            offers = trial._in_turn(pod_requests, steps)
+            other = self.without(())
+            other.record(AssignedPod(_OTHERS, _OTHERS, PodAllocation(_OTHERS, _OTHERS), outside))
+            offers = other._in_turn(pod_requests, steps)
             if not isinstance(offers, Refusal):
                 return offers
         return self.without(())._in_turn(pod_requests, steps)
@@ -237,18 +238,18 @@ class NodeAllocator:
             raise StaleOfferError(
                 f"pod {pod_request.title} on node {self.properties.name}: {missing}"
             )
-        holding = node_offer.holding()
-        self.record(holding)
-        allocation = node_offer.offer.allocation if node_offer.offer else None
-        self._zones.place(holding.uid, allocation, pod_request.taken)
-        return holding
+        pod = node_offer.assigned_pod()
+        self.record(pod)
+        allocation = node_offer.cpus.allocation if node_offer.cpus else None
+        self._zones.place(pod.uid, allocation, pod_request.taken)
+        return pod
 
-    def record(self, holding: AssignedPod) -> None:
+    def record(self, pod: AssignedPod) -> None:
         """Adds an assigned pod without checks and replaces its earlier allocation."""
-        self._forget(holding.uid)
-        self._holdings[holding.uid] = holding
+        self._forget(pod.uid)
+        self._assigned[pod.uid] = pod
         for part in self._parts():
-            part.record(holding)
+            part.record(pod)
 
     def release(self, uid: str) -> AssignedPod | None:
         """Releases what a pod holds; None for an unknown pod."""
@@ -257,19 +258,15 @@ class NodeAllocator:
 
     def _forget(self, uid: str) -> AssignedPod | None:
         self._free = None
-        holding = self._holdings.pop(uid, None)
-        if holding is not None:
+        pod = self._assigned.pop(uid, None)
+        if pod is not None:
             for part in self._parts():
-                part.forget(holding)
-        return holding
+                part.forget(pod)
+        return pod
 
     def free_cpus(self) -> int:
         """Mask of the CPUs that a pod may still own."""
         return self._cpus.free_cpus()
-
-    def overlaps(self) -> tuple[CpuOverlap | DeviceOverlap, ...]:
-        """The CPUs and devices that more pods hold than may share them."""
-        return (*self._cpus.overlaps(self._holdings), *self._devices.overlaps())
 
     def _missing(self, node_offer: NodeOffer) -> str:
         """What the offer needs and the node no longer has; "" if it has all."""
@@ -277,13 +274,13 @@ class NodeAllocator:
         if pod_request.placed_by_zones and isinstance(now := self.offer(pod_request), Refusal):
             return now.text
         others = self
-        if pod_request.uid in self._holdings:
+        if pod_request.uid in self._assigned:
             others = self.without((pod_request.uid,))
         try:
             return (
                 self._zones.missing(pod_request, None, steps)
                 or others._devices.missing(pod_request, node_offer.device_allocation, steps)
-                or others._cpus.missing(pod_request, node_offer.offer, steps)
+                or others._cpus.missing(pod_request, node_offer.cpus, steps)
             )
         except TooComplexError:
             return self._too_complex(OFFER_STEPS).text
@@ -320,20 +317,20 @@ _OTHERS: Final = "cards outside"
 
 def _node_offer(
     pod_request: PodRequest,
-    of_cpus: Priced[Offer | None] | None,
+    of_cpus: Priced[CpuOffer | None] | None,
     of_zones: Priced[None] | None,
     of_devices: Priced[Allocation] | None,
 ) -> NodeOffer:
-    """The offers of the parts as one: their mean score, and their orders in turn. A node that the
-    pod avoids is the last of all."""
+    """The offers of the parts as one: their mean score, and their orders in turn."""
     priced = [each for each in (of_cpus, of_zones, of_devices) if each is not None]
     scores = [each.score for each in priced if each.score is not None]
     order = tuple(number for each in priced for number in each.order)
-    avoided = bool(order and order[0])
+    avoided = any(each.avoided for each in priced)
     return NodeOffer(
         pod_request,
         of_cpus.choice if of_cpus else None,
         of_devices.choice if of_devices else None,
         sum(scores) // len(scores) if scores and not avoided else 0,
         order,
+        avoided,
     )

@@ -10,7 +10,7 @@ import msgspec
 from agent.allocate.devices.allocation import Allocation, device_allocated
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
-from agent.allocate.node_allocator.cpus import Offer
+from agent.allocate.node_allocator.cpus import CpuOffer
 from agent.allocate.placement.demand import Rating
 from agent.allocate.policies_in_force import PolicyKind, PolicySource
 from agent.model import bounds
@@ -22,15 +22,19 @@ from agent.model.pod_request import PodRequest
 
 
 class NodeOffer(msgspec.Struct, frozen=True):
-    """`offer` None: no CPUs and NUMA amounts are allocated to the pod; `device_allocation`
-    None: no device. `score`: 0-100, more is better; `order`: smaller is better among equal
-    scores."""
+    """What a node offers to a pod."""
 
     pod_request: PodRequest
-    offer: Offer | None = None
+    cpus: CpuOffer | None = None
+    """None: no CPUs and NUMA amounts are allocated to the pod."""
     device_allocation: Allocation | None = None
+    """None: no device is allocated to the pod."""
     score: int = 0
+    """0 to 100, more is better."""
     order: tuple[int, ...] = ()
+    """Smaller is better among equal scores."""
+    avoided: bool = False
+    """Whether the pod avoids the node. Then the score is 0, and the order is the last."""
 
     @property
     def uid(self) -> str:
@@ -38,24 +42,23 @@ class NodeOffer(msgspec.Struct, frozen=True):
 
     def to(self, pod_request: PodRequest) -> NodeOffer:
         """Returns this offer for another pod of the same equivalence class."""
-        offer = self.offer
-        if offer is not None:
+        cpus = self.cpus
+        if cpus is not None:
             allocation = msgspec.structs.replace(
-                offer.allocation, uid=pod_request.uid, title=pod_request.title
+                cpus.allocation, uid=pod_request.uid, title=pod_request.title
             )
-            offer = msgspec.structs.replace(offer, allocation=allocation)
-        return msgspec.structs.replace(self, pod_request=pod_request, offer=offer)
+            cpus = msgspec.structs.replace(cpus, allocation=allocation)
+        return msgspec.structs.replace(self, pod_request=pod_request, cpus=cpus)
 
     def placed(self, rating: Rating) -> NodeOffer:
         """The same with the score and order of a placement; a node that the pod avoids stays the
         last of all."""
-        avoided = self.order[0] if self.order else 0
-        order = (avoided, rating.cost)
-        score = 0 if avoided else rating.points
+        order = (self.avoided, rating.cost)
+        score = 0 if self.avoided else rating.points
         return msgspec.structs.replace(self, score=score, order=order)
 
-    def holding(self) -> AssignedPod:
-        """The pod's allocation after the commit, as `holding_of` reads it back."""
+    def assigned_pod(self) -> AssignedPod:
+        """The pod's allocation after the commit, as `assigned_pod_of` reads it back."""
         pod_request = self.pod_request
         devices: DeviceAmounts = {}
         functions: VirtualFunctions = {}
@@ -72,7 +75,7 @@ class NodeOffer(msgspec.Struct, frozen=True):
         return AssignedPod(
             pod_request.uid,
             pod_request.title,
-            self.offer.allocation if self.offer else _nothing(pod_request),
+            self.cpus.allocation if self.cpus else _nothing(pod_request),
             devices,
             functions,
             pod_request.requests,
@@ -85,9 +88,9 @@ class NodeOffer(msgspec.Struct, frozen=True):
         """The annotations of the pod. Allocation annotations of an earlier attempt or another
         writer that are not part of this one become empty."""
         found = dict.fromkeys(self.pod_request.stale, "{}")
-        if self.offer is not None:
-            allocation = self.offer.allocation
-            found |= allocation.annotations(self.offer.pools)
+        if self.cpus is not None:
+            allocation = self.cpus.allocation
+            found |= allocation.annotations(self.cpus.pools)
             if allocation.cpus and (text := self._spec()) is not None:
                 found[RESOURCE_SPEC] = text
         if self.device_allocation is not None:
@@ -96,7 +99,7 @@ class NodeOffer(msgspec.Struct, frozen=True):
 
     def _spec(self) -> str | None:
         """The resource-spec with the bind policy in force; None if it already has it."""
-        for each in self.offer.why.policies if self.offer else ():
+        for each in self.cpus.why.policies if self.cpus else ():
             if each.policy is PolicyKind.CPU_BIND:
                 forced = each.source in (PolicySource.KUBELET, PolicySource.NODE_LABEL)
                 return spec_text(self.pod_request.spec_text, BindPolicy(each.value), forced=forced)

@@ -60,11 +60,11 @@ class AssignedPod(msgspec.Struct, frozen=True, gc=False):
 _NONE: Final[frozenset[str]] = frozenset()
 
 
-def holding_of(pod: ApiPod) -> AssignedPod:
+def assigned_pod_of(pod: ApiPod) -> AssignedPod:
     """Reads a pod's allocation. Never fails: a part that can't be read is a fault, and the others
     count."""
     requests = pod_requests(pod)
-    found = _holding(pod.uid, pod.title, pod.annotations, requests, pod.priority or 0)
+    found = _assigned_pod(pod.uid, pod.title, pod.annotations, requests, pod.priority or 0)
     if pod.kube_class not in (None, "guaranteed"):
         return found
     cpus = numa_request_of(pod).whole.exclusive_milli // 1000
@@ -74,10 +74,10 @@ def holding_of(pod: ApiPod) -> AssignedPod:
 def reserved_by(uid: str, title: str, annotations: Mapping[str, str]) -> AssignedPod:
     """Reads the allocation of a Reservation, which has the same annotations as a pod. Its requests
     are in no sum of kube-scheduler, so they do not count here either. Never fails."""
-    return msgspec.structs.replace(_holding(uid, title, annotations, {}, 0), reservation=True)
+    return msgspec.structs.replace(_assigned_pod(uid, title, annotations, {}, 0), reservation=True)
 
 
-def _holding(
+def _assigned_pod(
     uid: str, title: str, annotations: Mapping[str, str], requests: dict[str, int], priority: int
 ) -> AssignedPod:
     faults: list[str] = []

@@ -110,7 +110,7 @@ class Price(msgspec.Struct, frozen=True):
     split_cores: int
     """The number of free whole cores that the pod would take only in part."""
     avoided: bool = False
-    """See `Bind`."""
+    """Whether the pod avoids the node (see `Bind`)."""
 
 
 class NumaCandidate(msgspec.Struct, frozen=True):
@@ -133,11 +133,11 @@ class Why(msgspec.Struct, frozen=True):
     """In the order in which they were tried."""
     merged: Merged | None = None
     """The result of the merge of the hints of all resources."""
-    steps: tuple[AllocationStep, ...] = ()
+    cpu_steps: tuple[AllocationStep, ...] = ()
     """The steps of the accumulator that gave CPUs."""
 
 
-class Offer(msgspec.Struct, frozen=True):
+class CpuOffer(msgspec.Struct, frozen=True):
     """What is committed and written to the pod. Without CPUs and amounts the pod is not bound."""
 
     allocation: PodAllocation
@@ -160,14 +160,6 @@ class HintProvider(Protocol):
 
     def explain(self, refusal: Refusal) -> Refusal:
         """The refusal of the merge, with what these resources lack."""
-
-
-class CpuOverlap(msgspec.Struct, frozen=True):
-    """CPUs that more pods hold than may share them."""
-
-    cpus: CpuSet
-    uids: tuple[str, ...]
-    """Ascending."""
 
 
 class CpuAllocator:
@@ -195,7 +187,7 @@ class CpuAllocator:
 
     def offer(
         self, pod_request: PodRequest, steps: Steps, hints: HintProvider | None = None
-    ) -> Priced[Offer | None] | Refusal:
+    ) -> Priced[CpuOffer | None] | Refusal:
         node_allocation, cpus = self._node_allocation, self.properties.cpus
         if node_allocation is None or cpus is None:
             return Priced(None, None, (False, 0, 0))
@@ -206,12 +198,12 @@ class CpuAllocator:
             score = partial(
                 node_score.score, args, self._score_input(cpus, node_allocation), request
             )
-        answer = offer(cpus, node_allocation, request, hints, steps, score)
+        answer = cpu_offer(cpus, node_allocation, request, hints, steps, score)
         if isinstance(answer, Refusal):
             return answer if hints is None else hints.explain(answer)
         price = answer.price
         order = (price.avoided, price.split_cores, price.numa_nodes)
-        return Priced(answer, price.score if scored else None, order)
+        return Priced(answer, price.score if scored else None, order, price.avoided)
 
     def score_bound(self, pod_request: PodRequest) -> int:
         """No offer to the pod, which holds nothing here, has a higher score."""
@@ -226,7 +218,7 @@ class CpuAllocator:
             args, self._score_input(cpus, node_allocation), pod_request.resources
         )
 
-    def missing(self, pod_request: PodRequest, choice: Offer | None, steps: Steps) -> str:
+    def missing(self, pod_request: PodRequest, choice: CpuOffer | None, steps: Steps) -> str:
         if choice is None:
             return ""
         allocation, cpus = choice.allocation, self.properties.cpus
@@ -261,20 +253,6 @@ class CpuAllocator:
         """Mask of the CPUs that a pod may still own."""
         return self._node_allocation.free_cpus() if self._node_allocation else 0
 
-    def overlaps(self, pods: Mapping[str, AssignedPod]) -> tuple[CpuOverlap, ...]:
-        """One entry for each set of pods; `pods`: those of the node, by uid."""
-        excess = self._node_allocation.overcommitted() if self._node_allocation else 0
-        if not excess:
-            return ()
-        holders: dict[int, tuple[str, ...]] = {}
-        for uid in sorted(pods):
-            for cpu in CpuSet.from_int(pods[uid].allocation.cpus.mask & excess):
-                holders[cpu] = (*holders.get(cpu, ()), uid)
-        shared: dict[tuple[str, ...], list[int]] = {}
-        for cpu, uids in sorted(holders.items()):
-            shared.setdefault(uids, []).append(cpu)
-        return tuple(CpuOverlap(CpuSet(cpus), uids) for uids, cpus in shared.items())
-
     def _score_input(self, cpus: TopologyOptions, node_allocation: NodeAllocation) -> ScoreInput:
         return ScoreInput(
             cpus, node_allocation, WholeNode(self.properties.allocatable, self.requested)
@@ -285,28 +263,29 @@ def _scored(pod_request: PodRequest) -> bool:
     return "cpu" in pod_request.requests or "memory" in pod_request.requests
 
 
-def offer(
+def cpu_offer(
     options: TopologyOptions,
     node_allocation: NodeAllocation,
     request: ResourceRequest,
     provider: HintProvider | None = None,
     steps: Steps = UNCOUNTED,
     score: Callable[[PodAllocation], int] | None = None,
-) -> Offer | Refusal:
+) -> CpuOffer | Refusal:
     """An offer for a pod that holds nothing on the node. Raises TooComplexError.
 
     `provider`: takes part in the merge under a NUMA policy.
     `score`: returns the score of an allocation; None for the score by the strategy in force."""
     if not request.requests and not request.burst_milli and provider is None:
-        return Offer(PodAllocation(request.uid, request.title), Price(0, 0, 0), Why())
+        return CpuOffer(PodAllocation(request.uid, request.title), Price(0, 0, 0), Why())
     policies = in_force(options.policies, options.profile, request)
     if isinstance(policies, Refusal):
         return policies
     if refusal := _early_refusal(options, node_allocation, request, policies):
         return refusal
     held = _with_cpu(request)
-    trials = Trials(options, node_allocation, held, policies, steps)
-    trials.with_devices = provider is not None
+    trials = Trials(
+        options, node_allocation, held, policies, steps, with_devices=provider is not None
+    )
     if policies.numa is NumaPolicy.NONE:
         allotment = _unaligned(held, policies, trials)
     else:
@@ -324,7 +303,7 @@ def offer(
     )
     why = Why(policies.chosen, allotment.candidates, allotment.merged, allotment.steps)
     price = trials.price(allotment, None if score is None else score(allocation))
-    return Offer(allocation, price, why, _pools(options, allocation))
+    return CpuOffer(allocation, price, why, _pools(options, allocation))
 
 
 def _pools(options: TopologyOptions, allocation: PodAllocation) -> tuple[SharedPool, ...]:
@@ -531,6 +510,7 @@ def _align(
             whole_cores = trials.whole_cores(mask)
             judged[mask] = trials.exclusivity(mask), whole_cores, trials.score(mask)
         exclusivity, whole_cores, score = judged[mask]
+        # One number compares exclusivity, then whole cores, then the score.
         return (HIGHEST + 1) * ((cpus + 1) * exclusivity + whole_cores) + score
 
     def merge(
@@ -649,8 +629,6 @@ class Trials:
 
     downgrade = True
     """See CpuRequest."""
-    with_devices = False
-    """The pod gets devices too, which may be on each of its NUMA nodes."""
 
     def __init__(
         self,
@@ -659,18 +637,22 @@ class Trials:
         request: ResourceRequest,
         policies: InForce,
         steps: Steps = UNCOUNTED,
+        *,
+        with_devices: bool = False,
     ) -> None:
+        """`with_devices`: the pod gets devices too, which may be on each of its NUMA nodes."""
         self._options = options
         self._node_allocation = node_allocation
-        self._pod_request = request
+        self._request = request
         self.policies = policies
         self.steps = steps
+        self._with_devices = with_devices
         self._free = node_allocation.free_cpus()
         self.totals = node_allocation.totals()
         self.numa_resources = node_allocation.numa_resources
         self._areas = node_allocation.areas
         self.available = node_allocation.available()
-        self._recorded = node_allocation.recorded()
+        self._recorded = node_allocation.left_by_records()
         self.trim()
 
     @cached_property
@@ -685,7 +667,7 @@ class Trials:
             return Allotment(0, {})
         self.steps.take(self._steps_of_node * len(layout.nodes))
         taken = accumulator.take(
-            layout, self._free, self._node_allocation.holdings, request, self._options.max_ref
+            layout, self._free, self._node_allocation.cpu_counts, request, self._options.max_ref
         )
         if isinstance(taken, Shortage):
             return _rejection(taken)
@@ -696,7 +678,7 @@ class Trials:
 
     def lacks(self, nodes: Collection[int]) -> Refusal | None:
         """Why the pod does not fit these NUMA nodes, None if `on_nodes` finds an allotment."""
-        self.steps.take(1 + len(nodes) * len(self._pod_request.requests) // 6)
+        self.steps.take(1 + len(nodes) * len(self._request.requests) // 6)
         if self._have_enough(nodes):
             return None
         amounts = self._amounts(nodes)
@@ -727,10 +709,10 @@ class Trials:
         0 for other pods."""
         if not self._whole_milli:
             return 0
-        missing = self._pod_request.requests["cpu"]
+        missing = self._request.requests["cpu"]
         for node in ids(mask):
             missing -= self._whole_milli.get(node, 0)
-        return (self._pod_request.requests["cpu"] - max(0, missing)) // self._core_milli
+        return (self._request.requests["cpu"] - max(0, missing)) // self._core_milli
 
     def score(self, mask: int) -> int:
         """The score of these NUMA nodes, 0-100, by the strategy in force, with the pod on them."""
@@ -783,6 +765,8 @@ class Trials:
         unit = self.unit(name)
         if name != "cpu":
             return _in_order(requested, room, unit, cpu_shares, packed=self._packed)
+        # Full or whole cores may leave a NUMA node without CPUs of a pod that needs some of each:
+        # then its CPUs are split evenly, and at last without regard to cores.
         for packed in (True, False) if self._packed else (False,):
             if self._whole_milli:
                 shares = self._by_cores(requested, room, packed=packed)
@@ -809,7 +793,7 @@ class Trials:
         so that each device has CPUs nearby, unless the configuration says otherwise."""
         strategy, configured = self.policies.strategy, self._options.profile.packed
         if configured is None:
-            return strategy is Strategy.MOST_ALLOCATED and not self.with_devices
+            return strategy is Strategy.MOST_ALLOCATED and not self._with_devices
         return configured and strategy is not Strategy.DISTRIBUTE_EVENLY
 
     @cached_property
@@ -824,7 +808,7 @@ class Trials:
         """The requested memory and hugepages that count on the NUMA nodes which report them."""
         if not self._options.counts_memory:
             return {}
-        requested = memory_of(self._pod_request.requests)
+        requested = memory_of(self._request.requests)
         return {name: amount for name, amount in requested.items() if name in self.numa_resources}
 
     def left_of(self, name: str, nodes: Collection[int]) -> dict[int, int]:
@@ -884,7 +868,7 @@ class Trials:
                 taken = accumulator.take(
                     layout,
                     self._free,
-                    self._node_allocation.holdings,
+                    self._node_allocation.cpu_counts,
                     on_each,
                     self._options.max_ref,
                 )
@@ -929,7 +913,7 @@ class Trials:
         resource. None if the sums of the nodes' whole units do not decide whether the pod fits."""
         bind, layout = self.policies.bind, self._options.layout
         if bind is None:
-            if self._pod_request.burst_milli:
+            if self._request.burst_milli:
                 return None
         elif (
             layout is None
@@ -938,15 +922,15 @@ class Trials:
             or self.counted_memory
         ):
             return None
-        known = [name for name in self._pod_request.requests if name in self.numa_resources]
-        requested = [(name, self._pod_request.requests[name], self.unit(name)) for name in known]
+        known = [name for name in self._request.requests if name in self.numa_resources]
+        requested = [(name, self._request.requests[name], self.unit(name)) for name in known]
         if any(amount % unit for _, amount, unit in requested):
             return None
         return [(name, amount // unit, unit) for name, amount, unit in requested]
 
     @cached_property
     def _scores(self) -> MaskScores:
-        requests = self._pod_request.requests
+        requests = self._request.requests
         if self.policies.bind:
             requests = {**requests, "cpu": self._options.amplified(requests["cpu"])}
         return MaskScores(
@@ -959,12 +943,12 @@ class Trials:
 
     def _amounts(self, nodes: Collection[int]) -> Amounts | Refusal:
         """The amounts of each node, for the resources that NUMA nodes have."""
-        self.steps.take(5 + 2 * len(nodes) * len(self._pod_request.requests))
-        limit = 0 if self.policies.bind else self._pod_request.burst_milli
+        self.steps.take(5 + 2 * len(nodes) * len(self._request.requests))
+        limit = 0 if self.policies.bind else self._request.burst_milli
         amounts: Amounts = {}
         # CPU comes first: memory that counts by NUMA node follows it.
         for name, requested in sorted(
-            self._pod_request.requests.items(), key=lambda each: each[0] != "cpu"
+            self._request.requests.items(), key=lambda each: each[0] != "cpu"
         ):
             if name not in self.numa_resources:
                 continue
@@ -1015,7 +999,7 @@ class Trials:
         taken = accumulator.take_on_nodes(
             layout,
             self._free,
-            self._node_allocation.holdings,
+            self._node_allocation.cpu_counts,
             request,
             shares,
             self._options.max_ref,
@@ -1031,7 +1015,7 @@ class Trials:
         if bind is None or self._options.layout is None:
             return None
         return CpuRequest(
-            self._pod_request.requests["cpu"] // 1000,
+            self._request.requests["cpu"] // 1000,
             bind.policy,
             self.policies.exclusive,
             self.policies.strategy,
@@ -1045,7 +1029,7 @@ class Trials:
         layout, request = self._options.layout, self._cpu_request
         if layout is None or request is None:
             return None
-        return Terms.of(layout, self._node_allocation.holdings, request, self._options.max_ref)
+        return Terms.of(layout, self._node_allocation.cpu_counts, request, self._options.max_ref)
 
     @cached_property
     def _whole_milli(self) -> dict[int, int]:

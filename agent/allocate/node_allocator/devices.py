@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
-
-import msgspec
 
 from agent.allocate.devices.allocation import Allocation, DeviceHintProvider, unavailable
 from agent.allocate.devices.inventory import Inventory, NodeDevices, node_devices
@@ -27,17 +25,6 @@ from agent.model.devices.device_allocation import (
 from agent.model.devices.device_object import DeviceType
 from agent.model.devices.device_request import DeviceRequest
 from agent.model.pod_request import PodRequest, Reads
-
-
-class DeviceOverlap(msgspec.Struct, frozen=True):
-    """More of a device is held than it has, or one virtual function by several."""
-
-    type: str
-    minor: int
-    what: str
-    """The resource, or the bus id of the function."""
-    uids: tuple[str, ...]
-    """Ascending."""
 
 
 class DeviceAllocator:
@@ -134,10 +121,6 @@ class DeviceAllocator:
     def state(self, reads: Reads) -> object:
         return self.held.state() if reads is Reads.DEVICES else None
 
-    def overlaps(self) -> tuple[DeviceOverlap, ...]:
-        """Sorted by type, minor and `what`; each with the pods that hold a part of it."""
-        return _device_overlaps(self.properties.inventory, self._pods.values())
-
     def _typed(self, pod_request: PodRequest) -> DeviceRequest | Refusal:
         return typed(pod_request.devices or _NONE, self.properties.inventory or _NO_INVENTORY)
 
@@ -147,19 +130,19 @@ _NO_INVENTORY: Final = Inventory({})
 
 
 def _held_devices(
-    inventory: Inventory, holdings: Mapping[str, AssignedPod], imported: Mapping[str, Imported]
+    inventory: Inventory, pods: Mapping[str, AssignedPod], imported: Mapping[str, Imported]
 ) -> NodeDevices:
-    """`holdings` and `imported` are by uid. If a scheduler allocated a device to a pod, only the
+    """`pods` and `imported` are by uid. If a scheduler allocated a device to a pod, only the
     allocation counts; without an amount the pod has the whole device, as on its node
     (`allocate.visibility`)."""
     devices, functions = [], []
     own: dict[str, DeviceAmounts] = {}
-    for uid, held in holdings.items():
+    for uid, held in pods.items():
         if held.devices or held.functions:
-            numbered, of_pod = _numbered(held, inventory)
+            by_device, of_pod = numbered(held, inventory)
             own[uid] = {
                 at: each if any(each.values()) or at in of_pod else _all_of(inventory, at)
-                for at, each in numbered.items()
+                for at, each in by_device.items()
             }
             devices.append(own[uid])
             functions.append(of_pod)
@@ -170,41 +153,16 @@ def _held_devices(
     return node_devices(inventory, sum_amounts(devices), sum_functions(functions))
 
 
-def _device_overlaps(
-    inventory: Inventory | None, holdings: Iterable[AssignedPod]
-) -> tuple[DeviceOverlap, ...]:
-    """Sorted by type, minor and `what`; each with the pods that hold a part of it."""
-    claims: dict[tuple[str, int, str], list[tuple[str, int]]] = {}
-    for held in sorted(holdings, key=lambda each: each.uid):
-        devices, functions = _numbered(held, inventory)
-        for (kind, minor), of_device in devices.items():
-            for name, amount in of_device.items():
-                claims.setdefault((kind, minor, name), []).append((held.uid, amount))
-        for (kind, minor), buses in functions.items():
-            for bus in buses:
-                claims.setdefault((kind, minor, bus), []).append((held.uid, 1))
-    found = []
-    for (kind, minor, what), of in sorted(claims.items()):
-        fleet = inventory.fleets.get(kind) if inventory else None
-        device = fleet.devices.get(minor) if fleet else None
-        # A virtual function is not a resource amount of its device: it exists once.
-        there = device.resources.get(what, 1) if device else 1
-        if len(of) > 1 and sum(amount for _, amount in of) > there:
-            uids = tuple(uid for uid, amount in of if amount)
-            found.append(DeviceOverlap(kind, minor, what, uids))
-    return tuple(found)
-
-
 def _all_of(inventory: Inventory, at: tuple[str, int]) -> dict[str, int]:
     kind, minor = at
     fleet = inventory.fleets.get(kind)
     return fleet.devices[minor].resources if fleet and minor in fleet.devices else {}
 
 
-def _numbered(
+def numbered(
     held: AssignedPod, inventory: Inventory | None
 ) -> tuple[DeviceAmounts, VirtualFunctions]:
-    """The holdings with the current minors of the devices: GPU drivers assign minors anew at each
+    """The pod's devices with their current minors: GPU drivers assign minors anew at each
     start."""
     moved = {}
     for (kind, minor), uuid in held.ids.items():

@@ -23,7 +23,7 @@ state each time."""
 
 
 class NodeStates:
-    """One thread at a time."""
+    """Gives equal states equal numbers. One thread at a time."""
 
     def __init__(self, max_states: int = MAX_STATES, max_bytes: int = MAX_STATE_BYTES) -> None:
         self._max_states, self._max_bytes = max_states, max_bytes

@@ -26,6 +26,8 @@ class Priced(msgspec.Struct, Generic[Choice], frozen=True):
     """0 to 100, more is better; `None` if the part does not score the node for the pod."""
     order: tuple[int, ...] = ()
     """Smaller is better among equal scores."""
+    avoided: bool = False
+    """Whether the pod avoids the node: every other one is better."""
 
 
 class NodePart(Protocol[Choice]):

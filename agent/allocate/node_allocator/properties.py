@@ -82,20 +82,24 @@ agent reports as much as is read."""
 
 
 class AllocatorRules(msgspec.Struct, frozen=True):
-    """The configuration. `strategy`: the order of devices. `shares`: the order of devices for pods
-    that request parts of GPUs; spreading these would leave no whole GPU. `unshared`: by vendor, the
-    GPU models that are never divided. `scoring`: the scoring of CPUs and NUMA nodes; None: by the
-    strategy of the node. `zones`: the scoring of nodes for pods without CPUs or devices from
-    Topolet. `gpu_objective`: which linked GPUs of a node suit a pod best. `placement`: what scores
-    nodes, and orders the cards for parts of GPUs, instead of the other strategies."""
+    """The configuration of a node allocator."""
 
     strategy: Strategy = Strategy.LEAST_ALLOCATED
+    """The order of devices."""
     shares: Strategy = Strategy.MOST_ALLOCATED
+    """The order of devices for pods that request parts of GPUs: spreading these would leave no
+    whole GPU."""
     unshared: dict[str, frozenset[str]] = {}
+    """By vendor, the GPU models that are never divided."""
     scoring: SchedulerArgs | None = None
+    """The scoring of CPUs and NUMA nodes; None: by the strategy of the node."""
     zones: ZoneScoring = ZoneScoring()
+    """The scoring of nodes for pods without CPUs or devices from Topolet."""
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
+    """Which linked GPUs of a node suit a pod best."""
     placement: NodePlacement | None = None
+    """What scores nodes, and orders the cards for parts of GPUs, instead of the other
+    strategies."""
 
     def strategy_of(self, request: DeviceRequest) -> Strategy:
         """The order of devices for a pod."""
@@ -111,23 +115,28 @@ class Imported(msgspec.Struct, frozen=True):
 
 
 class NodeProperties(msgspec.Struct, frozen=True):
-    """`cpus` None: no usable NodeResourceTopology; `inventory` None: no Device object. `imported`
-    by the uid of a pod; `isolation`: the library that enforces parts of GPUs here, "" for none;
-    `shares_gpus`: GPUs may be divided. `zones`: the node's report of its NUMA nodes; None: it does
-    not count. `faults`: of the node's objects. `allocatable`: of the whole node, by resource.
-    `model`: of its GPUs."""
+    """What a node has and reports, whatever pods it has."""
 
     name: str
     cpus: TopologyOptions | None = None
+    """None without a usable NodeResourceTopology."""
     inventory: Inventory | None = None
+    """None without a Device object."""
     imported: dict[str, Imported] = {}
+    """By the uid of a pod."""
     isolation: str = ""
+    """The library that enforces parts of GPUs here, "" for none."""
     shares_gpus: bool = True
+    """Whether GPUs may be divided."""
     rules: AllocatorRules = AllocatorRules()
     zones: ZoneReport | None = None
+    """The node's report of its NUMA nodes; None: it does not count."""
     faults: tuple[str, ...] = ()
+    """The faults of the node's objects."""
     allocatable: dict[str, int] = {}
+    """The amounts of the whole node, by resource."""
     model: str = ""
+    """The model of its GPUs."""
 
     @property
     def binds_all(self) -> bool:
@@ -303,7 +312,7 @@ def topology_options(
     options = TopologyOptions(
         layout=cpus.layout,
         numa_allocatable=_numa_allocatable(topology, ratios),
-        reserved=cpus.reserved,
+        never_owned=cpus.never_owned,
         kubelet_reserved=cpus.kubelet_reserved,
         node_reserved=cpus.node_reserved,
         policies=policies,
@@ -319,7 +328,7 @@ def topology_options(
 
 class _Cpus(msgspec.Struct, frozen=True):
     layout: Layout | None = None
-    reserved: CpuSet = EMPTY
+    never_owned: CpuSet = EMPTY
     kubelet_reserved: CpuSet = EMPTY
     node_reserved: CpuSet = EMPTY
     manager: CpuManager = CpuManager()

@@ -203,25 +203,6 @@ def _by_node(available: Amounts, resource: str) -> dict[int, int]:
     return {node: max(0, held.get(resource, 0)) for node, held in available.items()}
 
 
-def highest(
-    columns: Iterable[Sequence[TopologyHint]], masks: set[int], *, preferred: bool
-) -> set[int]:
-    """The masks with the highest score, at least one. The score of a mask is the sum over the
-    columns of its best hint there.
-
-    `preferred`: only preferred hints count."""
-    totals = dict.fromkeys(masks, 0)
-    for hints in columns:
-        best: dict[int, int] = {}
-        for hint in hints:
-            if hint.mask in totals and (hint.preferred or not preferred):
-                best[hint.mask] = max(best.get(hint.mask, 0), hint.score)
-        for mask, score in best.items():
-            totals[mask] += score
-    most = max(totals.values())
-    return {mask for mask, score in totals.items() if score == most}
-
-
 WHOLE: Final = 1023
 """The most masks of small sizes that are tried: all subsets of 10 nodes."""
 

@@ -33,7 +33,6 @@ from agent.allocate.numa.hint import (
     Pick,
     Provider,
     TopologyHint,
-    highest,
     of_nodes,
 )
 from agent.allocate.steps import UNCOUNTED, Steps
@@ -497,7 +496,7 @@ def _combine(
     fewest = min(mask.bit_count() for mask in masks)
     masks = {mask for mask in masks if mask.bit_count() == fewest}
     if by_score:
-        masks = highest([column.hints for column in table], masks, preferred=preferred)
+        masks = _highest([column.hints for column in table], masks, preferred=preferred)
     if preferred:
         table = [_of_masks(column, masks, full) for column in table]
     lists = [column.masks for column in table]
@@ -506,6 +505,25 @@ def _combine(
     best = outcome(lists, scores, masks, start, steps)
     place = first_place(lists, full, steps) if best.place is None else best.place
     return table, best, place, preferred
+
+
+def _highest(
+    columns: Iterable[Sequence[TopologyHint]], masks: set[int], *, preferred: bool
+) -> set[int]:
+    """The masks with the highest score, at least one. The score of a mask is the sum over the
+    columns of its best hint there.
+
+    `preferred`: only preferred hints count."""
+    totals = dict.fromkeys(masks, 0)
+    for hints in columns:
+        best: dict[int, int] = {}
+        for hint in hints:
+            if hint.mask in totals and (hint.preferred or not preferred):
+                best[hint.mask] = max(best.get(hint.mask, 0), hint.score)
+        for mask, score in best.items():
+            totals[mask] += score
+    most = max(totals.values())
+    return {mask for mask, score in totals.items() if score == most}
 
 
 def _of_masks(column: Column, masks: set[int], full: int) -> Column:

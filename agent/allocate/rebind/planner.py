@@ -443,16 +443,16 @@ def placed_node(
         return NoPlan((f"the kubelet of node {name} assigns CPUs (static CPU policy)",))
     layout = options.layout
     node_allocation = NodeAllocation(options)
-    for holding in allocator.holdings.values():
-        node_allocation.add(holding.allocation)
+    for assigned in allocator.assigned_pods.values():
+        node_allocation.add(assigned.allocation)
     placed = []
     most_owned = {}
-    for uid in sorted(allocator.holdings):
+    for uid in sorted(allocator.assigned_pods):
         request = requests.get(uid)
         if request is not None:
             request = msgspec.structs.replace(request, default_bind=options.profile.bind)
         pod = _placed_pod(
-            options, node_allocation, allocator.holdings[uid], request, fixed.get(uid, "")
+            options, node_allocation, allocator.assigned_pods[uid], request, fixed.get(uid, "")
         )
         if pod is None:
             continue
@@ -461,7 +461,7 @@ def placed_node(
             # The pool of a pod that bursts must not shrink, since its limit must fit into the pool.
             for area in layout.nodes:
                 if pod.place >> area.id & 1:
-                    held = node_allocation.holdings.full(1)
+                    held = node_allocation.cpu_counts.full(1)
                     most_owned[area.id] = (area.cpus & held).bit_count()
     return PlacedNode(
         layout,
@@ -570,7 +570,7 @@ def _not_movable(
     online = CpuSet.from_int(options.layout.cpus if options.layout else 0)
     if offline := cpus - online:
         return f"its CPUs {offline} are not online"
-    if shared := cpus & CpuSet.from_int(node_allocation.holdings.full(2)):
+    if shared := cpus & CpuSet.from_int(node_allocation.cpu_counts.full(2)):
         return f"other pods hold its CPUs {shared} too"
     return ""
 

@@ -109,8 +109,10 @@ def node_resource_causes(
     """One cause for each resource that the node, as a whole, has too little of for `pods` such pods
     (kube-scheduler, NodeResourcesFit)."""
     node, allocatable = allocator.properties.name, allocator.properties.allocatable
-    own = allocator.holdings.get(request.uid)
-    placed = sum(not each.reservation for each in allocator.holdings.values()) - (own is not None)
+    own = allocator.assigned_pods.get(request.uid)
+    placed = sum(not each.reservation for each in allocator.assigned_pods.values()) - (
+        own is not None
+    )
     wanted = {name: amount * pods for name, amount in request.requests.items()} | {"pods": pods}
     used = {**allocator.requested, "pods": placed}
     for name, amount in wanted.items():
@@ -186,7 +188,7 @@ def _held_by_plugin(why: Refusal, allocator: NodeAllocator, title: PodTitle) -> 
     to."""
     node, holders, minors, count = allocator.properties.name, set[str](), set[int](), 0
     for uid, held in allocator.properties.imported.items():
-        own = allocator.holdings.get(uid)
+        own = allocator.assigned_pods.get(uid)
         given = own.devices if own is not None else {}
         of_pod = {at[1] for at in held.devices if at[0] == why.resource and at not in given}
         if of_pod:
@@ -356,7 +358,7 @@ _DEVICE_OBJECTS: Final[dict[Reason, tuple[_Place, ...]]] = {
 
 
 def offer_facts(node_offer: NodeOffer) -> OfferFacts:
-    offer, allocation = node_offer.offer, node_offer.device_allocation
+    offer, allocation = node_offer.cpus, node_offer.device_allocation
     by_type = allocation.devices if allocation is not None else {}
     order = tuple(map(int, node_offer.order))
     devices = {kind: tuple(each.minor for each in chosen) for kind, chosen in by_type.items()}
@@ -381,6 +383,6 @@ def offer_facts(node_offer: NodeOffer) -> OfferFacts:
         ),
         None if merged is None or merged.mask is None else ids(merged.mask),
         tuple(merged.causes) if merged is not None else (),
-        tuple(each.value for each in why.steps),
+        tuple(each.value for each in why.cpu_steps),
         offer.price.split_cores,
     )

@@ -87,7 +87,9 @@ class _Scope(msgspec.Struct, frozen=True):
 
 
 class Explainer:
-    """Safe for many threads. `scheduler`: the `spec.schedulerName` of the pods that Topolet places.
+    """Explains pods by the state of the cluster. Safe for many threads.
+
+    `scheduler`: the `spec.schedulerName` of the pods that Topolet places.
     `nominated`: returns the nodes that are nominated for more important pods."""
 
     def __init__(
@@ -206,7 +208,7 @@ class Explainer:
             if state is None:
                 gone = Refusal(Reason.NODE_UNKNOWN, detail="the node was deleted")
                 return NodeVerdict(name, (causes.missing_cause(gone, name, info.pod.title),)), None
-            lack = state.lack(info.pod_request.needs, agents=self._cluster.agents)
+            lack = state.lack(info.pod_request.needs)
             if lack is None:
                 allocator = scope.copies.get(name, state.allocator)
                 return self._offer(allocator, info, group, scope.name)
@@ -254,7 +256,7 @@ class Explainer:
                 return
             if node not in copies:
                 copies[node] = state.allocator.without(())
-            copies[node].record(node_offer.holding())
+            copies[node].record(node_offer.assigned_pod())
 
     def _own_causes(
         self, info: PodInfo, scheduler: str, group: GroupFacts | None, winner: str
@@ -266,7 +268,7 @@ class Explainer:
             text = f"{text}, and not {self._scheduler}"
             found.append(_cause(OTHER_SCHEDULER, text, ("Pod", pod, "spec.schedulerName")))
         reservation = self._cluster.reservation(info.pod.uid)
-        if reservation is not None and reservation.sent:
+        if reservation is not None and reservation.confirmed:
             text = f"an earlier Binding to {reservation.node} may take effect"
             found.append(_cause(BINDING_OPEN, text, ("Node", reservation.node, "nothing: wait")))
         if group is not None and info.group is not None:

@@ -60,7 +60,7 @@ def best_node(nodes: Sequence[str], results: Sequence[Feasibility | None]) -> st
 
 
 class EquivalenceCache:
-    """Safe for many threads. `lookups` counts the results returned, `misses` those computed."""
+    """The results by equivalence class and node. Safe for many threads."""
 
     def __init__(self, cluster: SchedulerCache, max_results: int = MAX_RESULTS) -> None:
         self._cluster = cluster
@@ -69,7 +69,9 @@ class EquivalenceCache:
         self._rows: OrderedDict[Hashable, _Row] = OrderedDict()
         self._nodes: set[str] = set()
         self.lookups = 0
+        """The number of results returned."""
         self.misses = 0
+        """The number of results computed."""
 
     def node_names(self) -> list[str]:
         """The names of all nodes."""

@@ -48,14 +48,8 @@ MAX_DETAILED_REASONS: Final = 5
 """With more different reasons, amounts are omitted from the reasons."""
 
 
-def filter_result(
-    nodes: Sequence[str], results: Sequence[Feasibility], *, best_only: bool
-) -> ExtenderFilterResult:
-    """`results` are in the order of `nodes`. `best_only`: only the best feasible node is returned,
-    without reasons for the others, so that neither another plugin's score nor a tie-break
-    decides."""
-    if best_only and (best := best_node(nodes, results)) is not None:
-        return ExtenderFilterResult((best,))
+def filter_result(nodes: Sequence[str], results: Sequence[Feasibility]) -> ExtenderFilterResult:
+    """The feasible nodes, and why the others are not. `results` are in the order of `nodes`."""
     # Nodes share results, and an identity is hashed faster than a value.
     distinct = {id(result): result for result in results}
     refusals = {key: each for key, each in distinct.items() if isinstance(each, Refusal)}
@@ -155,7 +149,7 @@ _GROUP_BATCH: Final = 128
 
 
 class ExtenderHandlers:
-    """Safe for many threads."""
+    """Answers the four verbs by the state of the cluster and of groups. Safe for many threads."""
 
     def __init__(
         self,
@@ -169,8 +163,9 @@ class ExtenderHandlers:
         best_only: bool = True,
         placing: bool = False,
     ) -> None:
-        """`best_only`: the filter returns only the best node for a pod that needs CPUs or
-        devices. `placing`: a placement scores all pods, also those that need neither."""
+        """`best_only`: the filter returns only the best node for a pod that needs CPUs or devices,
+        so that neither another plugin's score nor a tie-break decides. `placing`: a placement
+        scores all pods, also those that need neither."""
         self._cluster = cluster
         self._groups = groups
         self._bind = bind
@@ -188,7 +183,7 @@ class ExtenderHandlers:
         except (PodRequestError, GroupError) as error:
             return no_nodes(nodes, str(error))
         kept = self._cluster.reservation(info.pod.uid)
-        if kept is not None and kept.sent:
+        if kept is not None and kept.confirmed:
             reason = f"an earlier Binding to {kept.node} may take effect"
             return only_node(nodes, kept.node, reason)
         if info.group is not None:
@@ -200,7 +195,7 @@ class ExtenderHandlers:
             best = self._cache.best(check, nodes)
             if best is not None:
                 return ExtenderFilterResult((best,))
-        return filter_result(nodes, self._results(info.pod_request, nodes), best_only=False)
+        return filter_result(nodes, self._results(info.pod_request, nodes))
 
     def prioritize(self, args: ExtenderArgs) -> msgspec.Raw:
         nodes = args.node_names
@@ -259,7 +254,7 @@ class ExtenderHandlers:
             results = self._group_results(info.pod_request, group.size, nodes)
             best = best_node(list(results), list(results.values()))
             if best is None:
-                return filter_result(list(results), list(results.values()), best_only=True)
+                return filter_result(list(results), list(results.values()))
             self._groups.prepare(group, info.pod_request, best)
         return no_nodes(nodes, f"{group.title}: its nodes were taken before they were reserved")
 
@@ -285,7 +280,7 @@ class ExtenderHandlers:
         self, pod_request: PodRequest, group: PodGroup, node: str, nodes: Sequence[str]
     ) -> ExtenderFilterResult:
         with self._cluster.lock:
-            ineligibility = self._cluster.eligible(node, pod_request)
+            ineligibility = self._cluster.ineligibility(node, pod_request)
         if ineligibility is not None:
             return no_nodes(nodes, ineligibility.text)
         rejection = self._groups.rejection(group, pod_request)
@@ -332,7 +327,9 @@ class QueueingExtender:
             self._queue.remove(args.pod.uid)
         elif not result.error:
             self._enqueue(args, result)
-        return _without(result, [each for each in args.node_names if each in nominated_nodes])
+        return _with_nominated(
+            result, [each for each in args.node_names if each in nominated_nodes]
+        )
 
     def prioritize(self, args: ExtenderArgs) -> msgspec.Raw:
         return self._handlers.prioritize(args)
@@ -392,7 +389,9 @@ def _frequent_reasons(result: ExtenderFilterResult) -> tuple[tuple[str, int], ..
     return tuple(nodes.most_common(MAX_DETAILED_REASONS))
 
 
-def _without(result: ExtenderFilterResult, nominated_nodes: Sequence[str]) -> ExtenderFilterResult:
+def _with_nominated(
+    result: ExtenderFilterResult, nominated_nodes: Sequence[str]
+) -> ExtenderFilterResult:
     """Adds to the result why the nodes in `nominated_nodes` are excluded."""
     if not nominated_nodes:
         return result

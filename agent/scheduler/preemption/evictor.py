@@ -58,7 +58,8 @@ class EvictionResult(enum.Enum):
 
 
 class EvictionApi:
-    """Safe for many threads. All methods raise KubeError and AccessError."""
+    """Requests evictions from the API server. Safe for many threads. All methods raise KubeError
+    and AccessError."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

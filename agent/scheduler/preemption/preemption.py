@@ -41,7 +41,7 @@ _TRIALS, _MIN_TRIALS = 2000, 20
 
 
 class Preemption:
-    """Safe for many threads."""
+    """Answers the verb preempt: the pods whose eviction makes room. Safe for many threads."""
 
     def __init__(
         self,

@@ -132,7 +132,7 @@ class _Trial:
     def __init__(self, allocator: NodeAllocator, requirements: Requirements) -> None:
         self._allocator = allocator
         self._requirements = requirements
-        self._assigned = dict(allocator.holdings)
+        self._assigned = dict(allocator.assigned_pods)
         self._evicted: frozenset[str] = frozenset()
 
     def has_room(self, evicted: frozenset[str]) -> bool:
@@ -169,7 +169,7 @@ class NodeSnapshot(msgspec.Struct, frozen=True):
 
 
 class NodeSnapshots:
-    """Safe for many threads."""
+    """Takes snapshots of nodes, on which victims are tried. Safe for many threads."""
 
     def __init__(self, cluster: SchedulerCache) -> None:
         self._cluster = cluster
@@ -185,7 +185,7 @@ class NodeSnapshots:
             if (
                 state is None
                 or state.node is None
-                or cluster.eligible(node, pod_request) is not None
+                or cluster.ineligibility(node, pod_request) is not None
             ):
                 return None
             members = cluster.bound_members(group) if group is not None else {}
@@ -195,7 +195,7 @@ class NodeSnapshots:
                 if len(existing) < group.size:
                     return None
             allocator = state.allocator.without((pod_request.uid,))
-            pods = [cluster.pod(uid) for uid in allocator.holdings if uid not in members]
+            pods = [cluster.pod(uid) for uid in allocator.assigned_pods if uid not in members]
             allocatable = state.node.allocatable
         return NodeSnapshot(
             allocator,
@@ -204,7 +204,7 @@ class NodeSnapshots:
                 allocatable,
                 {
                     uid: held.requests
-                    for uid, held in allocator.holdings.items()
+                    for uid, held in allocator.assigned_pods.items()
                     if not held.reservation
                 },
             ),
@@ -217,7 +217,7 @@ class NodeSnapshots:
 
     def all_ended(self, pods: Iterable[BoundPod]) -> bool:
         """Whether none of the pods is on a node any more."""
-        return not any(self._cluster.bound(each.uid) for each in pods)
+        return not any(self._cluster.node_of(each.uid) for each in pods)
 
 
 def _bound_pod(pod: PodRecord) -> BoundPod:

@@ -208,7 +208,7 @@ class Rebinds:
         self._requests.hold(request)
         status: RebindStatus | None = None
         try:
-            if self._cluster.binding(request.node):
+            if self._cluster.has_reservation(request.node):
                 self._wait(request, "waits for pods that are being bound to the node")
             else:
                 status = self._first_status(request)
@@ -236,7 +236,7 @@ class Rebinds:
             if node is None:
                 return RebindStatus(RebindPhase.FAILED, f"node {request.node} does not exist")
             properties = node.allocator.properties
-            held = [each for each in node.allocator.holdings.values() if each.reservation]
+            held = [each for each in node.allocator.assigned_pods.values() if each.reservation]
         return first_status(request, properties, pods, held, self._clock())
 
     def _wait(self, request: RebindRequest, reason: str) -> None:
@@ -273,9 +273,9 @@ class Rebinds:
         placed by them."""
         with self._cluster.lock:
             node = self._cluster.node(name)
-            holdings = node.allocator.holdings if node is not None else {}
+            assigned_pods = node.allocator.assigned_pods if node is not None else {}
             return all(
-                uid in holdings and status_of(holdings[uid].allocation) == pod.status
+                uid in assigned_pods and status_of(assigned_pods[uid].allocation) == pod.status
                 for uid, pod in now.items()
             )
 

@@ -15,7 +15,7 @@ import msgspec
 
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
+from agent.allocate.node_allocator.assigned_pods import AssignedPod, assigned_pod_of
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.rebind.arrangement import Measures
 from agent.allocate.rebind.planner import NoPlan, PodMove, moved_allocation, placed_node, plan
@@ -45,7 +45,7 @@ from agent.model.rebind_resource import (
 
 def pod_now(pod: ApiPod) -> PodNow:
     """The pod with its allocation."""
-    held = holding_of(pod).allocation
+    held = assigned_pod_of(pod).allocation
     return PodNow(pod.uid, pod.title, status_of(held), held.cpus, pod.resource_version)
 
 
@@ -61,7 +61,7 @@ def first_status(
     `pods`: the pods of the node that are not terminal.
     `reservations`: the amounts that Reservations hold on the node.
     `now`: seconds since 1970."""
-    allocator = NodeAllocator(properties, [*map(holding_of, pods), *reservations])
+    allocator = NodeAllocator(properties, [*map(assigned_pod_of, pods), *reservations])
     node = placed_node(allocator, requests_of(pods), fixed_pods(pods, request.excluded_namespaces))
     if isinstance(node, NoPlan):
         return RebindStatus(RebindPhase.FAILED, _text(node))
@@ -108,7 +108,7 @@ def _why_fixed(pod: ApiPod, excluded_namespaces: Set[str]) -> str:
 def _moves(
     options: TopologyOptions | None, allocator: NodeAllocator, moves: Iterable[PodMove]
 ) -> tuple[StatusMove, ...]:
-    now = {uid: each.allocation for uid, each in allocator.holdings.items()}
+    now = {uid: each.allocation for uid, each in allocator.assigned_pods.items()}
     found = []
     for move in moves:
         before = now[move.uid]

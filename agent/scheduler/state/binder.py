@@ -39,8 +39,7 @@ class LostRaceError(BindError):
 
 
 class Binder:
-    """Safe for many threads. `lost_races` counts the binds that failed because another pod took the
-    room after the filter. `decisions`: the last MAX_DECISIONS, the newest at the end."""
+    """Binds pods. Safe for many threads."""
 
     def __init__(
         self,
@@ -60,7 +59,9 @@ class Binder:
         self._binding: set[str] = set()
         self._unknown_outcomes: dict[str, Mapping[str, str]] = {}
         self.lost_races = 0
+        """The number of binds that failed because another pod took the room after the filter."""
         self.decisions: deque[BindDecision] = deque(maxlen=MAX_DECISIONS)
+        """The last decisions, the newest at the end."""
         self._numbers = itertools.count(1)
 
     def bind(self, pod: PodName, node: str) -> None:
@@ -93,8 +94,13 @@ class Binder:
                 if reason:
                     raise self._lost(reason)
             with self._cluster.lock:
-                annotations = earlier = self._unresolved_binding(pod, node)
-                if annotations is None:
+                self._forget_ended()
+                earlier = self._unknown_outcome(pod, node)
+                if earlier is not None:
+                    annotations = earlier
+                    # The reservation must not expire during the second attempt.
+                    self._cluster.confirm(pod.uid)
+                else:
                     node_offer = self._reserve(info, node)
                     annotations = node_offer.annotations()
                     self._check_overcommitment(info, node)
@@ -127,21 +133,21 @@ class Binder:
             with self._lock:
                 self._binding.discard(pod.uid)
 
-    def _unresolved_binding(self, pod: PodName, node: str) -> Mapping[str, str] | None:
-        """Returns the annotations of an earlier Binding to this node whose outcome is unknown, None
-        if there is none. The same Binding may be sent again, a different one may not. The caller
-        holds the lock."""
-        for uid in [
-            uid for uid in self._unknown_outcomes if self._cluster.reservation(uid) is None
-        ]:
+    def _forget_ended(self) -> None:
+        """Forgets the Bindings whose reservation has ended. The caller holds the lock."""
+        uids = list(self._unknown_outcomes)
+        for uid in (uid for uid in uids if self._cluster.reservation(uid) is None):
             del self._unknown_outcomes[uid]
+
+    def _unknown_outcome(self, pod: PodName, node: str) -> Mapping[str, str] | None:
+        """Returns the annotations of an earlier Binding to this node whose outcome is unknown, None
+        if there is none. The same Binding may be sent again. Raises BindError if a different one
+        may take effect. The caller holds the lock."""
         kept = self._cluster.reservation(pod.uid)
-        if kept is None or not kept.sent:
+        if kept is None or not kept.confirmed:
             return None
         if kept.node != node or pod.uid not in self._unknown_outcomes:
             raise BindError(f"an earlier Binding of pod {pod.title} to {kept.node} may take effect")
-        # The reservation must not expire during the second attempt.
-        self._cluster.confirm(pod.uid)
         return self._unknown_outcomes[pod.uid]
 
     def _finish(
@@ -161,7 +167,8 @@ class Binder:
 
     def _pod_info(self, pod: PodName, node: str) -> PodInfo | None:
         """Returns None for a pod that is bound to that node already."""
-        bound, info = self._cluster.bound(pod.uid), self._pod_infos.get(pod.uid)
+        bound = self._cluster.node_of(pod.uid)
+        info = self._pod_infos.get(pod.uid)
         if bound is None and info is None:
             try:
                 found = self._bindings.pod(pod)
@@ -178,7 +185,7 @@ class Binder:
     def _reserve(self, info: PodInfo, node: str) -> NodeOffer:
         """The caller holds the lock."""
         pod_request, group = info.pod_request, info.group
-        ineligibility = self._cluster.eligible(node, pod_request)
+        ineligibility = self._cluster.ineligibility(node, pod_request)
         if ineligibility is not None:
             raise BindError(f"node {node}: {ineligibility.text}")
         self._groups.expire()

@@ -74,8 +74,8 @@ class Reservation(msgspec.Struct, frozen=True):
         return self.assigned.title
 
     @property
-    def sent(self) -> bool:
-        """Whether a Binding was sent whose outcome no watch has reported yet."""
+    def confirmed(self) -> bool:
+        """Whether the API server accepted a Binding of the pod, or may have."""
         return self.until is not None
 
     def overdue(self, now: float) -> bool:
@@ -155,8 +155,9 @@ class GroupMembers:
 
 
 class SchedulerCache:
-    """Safe for many threads. Every method holds `lock`. A caller that reads a node's state, or
-    needs several steps to be atomic, holds it too, for a short time."""
+    """The state of the cluster by the API objects and the reservations. Safe for many threads.
+    Every method holds `lock`. A caller that reads a node's state, or needs several steps to be
+    atomic, holds it too, for a short time."""
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class SchedulerCache:
         self.node_states = NodeStates()
         self._rules = rules
         self._clock = clock
-        self._states: dict[str, NodeInfo] = {}
+        self._nodes: dict[str, NodeInfo] = {}
         self._pods: dict[str, PodRecord] = {}
         self._members = GroupMembers()
         self._untried: set[str] = set()
@@ -187,45 +188,45 @@ class SchedulerCache:
         """Returns None if the Node does not exist. The caller holds the lock while it reads the
         node."""
         with self.lock:
-            state = self._states.get(name)
-            return state if state is not None and state.node is not None else None
+            node_info = self._nodes.get(name)
+            return node_info if node_info is not None and node_info.node is not None else None
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         """The nodes whose Node object exists. The caller holds the lock while it reads them."""
         with self.lock:
-            return tuple(each for each in self._states.values() if each.node is not None)
+            return tuple(each for each in self._nodes.values() if each.node is not None)
 
-    def eligible(self, name: str, pod_request: PodRequest) -> Refusal | None:
+    def ineligibility(self, name: str, pod_request: PodRequest) -> Refusal | None:
         """Returns why the node can't take such a pod even when it is empty; None if it can."""
         with self.lock:
-            state = self._states.get(name)
-            if state is None:
+            node_info = self._nodes.get(name)
+            if node_info is None:
                 return Refusal(Reason.NODE_UNKNOWN, detail="the node is not known")
-            return state.ineligibility(pod_request.needs, agents=self.agents)
+            return node_info.ineligibility(pod_request.needs)
 
     def lock_node(self, name: str, reason: str) -> None:
         """The node takes no further pods that need CPUs or devices, for this reason; "" ends it."""
         with self.lock:
-            state = self._state(name)
-            if state.lock_reason != reason:
-                state.lock_reason = reason
-                self._mark_changed(state)
-            self._remove_if_empty(state)
+            node_info = self._node_info(name)
+            if node_info.lock_reason != reason:
+                node_info.lock_reason = reason
+                self._mark_changed(node_info)
+            self._remove_if_empty(node_info)
 
     def use_rules(self, rules: AllocatorRules) -> None:
         """Other rules apply from now on."""
         with self.lock:
             self._rules = rules
-            for state in self._states.values():
-                state.use_rules(rules)
-                self._mark_changed(state)
+            for node_info in self._nodes.values():
+                node_info.use_rules(rules)
+                self._mark_changed(node_info)
 
-    def without_agent(self) -> dict[str, Reason]:
+    def unable_nodes(self) -> dict[str, Reason]:
         """Why the scheduler gives no CPUs of a node, by the name of each such node, whatever pods
         it has. Omits nodes of other systems than Linux."""
         with self.lock:
             found = {
-                each.name: each.lack(Needs.CPUS, agents=self.agents)
+                each.name: each.lack(Needs.CPUS)
                 for each in self.nodes()
                 if each.node is not None and each.node.labels.get(OS_LABEL, LINUX) == LINUX
             }
@@ -240,10 +241,10 @@ class SchedulerCache:
     def lacks_agent(self, name: str) -> bool:
         """Whether the node needs a Ready agent and has none."""
         with self.lock:
-            state = self._states.get(name)
-            return self.agents and (state is None or not state.agent_ready)
+            node_info = self._nodes.get(name)
+            return self.agents and (node_info is None or not node_info.agent_ready)
 
-    def binding(self, name: str) -> bool:
+    def has_reservation(self, name: str) -> bool:
         """Whether a pod has a reservation on the node that no watch has reported as bound."""
         with self.lock:
             return any(each.node == name for each in self._reservations.values())
@@ -281,18 +282,18 @@ class SchedulerCache:
     def cpu_mismatches(self, name: str) -> tuple[CpuMismatch, ...]:
         """The pods of the node whose annotation names other CPUs than the kubelet gave them."""
         with self.lock:
-            state = self._states.get(name)
-            return () if state is None else state.cpu_mismatches()
+            node_info = self._nodes.get(name)
+            return () if node_info is None else node_info.cpu_mismatches()
 
     def numa_nodes(self, name: str) -> dict[int, int]:
         """The NUMA node of each CPU of the node."""
         with self.lock:
-            state = self._states.get(name)
-            cpus = None if state is None else state.allocator.properties.cpus
+            node_info = self._nodes.get(name)
+            cpus = None if node_info is None else node_info.allocator.properties.cpus
             areas = cpus.layout.nodes if cpus is not None and cpus.layout is not None else ()
             return {cpu: area.id for area in areas for cpu in CpuSet.from_int(area.cpus)}
 
-    def bound(self, uid: str) -> str | None:
+    def node_of(self, uid: str) -> str | None:
         """The node to which the pod is bound, by the watch of pods."""
         with self.lock:
             pod = self._pods.get(uid)
@@ -332,16 +333,16 @@ class SchedulerCache:
         """Reserves the offer until `confirm` or `release`. Raises ReserveError, and StaleOfferError
         if a part of the offer was allocated since."""
         with self.lock:
-            state = self.node(name)
-            if state is None:
+            node_info = self.node(name)
+            if node_info is None:
                 raise ReserveError(f"node {name} is not known")
             if (pod := self._pods.get(node_offer.uid)) is not None:
                 raise ReserveError(f"pod {node_offer.pod_request.title} is bound to {pod.node}")
             before = self._reservations.get(node_offer.uid)
             if before is not None:
                 raise ReserveError(f"a bind of pod {before.title} to {before.node} is in progress")
-            assigned = state.allocator.commit(node_offer)
-            self._mark_changed(state)
+            assigned = node_info.allocator.commit(node_offer)
+            self._mark_changed(node_info)
             self._reservations[assigned.uid] = Reservation(name, assigned)
 
     def confirm(self, uid: str) -> None:
@@ -390,8 +391,8 @@ class SchedulerCache:
     def nodes_changed(self, changes: Sequence[Change[NodeRecord]]) -> None:
         for change in changes:
             with self.lock:
-                state = self._state(change.key.name)
-                self._apply(state, state.update_node(_value(change)))
+                node_info = self._node_info(change.key.name)
+                self._apply(node_info, node_info.update_node(_value(change)))
 
     def topologies_changed(self, changes: Sequence[Change[NodeTopology | Unreadable]]) -> None:
         for change in changes:
@@ -399,9 +400,9 @@ class SchedulerCache:
             if isinstance(found, NodeTopology):
                 prepare_topology(found)
             with self.lock:
-                state = self._state(change.key.name)
-                self._report_log.add(state.name)
-                self._apply(state, state.update_topology(found))
+                node_info = self._node_info(change.key.name)
+                self._report_log.add(node_info.name)
+                self._apply(node_info, node_info.update_topology(found))
 
     def devices_changed(self, changes: Sequence[Change[DeviceObject | Unreadable]]) -> None:
         for change in changes:
@@ -409,9 +410,9 @@ class SchedulerCache:
             if isinstance(found, DeviceObject):
                 prepare_devices(found, (self._rules or AllocatorRules()).gpu_objective)
             with self.lock:
-                state = self._state(change.key.name)
-                self._device_resources.update(state.name, found)
-                self._apply(state, state.update_devices(found))
+                node_info = self._node_info(change.key.name)
+                self._device_resources.update(node_info.name, found)
+                self._apply(node_info, node_info.update_devices(found))
 
     def koordinator_reservations_changed(
         self, changes: Sequence[Change[ReservationRecord]]
@@ -424,22 +425,22 @@ class SchedulerCache:
     def _hold(self, parts: Sequence[ReservedPart]) -> None:
         """Updates what Reservations of Koordinator hold."""
         for part in parts:
-            state = self._state(part.node)
-            if state.allocator.holdings.get(part.uid) != part.held:
+            node_info = self._node_info(part.node)
+            if node_info.allocator.assigned_pods.get(part.uid) != part.held:
                 if part.held is None:
-                    state.allocator.release(part.uid)
+                    node_info.allocator.release(part.uid)
                 else:
-                    state.allocator.record(part.held)
-                self._mark_changed(state)
-                self._remove_if_empty(state)
+                    node_info.allocator.record(part.held)
+                self._mark_changed(node_info)
+                self._remove_if_empty(node_info)
 
-    def _apply(self, state: NodeInfo, node_change: NodeChange) -> None:
+    def _apply(self, node_info: NodeInfo, node_change: NodeChange) -> None:
         """Adds a change of the node to the logs that it concerns."""
         if node_change is NodeChange.ALL:
-            self._mark_changed(state)
+            self._mark_changed(node_info)
         elif node_change is NodeChange.ZONE_REPORT:
-            self._log.add(state.name)
-        self._remove_if_empty(state)
+            self._log.add(node_info.name)
+        self._remove_if_empty(node_info)
 
     def _update_pod(self, pod: PodRecord) -> None:
         if pod.assigned is None:
@@ -457,18 +458,18 @@ class SchedulerCache:
         reservation = self._reservations.pop(pod.uid, None)
         if reservation is not None and reservation.node != pod.node:
             self._release_allocation(reservation)
-        state = self._state(pod.node)
+        node_info = self._node_info(pod.node)
         if before is None and reservation is None:
-            state.foreign_bound_at = self._clock()
-        node_change = state.update_agent(pod.uid, pod.agent_ready)
-        if state.allocator.holdings.get(pod.uid) != pod.assigned:
-            state.allocator.record(pod.assigned)
-            self._allocation_changed(state, pod.uid)
-            node_change = True
-        if node_change:
-            self._mark_changed(state)
+            node_info.foreign_bound_at = self._clock()
+        changed = node_info.update_agent(pod.uid, pod.agent_ready)
+        if node_info.allocator.assigned_pods.get(pod.uid) != pod.assigned:
+            node_info.allocator.record(pod.assigned)
+            self._allocation_changed(node_info, pod.uid)
+            changed = True
+        if changed:
+            self._mark_changed(node_info)
         if before is None or before.report_fields != pod.report_fields:
-            self._apply(state, state.update_pod(pod, new=reservation is not None))
+            self._apply(node_info, node_info.update_pod(pod, new=reservation is not None))
         self._hold(self._koordinator_reservations.pod_changed(pod.uid, before, pod))
 
     def _remove_pod(self, pod: PodRecord, *, deleted: bool = False) -> None:
@@ -481,46 +482,48 @@ class SchedulerCache:
         self._hold(self._koordinator_reservations.pod_changed(pod.uid, before, None))
         # The last event of the pod may be older than its binding.
         node = pod.node if before is None else before.node
-        state = self._states.get(node)
-        if state is None:
+        node_info = self._nodes.get(node)
+        if node_info is None:
             if deleted:
                 return
-            state = self._state(node)
-        node_change = state.remove_pod(before or pod) if deleted else state.update_pod(pod)
-        released = state.allocator.release(pod.uid)
+            node_info = self._node_info(node)
+        node_change = node_info.remove_pod(before or pod) if deleted else node_info.update_pod(pod)
+        released = node_info.allocator.release(pod.uid)
         if released is not None:
-            self._allocation_changed(state, pod.uid)
+            self._allocation_changed(node_info, pod.uid)
         ready = None if deleted else pod.agent_ready
-        if state.update_agent(pod.uid, ready) or released is not None:
-            self._mark_changed(state)
-        self._apply(state, node_change)
+        if node_info.update_agent(pod.uid, ready) or released is not None:
+            self._mark_changed(node_info)
+        self._apply(node_info, node_change)
 
-    def _allocation_changed(self, state: NodeInfo, uid: str) -> None:
+    def _allocation_changed(self, node_info: NodeInfo, uid: str) -> None:
         """Adds a changed allocation of a pod to the log."""
-        state.allocation_changed(uid)
-        self._report_log.add(state.name)
+        node_info.allocation_changed(uid)
+        self._report_log.add(node_info.name)
 
     def _release_allocation(self, reservation: Reservation) -> None:
-        state = self._state(reservation.node)
-        state.allocator.release(reservation.uid)
-        self._allocation_changed(state, reservation.uid)
-        self._mark_changed(state)
-        self._remove_if_empty(state)
+        node_info = self._node_info(reservation.node)
+        node_info.allocator.release(reservation.uid)
+        self._allocation_changed(node_info, reservation.uid)
+        self._mark_changed(node_info)
+        self._remove_if_empty(node_info)
 
-    def _state(self, name: str) -> NodeInfo:
-        state = self._states.get(name)
-        if state is None:
-            state = self._states[name] = NodeInfo(name, self._pods, self._rules)
-        return state
+    def _node_info(self, name: str) -> NodeInfo:
+        node_info = self._nodes.get(name)
+        if node_info is None:
+            node_info = self._nodes[name] = NodeInfo(
+                name, self._pods, self._rules, agents=self.agents
+            )
+        return node_info
 
-    def _mark_changed(self, state: NodeInfo) -> None:
-        self._log.add(state.name)
-        self._placement_log.add(state.name)
-        state.changed()
+    def _mark_changed(self, node_info: NodeInfo) -> None:
+        self._log.add(node_info.name)
+        self._placement_log.add(node_info.name)
+        node_info.changed()
 
-    def _remove_if_empty(self, state: NodeInfo) -> None:
-        if state.empty:
-            self._states.pop(state.name, None)
+    def _remove_if_empty(self, node_info: NodeInfo) -> None:
+        if node_info.empty:
+            self._nodes.pop(node_info.name, None)
 
 
 def _value(change: Change[T]) -> T | None:

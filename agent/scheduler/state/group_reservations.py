@@ -256,7 +256,7 @@ class GroupReservations:
     def _members(self, reserved: _GroupReservation) -> dict[str, NodeOffer | None]:
         """The members that still have an allocation on the node."""
         state = self._cluster.node(reserved.node)
-        allocated = state.allocator.holdings if state is not None else {}
+        allocated = state.allocator.assigned_pods if state is not None else {}
         return {uid: part for uid, part in reserved.members.items() if uid in allocated}
 
     def _part(

@@ -42,7 +42,8 @@ class ReservedPart(msgspec.Struct, frozen=True):
 
 
 class KoordinatorReservations:
-    """One thread at a time."""
+    """What Reservations of Koordinator hold on nodes, without what their pods have. One thread at a
+    time."""
 
     def __init__(self, pods: Mapping[str, PodRecord]) -> None:
         """`pods` are the bound pods of the whole cluster, by uid."""

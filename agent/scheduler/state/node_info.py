@@ -255,13 +255,11 @@ class CpuMismatch(msgspec.Struct, frozen=True):
 
 
 class NodeInfo:
-    """Mutable; one thread at a time. `node` is None until the Node is reported, which may be after
-    its pods. `foreign_bound_at`: when a watch last reported a pod on the node that this process did
-    not bind; None if it never did. `lock_reason`: why the node takes no pods that need CPUs or
-    devices now, "" if it does."""
+    """The objects of a node, its agent, and its allocator. Mutable; one thread at a time."""
 
     __slots__ = (
         "_agents",
+        "_agents_required",
         "_allocator",
         "_ineligibilities",
         "_kubelet_cpus",
@@ -283,15 +281,26 @@ class NodeInfo:
     )
 
     def __init__(
-        self, name: str, pods: Mapping[str, PodRecord], rules: AllocatorRules | None = None
+        self,
+        name: str,
+        pods: Mapping[str, PodRecord],
+        rules: AllocatorRules | None = None,
+        *,
+        agents: bool = True,
     ) -> None:
-        """`pods` are the bound pods of the whole cluster, by uid."""
+        """`pods` are the bound pods of the whole cluster, by uid. `agents`: a node must have a
+        Ready agent to give CPUs or devices."""
         self.name = name
         self.node: NodeRecord | None = None
+        """None until the Node is reported, which may be after its pods."""
         self.topology: NodeTopology | Unreadable | None = None
         self.devices: DeviceObject | Unreadable | None = None
         self.foreign_bound_at: float | None = None
+        """When a watch last reported a pod on the node that this process did not bind; None if it
+        never did."""
         self.lock_reason = ""
+        """Why the node takes no pods that need CPUs or devices now, "" if it does."""
+        self._agents_required = agents
         self._pods = pods
         self._rules = rules or AllocatorRules()
         self._agents: dict[str, bool] = {}
@@ -384,7 +393,7 @@ class NodeInfo:
         return tuple(
             CpuMismatch(uid, held.title, held.allocation.cpus, cpus)
             for uid, cpus in sorted(self._kubelet_cpus.items())
-            if uid in self._pods and (held := self._allocator.holdings.get(uid)) is not None
+            if uid in self._pods and (held := self._allocator.assigned_pods.get(uid)) is not None
             if held.allocation.cpus and held.allocation.cpus != cpus
         )
 
@@ -392,7 +401,7 @@ class NodeInfo:
         """By uid, title and reason of the pods whose claim of CPUs the report names as refused;
         without a reason those that only have the condition of such pods."""
         reasons = _refused_claims(self.topology)
-        pods = (self._pods[uid] for uid in self._allocator.holdings if uid in self._pods)
+        pods = (self._pods[uid] for uid in self._allocator.assigned_pods if uid in self._pods)
         return {
             pod.uid: (pod.title, reasons.get(pod.uid, ""))
             for pod in pods
@@ -427,7 +436,7 @@ class NodeInfo:
             objects == (None, None, None)
             and not self.lock_reason
             and not self._agents
-            and not self._allocator.holdings
+            and not self._allocator.assigned_pods
             and self._report_freshness.empty
         )
 
@@ -436,7 +445,7 @@ class NodeInfo:
         request more of it than the node has. Checks `resources` and the number of pods. Returns ""
         if none is overcommitted."""
         allocatable = self.node.allocatable if self.node is not None else {}
-        pods = sum(not each.reservation for each in self._allocator.holdings.values())
+        pods = sum(not each.reservation for each in self._allocator.assigned_pods.values())
         requested = {**self._allocator.requested, "pods": pods}
         for name in (*resources, "pods"):
             if name in allocatable and requested.get(name, 0) > allocatable[name]:
@@ -460,19 +469,19 @@ class NodeInfo:
             self._agents[uid] = ready
         return True
 
-    def ineligibility(self, needs: Needs, *, agents: bool) -> Refusal | None:
-        """Returns why no such pod can be placed here even when the node is empty; None if it can.
-        `agents`: a node must have an agent to give CPUs or devices."""
+    def ineligibility(self, needs: Needs) -> Refusal | None:
+        """Returns why no such pod can be placed here even when the node is empty: because of a
+        lock, or of what the pod lacks here; None if it can."""
         if self.lock_reason and (needs or self._allocator.properties.binds_all):
             return Refusal(Reason.LOCKED, detail=self.lock_reason)
         key = needs.value
         if key not in self._ineligibilities:
-            self._ineligibilities[key] = self.lack(needs, agents=agents)
+            self._ineligibilities[key] = self.lack(needs)
         return self._ineligibilities[key]
 
     def state_number(self, states: NodeStates, read: Reads) -> int | None:
-        """That of what an offer that reads so much reads of the node; None if no other node can
-        have it."""
+        """The node's state number for offers that read `read` of it. It is None if no other node
+        can have the same."""
         allocator = self.allocator
         if read not in self._properties_numbers:
             self._properties_numbers[read] = states.of_properties(allocator.properties, read)
@@ -494,19 +503,23 @@ class NodeInfo:
             return node_properties(
                 self.name, node.labels, None, device, rules, allocatable=allocatable
             )
-        holdings = self._allocator.holdings
+        assigned_pods = self._allocator.assigned_pods
         cpus, faults = topology_options(
             node.labels,
             node.annotations,
             self.topology,
             allocatable.get("cpu"),
             node_score.profile(rules.scoring) if rules.scoring else PROFILES["koordinator"],
-            {uid: holdings[uid].allocation.cpus for uid in self._kubelet_cpus if uid in holdings},
+            {
+                uid: assigned_pods[uid].allocation.cpus
+                for uid in self._kubelet_cpus
+                if uid in assigned_pods
+            },
         )
         return node_properties(self.name, node.labels, cpus, device, rules, faults, allocatable)
 
     def _reserved_uids(self) -> list[str]:
-        return [uid for uid in self._allocator.holdings if uid not in self._pods]
+        return [uid for uid in self._allocator.assigned_pods if uid not in self._pods]
 
     def _zone_report(self) -> ZoneReport | None:
         """Returns None also if no pod's feasibility or score depends on the report."""
@@ -522,7 +535,7 @@ class NodeInfo:
         if report is None:
             self._allocator.update_report(None, None)
             return
-        pods = [self._pods[uid] for uid in self._allocator.holdings if uid in self._pods]
+        pods = [self._pods[uid] for uid in self._allocator.assigned_pods if uid in self._pods]
         left = remaining(report, self._report_freshness, pods, self._allocator.properties.cpus)
         self._allocator.update_report(report, left, self._reserved_uids())
 
@@ -530,8 +543,9 @@ class NodeInfo:
         topology = self.topology
         return isinstance(topology, NodeTopology) and zones_matter(topology, self._rules.zones.type)
 
-    def lack(self, needs: Needs, *, agents: bool) -> Refusal | None:
-        """What such a pod lacks here even when the node is empty, None if nothing."""
+    def lack(self, needs: Needs) -> Refusal | None:
+        """Which object or agent such a pod lacks here, whether the node is locked or not; None if
+        it lacks none."""
         if self.node is None:
             return Refusal(Reason.NODE_UNKNOWN, detail="the node is not known")
         if Needs.CPUS in needs and not isinstance(self.topology, NodeTopology):
@@ -540,7 +554,7 @@ class NodeInfo:
             return _missing("Device", self.devices, Reason.NO_DEVICE_OBJECT)
         if Needs.LISTED in needs and isinstance(self.devices, Unreadable):
             return Refusal(Reason.NO_DEVICE_OBJECT, detail=self.devices.text)
-        if agents and needs & (Needs.CPUS | Needs.DEVICES) and not self.agent_ready:
+        if self._agents_required and needs & (Needs.CPUS | Needs.DEVICES) and not self.agent_ready:
             if self._agents:
                 return Refusal(Reason.AGENT_NOT_READY)
             return Refusal(Reason.NO_AGENT)

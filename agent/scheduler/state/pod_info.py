@@ -39,16 +39,18 @@ class PodName(msgspec.Struct, frozen=True):
 
 
 class BindDecision(msgspec.Struct, frozen=True):
-    """A pod on its way to a node. `at`: by a monotonic clock; `number`: counts all decisions of
-    this process. `node_offer`: None if there was no offer, or if the same Binding was sent again.
-    `error`: why the pod is not bound; "" if it is."""
+    """A pod on its way to a node."""
 
     number: int
+    """It counts all decisions of this process."""
     at: float
+    """Seconds of a monotonic clock."""
     pod: PodName
     node: str
     node_offer: NodeOffer | None = None
+    """None if there was no offer, or if the same Binding was sent again."""
     error: str = ""
+    """Why the pod is not bound; "" if it is."""
 
 
 class PodInfo(msgspec.Struct, frozen=True):
@@ -255,7 +257,7 @@ class CheckedNodes(Protocol):
 
     def node(self, name: str) -> NodeInfo | None: ...
 
-    def eligible(self, name: str, pod_request: PodRequest) -> Refusal | None: ...
+    def ineligibility(self, name: str, pod_request: PodRequest) -> Refusal | None: ...
 
 
 class RequirementsCheck(msgspec.Struct, frozen=True):
@@ -308,7 +310,7 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
         pod_request, state = self.requirements.pod_request, self.cluster.node(node)
         if state is None:
             return UNKNOWN_NODE
-        if (ineligibility := self.cluster.eligible(node, pod_request)) is not None:
+        if (ineligibility := self.cluster.ineligibility(node, pod_request)) is not None:
             return ineligibility
         allocator = state.allocator
         number = state.state_number(

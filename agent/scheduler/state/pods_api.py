@@ -47,7 +47,7 @@ class BindingRecord(Protocol):
 
 
 class BindingApi:
-    """Safe for many threads."""
+    """Sends Bindings, and reads pods. Safe for many threads."""
 
     def __init__(
         self,

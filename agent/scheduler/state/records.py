@@ -15,7 +15,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from agent.allocate.device_holders import reported_devices
-from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
+from agent.allocate.node_allocator.assigned_pods import AssignedPod, assigned_pod_of
 from agent.model import bounds
 from agent.model.devices import device_object, holding, interconnect
 from agent.model.devices.device_allocation import DeviceAmounts, VirtualFunctions
@@ -206,7 +206,7 @@ def pods(
                 terminated=title,
                 kind=kind,
             )
-        assigned = holding_of(pod)
+        assigned = assigned_pod_of(pod)
         for fault in assigned.faults:
             log.warning("pod %s on node %s: %s", pod.title, pod.node, fault)
         return PodRecord(

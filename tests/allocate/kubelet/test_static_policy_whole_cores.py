@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent.allocate.kubelet.static_policy import AllocationRefused, WholeCores
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import NodeOffer
-from agent.allocate.node_allocator.assigned_pods import holding_of
+from agent.allocate.node_allocator.assigned_pods import assigned_pod_of
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import PROFILES, NodePolicies
 from agent.allocate.refusal import Refusal
@@ -68,10 +68,10 @@ def test_other_options_of_the_static_policy_refuse_no_pod(pod: Pod) -> None:
 def test_the_cpus_of_assigned_pods_are_not_available() -> None:
     """CPUs 0 and 2 are reserved: kube-scheduler sees 14 CPUs, and the kubelet assigns 12."""
     allocator = NodeAllocator(whole_cores("0,2"))
-    allocator.record(holding_of(api_pod(plain("a", 8))))
+    allocator.record(assigned_pod_of(api_pod(plain("a", 8))))
     state = allocator.state(Reads.ZONES)
     assert isinstance(answer(allocator, plain("b", 4)), NodeOffer)
-    allocator.record(holding_of(api_pod(plain("b", 4))))
+    allocator.record(assigned_pod_of(api_pod(plain("b", 4))))
     assert allocator.state(Reads.ZONES) != state
     found = answer(allocator, plain("c", 2))
     assert isinstance(found, Refusal)
@@ -91,7 +91,7 @@ def test_an_offer_is_not_committed_when_another_pod_got_the_cores() -> None:
     first, second = (answer(allocator, plain(name, 8)) for name in "ab")
     assert isinstance(first, NodeOffer)
     assert isinstance(second, NodeOffer)
-    assert allocator.commit(first) == holding_of(api_pod(plain("a", 8)))
+    assert allocator.commit(first) == assigned_pod_of(api_pod(plain("a", 8)))
     with pytest.raises(StaleOfferError, match="requested 8, available 4"):
         allocator.commit(second)
 

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
-from agent.allocate.node_allocator.assigned_pods import holding_of
-from agent.allocate.node_allocator.devices import DeviceOverlap
+from agent.allocate.node_allocator.assigned_pods import assigned_pod_of
 from agent.allocate.node_allocator.properties import AllocatorRules, Imported, NodeProperties
 from agent.allocate.policies_in_force import PROFILES, NodePolicies
 from agent.allocate.refusal import Reason, Refusal
@@ -29,6 +28,7 @@ from tests.allocate.node_allocator.builders import (
     pod,
     refusal,
 )
+from tests.fixtures.overlaps import DeviceOverlap, overlaps
 
 ONE = NumaPolicy.SINGLE_NUMA_NODE
 CARDS_ON_BOTH = [gpu(each, each // 2, f"p{each}") for each in range(4)]
@@ -93,7 +93,7 @@ def test_full_pcpus_only_nodes_allocate_cores_to_guaranteed_lse_and_lsr_pods(
     assert refused.unresolvable
     lenient = NodeAllocator(make_properties(policies=policies))
     for offer in (offered(strict, guaranteed), offered(lenient, burstable)):
-        assert len(offer.holding().allocation.cpus) == 2
+        assert len(offer.assigned_pod().allocation.cpus) == 2
 
 
 @pytest.mark.parametrize("policies", WHOLE_CORES)
@@ -116,12 +116,12 @@ def test_a_pod_that_prefers_spread_avoids_full_pcpus_only_nodes(
     api_pod = pod("a", wanted, "LSR", {SPEC: {"preferredCPUBindPolicy": "SpreadByPCPUs"}})
     whole = make_properties(policies=policies, profile=STRICT, devices=devices)
     other = make_properties(profile=STRICT, policies=NodePolicies(), devices=devices)
-    used = [holding_of(pod("b", {"cpu": 12}, notes={STATUS: {"cpuset": "0-11"}}))]
+    used = [assigned_pod_of(pod("b", {"cpu": 12}, notes={STATUS: {"cpuset": "0-11"}}))]
     avoided = offered(NodeAllocator(whole, used), api_pod)
     chosen = offered(NodeAllocator(other), api_pod)
     assert (avoided.score, chosen.score > 0) == (0, True)
     assert avoided.order > chosen.order
-    assert avoided.holding().allocation.cpus == CpuSet.parse("12-13")
+    assert avoided.assigned_pod().allocation.cpus == CpuSet.parse("12-13")
     lenient = msgspec.structs.replace(STRICT, strict_full_pcpus_only=False)
     whole = make_properties(policies=policies, profile=lenient, devices=devices)
     assert offered(NodeAllocator(whole, used), api_pod).score > chosen.score
@@ -149,7 +149,7 @@ def test_devices_need_a_device_object() -> None:
 def test_devices_without_cpus_need_no_node_resource_topology() -> None:
     allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH, cpus=None))
     found = offered(allocator, pod("a", {CARDS: 1}))
-    assert (minors(found), found.offer) == ([0], None)
+    assert (minors(found), found.cpus) == ([0], None)
     allocator.commit(found)
     assert minors(offered(allocator, pod("b", {CARDS: 1}))) == [1]
 
@@ -161,7 +161,7 @@ def test_exclusive_cpus_are_written_with_the_policy_in_force() -> None:
         STATUS: '{"cpuset":"0-1"}',
         SPEC: '{"preferredCPUBindPolicy":"FullPCPUs"}',
     }
-    assert holding_of(bound) == allocator.holdings["a"]
+    assert assigned_pod_of(bound) == allocator.assigned_pods["a"]
 
 
 def test_stale_allocation_annotations_are_emptied() -> None:
@@ -171,7 +171,7 @@ def test_stale_allocation_annotations_are_emptied() -> None:
         pod_with_stale_annotations,
         offered(NodeAllocator(make_properties()), pod_with_stale_annotations).annotations(),
     )
-    held = holding_of(bound)
+    held = assigned_pod_of(bound)
     assert (held.allocation.cpus, held.devices, held.faults) == (CpuSet(), {}, ())
 
 
@@ -187,7 +187,7 @@ def test_cpus_a_card_and_a_nic_are_on_one_numa_node(policy: NumaPolicy) -> None:
         ("gpu", None, {ALLOCATED: gpus}),
         ("nic", None, {ALLOCATED: nics}),
     ):
-        allocator.record(holding_of(pod(uid, qos=qos, notes=notes)))
+        allocator.record(assigned_pod_of(pod(uid, qos=qos, notes=notes)))
     found = offered(allocator, pod("a", {"cpu": 4, CARDS: 1, RDMA: 100}, "LSR"))
     assert found.device_allocation is not None
     allocated = found.device_allocation.devices
@@ -195,7 +195,7 @@ def test_cpus_a_card_and_a_nic_are_on_one_numa_node(policy: NumaPolicy) -> None:
         "gpu": [3],
         "rdma": [3],
     }
-    assert found.holding().allocation.cpus == CpuSet.parse("24-27")
+    assert found.assigned_pod().allocation.cpus == CpuSet.parse("24-27")
 
 
 def test_devices_without_cpus_are_aligned_too() -> None:
@@ -250,7 +250,7 @@ def test_an_allocation_that_an_agent_reports_too_counts_once() -> None:
     node = make_properties(devices=[*CARDS_ON_BOTH, nic(0)])
     allocator = NodeAllocator(msgspec.structs.replace(node, imported=imported))
     notes = {ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 50, RATIO: 50}}]}}
-    allocator.record(holding_of(pod("a", {GPU: 50}, notes=notes)))
+    allocator.record(assigned_pod_of(pod("a", {GPU: 50}, notes=notes)))
     assert minors(offered(allocator, pod("b", {GPU: 50}))) == [3]
     assert refusal(allocator, pod("b", {RDMA: 1})).reasons
 
@@ -264,11 +264,11 @@ def test_a_pod_without_an_amount_of_its_device_holds_the_whole_device(
         make_properties(devices=[*CARDS_ON_BOTH, nic(0, functions=["v1", "v2"])])
     )
     notes = {ALLOCATED: {"gpu": [{"minor": 3, "resources": amounts}]}}
-    allocator.record(holding_of(pod("a", {CARDS: 1}, notes=notes)))
+    allocator.record(assigned_pod_of(pod("a", {CARDS: 1}, notes=notes)))
     assert minors(offered(allocator, pod("b", {CARDS: 3}))) == [0, 1, 2]
     assert refusal(allocator, pod("b", {CARDS: 4})).reasons
     function = {"minor": 0, "extension": {"vfs": [{"busID": "v1"}]}}
-    allocator.record(holding_of(pod("c", {RDMA: 1}, notes={ALLOCATED: {"rdma": [function]}})))
+    allocator.record(assigned_pod_of(pod("c", {RDMA: 1}, notes={ALLOCATED: {"rdma": [function]}})))
     assert offered(allocator, pod("d", {RDMA: 1}, notes={HINT: {"rdma": {"vfSelector": {}}}}))
 
 
@@ -285,14 +285,14 @@ def test_a_pod_holds_its_card_by_uuid_when_its_minor_has_changed() -> None:
     ]
     allocator = NodeAllocator(make_properties(devices=CARDS_ON_BOTH))
     for uid, pod_notes in notes.items():
-        allocator.record(holding_of(pod(uid, {CARDS: 1}, notes=pod_notes)))
+        allocator.record(assigned_pod_of(pod(uid, {CARDS: 1}, notes=pod_notes)))
     assert minors(offered(allocator, pod("c", {CARDS: 2}))) == [0, 3]
     allocator = allocator.with_properties(make_properties(devices=after))
     assert minors(offered(allocator, pod("c", {CARDS: 1}))) == [2]
     assert refusal(allocator, pod("c", {CARDS: 2})).reasons
-    assert allocator.overlaps() == ()
-    allocator.record(holding_of(pod("d", {CARDS: 1}, notes=notes["a"])))
-    assert [(each.minor, each.uids) for each in allocator.overlaps()] == [(1, ("a", "d"))] * 2
+    assert overlaps(allocator) == ()
+    allocator.record(assigned_pod_of(pod("d", {CARDS: 1}, notes=notes["a"])))
+    assert [(each.minor, each.uids) for each in overlaps(allocator)] == [(1, ("a", "d"))] * 2
 
 
 def test_shares_of_gpus_need_the_isolation_provider_of_the_pod() -> None:
@@ -319,7 +319,9 @@ def test_a_stale_offer_names_missing_devices_and_leaves_its_cpus_free() -> None:
     one, two = (offered(allocator, pod(uid, {"cpu": 2, CARDS: 1}, "LSR")) for uid in "ab")
     allocator.commit(one)
     allocator.release("a")
-    allocator.record(holding_of(annotated(pod("c"), {ALLOCATED: two.annotations()[ALLOCATED]})))
+    allocator.record(
+        assigned_pod_of(annotated(pod("c"), {ALLOCATED: two.annotations()[ALLOCATED]}))
+    )
     with pytest.raises(StaleOfferError, match=r"pod ns/b on node n: gpu 0 has 0 of 100 "):
         allocator.commit(two)
     assert offered(allocator, pod("d", {"cpu": 16}, "LSR"))
@@ -348,11 +350,11 @@ def test_a_node_that_has_changed_keeps_its_holdings() -> None:
     other = allocator.with_properties(make_properties(policy=ONE, devices=CARDS_ON_BOTH[:3]))
     assert minors(offered(other, pod("b", {CARDS: 1}))) == [2]
     without_cpus = other.with_properties(NodeProperties("n"))
-    assert without_cpus.holdings == allocator.holdings
+    assert without_cpus.assigned_pods == allocator.assigned_pods
     restored = without_cpus.with_properties(make_properties(devices=CARDS_ON_BOTH))
     assert minors(offered(restored, pod("b", {CARDS: 2}))) == [2, 3]
     found = offered(restored, pod("c", {"cpu": 14}, "LSR"))
-    assert found.holding().allocation.cpus == CpuSet.parse("2-15")
+    assert found.assigned_pod().allocation.cpus == CpuSet.parse("2-15")
 
 
 def test_overlaps_are_reported_with_their_holders() -> None:
@@ -363,8 +365,8 @@ def test_overlaps_are_reported_with_their_holders() -> None:
         ALLOCATED: {"gpu": [{"minor": 0, "resources": {CORE: 60, RATIO: 40}}], "rdma": [vf]},
     }
     for uid in "ba":
-        allocator.record(holding_of(pod(uid, notes=notes)))
-    cpus, *devices = allocator.overlaps()
+        allocator.record(assigned_pod_of(pod(uid, notes=notes)))
+    cpus, *devices = overlaps(allocator)
     assert not isinstance(cpus, DeviceOverlap)
     assert (cpus.cpus, cpus.uids) == (CpuSet.parse("1-2"), ("a", "b"))
     assert devices == [
@@ -406,11 +408,11 @@ def test_a_limit_that_no_longer_fits_the_pools_is_reported_at_commit() -> None:
     allocator = NodeAllocator(make_properties())
     burst = {SPEC: {"preferredCPUBindPolicy": "ConstrainedBurst"}}
     found = offered(allocator, pod("a", {"cpu": 1}, notes=burst, limits={"cpu": 8}))
-    assert list(found.holding().allocation.amounts) == [0]
-    allocator.record(holding_of(pod("c", {"cpu": 1}, notes={STATUS: {"cpuset": "0"}})))
+    assert list(found.assigned_pod().allocation.amounts) == [0]
+    allocator.record(assigned_pod_of(pod("c", {"cpu": 1}, notes={STATUS: {"cpuset": "0"}})))
     with pytest.raises(StaleOfferError, match="NUMA nodes 0 have 7000 of 8000 milli-CPU left"):
         allocator.commit(found)
-    assert allocator.holdings.keys() == {"c"}
+    assert allocator.assigned_pods.keys() == {"c"}
 
 
 def test_a_kubelet_that_binds_cpus_chooses_them_for_pods_with_devices() -> None:
@@ -419,12 +421,12 @@ def test_a_kubelet_that_binds_cpus_chooses_them_for_pods_with_devices() -> None:
     allocator = NodeAllocator(make_properties(policies=kubelet, devices=CARDS_ON_BOTH))
     found = offered(allocator, pod("a", {"cpu": "500m", CARDS: 2}))
     assert minors(found) == [0, 1]
-    assert (found.holding().allocation.cpus, found.holding().allocation.amounts) == (
+    assert (found.assigned_pod().allocation.cpus, found.assigned_pod().allocation.amounts) == (
         CpuSet(),
         {0: {"cpu": 500}},
     )
     bound = offered(allocator, pod("a", {"cpu": 2, CARDS: 2}, "LS"))
-    assert len(bound.holding().allocation.cpus) == 2
+    assert len(bound.assigned_pod().allocation.cpus) == 2
 
 
 def test_an_allocator_with_new_properties_is_independent() -> None:
@@ -438,10 +440,10 @@ def test_an_allocator_with_new_properties_is_independent() -> None:
         other = allocator.with_properties(new)
         assert minors(offered(other, pod("b", {CARDS: 2}))) == [2, 3]
         bind(other, pod("b", {"cpu": 8}, "LSR"))
-        assert other.holdings.keys() == {"a", "b"}
-        assert allocator.holdings.keys() == {"a"}
+        assert other.assigned_pods.keys() == {"a", "b"}
+        assert allocator.assigned_pods.keys() == {"a"}
         assert offered(allocator, pod("c", {"cpu": 14}, "LSR"))
-        assert other.overlaps() == ()
+        assert overlaps(other) == ()
 
 
 @pytest.mark.parametrize(
@@ -454,7 +456,7 @@ def test_best_effort_prefers_cards_on_the_numa_node_that_has_the_cpus(
     bind(allocator, pod("cpus", {"cpu": 8}, "LSR"))
     found = offered(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
     assert minors(found) == chosen
-    assert found.holding().allocation.cpus == CpuSet.parse("8-11")
+    assert found.assigned_pod().allocation.cpus == CpuSet.parse("8-11")
 
 
 @pytest.mark.parametrize("policy", [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED, ONE])
@@ -462,12 +464,12 @@ def test_only_best_effort_allows_cpus_and_cards_on_different_numa_nodes(policy: 
     allocator = NodeAllocator(make_properties(policy=policy, devices=CARDS_ON_BOTH))
     bind(allocator, pod("cpus", {"cpu": 8}, "LSR"))
     held = {ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 100}}]}}
-    allocator.record(holding_of(pod("gpu", notes=held)))
+    allocator.record(assigned_pod_of(pod("gpu", notes=held)))
     both = pod("a", {"cpu": 4, CARDS: 2}, "LSR")
     if policy is NumaPolicy.BEST_EFFORT:
         offer = offered(allocator, both)
         assert minors(offer) == [0, 1]
-        assert offer.holding().allocation.cpus == CpuSet.parse("8-11")
+        assert offer.assigned_pod().allocation.cpus == CpuSet.parse("8-11")
     else:
         refused = refusal(allocator, both)
         assert "no NUMA nodes that the policy admits" in refused.text

@@ -10,7 +10,6 @@ from agent.allocate.node_allocation import PodAllocation, TopologyOptions
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
-from agent.allocate.node_allocator.cpus import CpuOverlap
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.cpu.cpuset import CpuSet
@@ -18,6 +17,7 @@ from agent.model.cpu.policies import ExclusivePolicy, NumaPolicy
 from agent.model.pod.resource_request import ResourceRequest
 from agent.model.pod_request import Needs, PodRequest
 from tests.allocate.nodes import allocated, claim, ls_pod, node_options, owner
+from tests.fixtures.overlaps import CpuOverlap, overlaps
 
 NODE = node_options()
 BEST_EFFORT = node_options(policies=NodePolicies(numa_label=NumaPolicy.BEST_EFFORT))
@@ -56,14 +56,14 @@ claims = st.builds(
 def test_the_same_pods_in_any_order_give_the_same_state(held: list[PodAllocation], random) -> None:
     shuffled = random.sample(held, len(held))
     assert allocated(NODE, held) == allocated(NODE, shuffled)
-    assert new_allocator(NODE, held).overlaps() == new_allocator(NODE, shuffled).overlaps()
+    assert overlaps(new_allocator(NODE, held)) == overlaps(new_allocator(NODE, shuffled))
 
 
 @given(st.lists(claims, max_size=8))
 def test_the_state_after_removals_equals_a_new_one(held: list[PodAllocation]) -> None:
     allocator, node_allocation = new_allocator(NODE), allocated(NODE)
     for each in held:
-        if (before := allocator.holdings.get(each.uid)) is not None:
+        if (before := allocator.assigned_pods.get(each.uid)) is not None:
             node_allocation.remove(before.allocation)
         allocator.record(assigned(each))
         node_allocation.add(each)
@@ -73,7 +73,7 @@ def test_the_state_after_removals_equals_a_new_one(held: list[PodAllocation]) ->
         assert allocator.release(uid) == assigned(each)
         node_allocation.remove(each)
     assert node_allocation == allocated(NODE)
-    assert not allocator.holdings
+    assert not allocator.assigned_pods
     assert allocator.offer(pod_request(owner(16))) == new_allocator(NODE).offer(
         pod_request(owner(16))
     )
@@ -83,23 +83,23 @@ def test_overlaps_are_reported_with_all_holders_of_a_cpu() -> None:
     allocator = new_allocator(
         NODE, [claim("c", "2-5"), claim("a", "0-3"), claim("b", "3"), claim("d", "9")]
     )
-    assert allocator.overlaps() == (
+    assert overlaps(allocator) == (
         CpuOverlap(CpuSet((2,)), ("a", "c")),
         CpuOverlap(CpuSet((3,)), ("a", "b", "c")),
     )
     allocator.release("b")
     allocator.release("c")
-    assert allocator.overlaps() == ()
+    assert overlaps(allocator) == ()
 
 
 def test_an_offer_is_stale_after_another_pods_commit_and_changes_nothing() -> None:
     allocator = new_allocator(NODE)
     first, second = (offered(allocator, owner(2, uid=uid)) for uid in "ab")
     allocator.commit(second)
-    before = dict(allocator.holdings)
+    before = dict(allocator.assigned_pods)
     with pytest.raises(StaleOfferError, match="pod ns/a on node n: CPUs 0-1 are no longer free"):
         allocator.commit(first)
-    assert allocator.holdings == before
+    assert allocator.assigned_pods == before
     assert allocator.offer(pod_request(owner(2, uid="c"))) != first
 
 
@@ -133,12 +133,12 @@ def test_an_offer_is_stale_when_the_numa_node_no_longer_has_its_amplified_cpu() 
 def test_a_pod_without_a_cpu_request_fits_an_overcommitted_node() -> None:
     allocator = new_allocator(node_options(cpu_ratio=1.5, cpu_milli=2000), [claim("b", "8-11")])
     found = offered(allocator, ls_pod(0, 1))
-    assert allocator.commit(found).allocation == found.holding().allocation
+    assert allocator.commit(found).allocation == found.assigned_pod().allocation
 
 
 def test_claims_of_missing_cpus_are_kept() -> None:
     """The node had more CPUs before."""
     allocator = new_allocator(node_options((1, 1, 4, 2)), [claim("a", "0-1"), claim("b", "12")])
-    assert set(allocator.holdings) == {"a", "b"}
+    assert set(allocator.assigned_pods) == {"a", "b"}
     found = offered(allocator, owner(6, uid="c"))
-    assert found.holding().allocation.cpus == CpuSet.parse("2-7")
+    assert found.assigned_pod().allocation.cpus == CpuSet.parse("2-7")

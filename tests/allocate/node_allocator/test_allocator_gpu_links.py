@@ -150,4 +150,4 @@ def test_cards_and_cpus_of_one_numa_node(
     assert cards(found) == expected
     if policy is not None:
         assert isinstance(found, NodeOffer)
-        assert max(found.holding().allocation.cpus) < 16, "CPUs of NUMA node 0"
+        assert max(found.assigned_pod().allocation.cpus) < 16, "CPUs of NUMA node 0"

@@ -13,7 +13,7 @@ from agent.allocate.devices.inventory import inventory
 from agent.allocate.devices.partitions import Partition, Partitions
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import NodeOffer
-from agent.allocate.node_allocator.assigned_pods import holding_of
+from agent.allocate.node_allocator.assigned_pods import assigned_pod_of
 from agent.allocate.node_allocator.properties import Imported, NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.cpu.policies import BindPolicy, NumaPolicy
@@ -35,6 +35,7 @@ from tests.allocate.devices.builders import (
 )
 from tests.allocate.node_allocator.builders import NUMA_SPEC, SPEC, annotated, pod
 from tests.allocate.nodes import GIB, node_options
+from tests.fixtures.overlaps import overlaps
 
 no_requests: dict[str, Any] = {}
 
@@ -150,14 +151,14 @@ def named(of: ApiPod, uid: str) -> ApiPod:
 
 def rebuilt(allocator: NodeAllocator, api: dict[str, ApiPod]) -> NodeAllocator:
     return NodeAllocator(
-        allocator.properties, [holding_of(each) for each in reversed(api.values())]
+        allocator.properties, [assigned_pod_of(each) for each in reversed(api.values())]
     )
 
 
 def used(allocator: NodeAllocator) -> dict[tuple[str, int, str], int]:
     """The amounts of every device."""
     sums: dict[tuple[str, int, str], int] = {}
-    holders = [held.devices for held in allocator.holdings.values()]
+    holders = [held.devices for held in allocator.assigned_pods.values()]
     for held in (*holders, *(each.devices for each in allocator.properties.imported.values())):
         for (kind, minor), amounts in held.items():
             for name, amount in amounts.items():
@@ -175,21 +176,21 @@ def test_nothing_is_allocated_twice_or_lost_and_annotations_are_complete(
     for number, (of, when, index) in enumerate(history):
         arrived = named(of, f"p{number}")
         pod_request = request_of(arrived)
-        before = NodeAllocator(node, allocator.holdings.values())
+        before = NodeAllocator(node, allocator.assigned_pods.values())
         found = allocator.offer(pod_request)
-        assert allocator.holdings == before.holdings
+        assert allocator.assigned_pods == before.assigned_pods
         if isinstance(found, NodeOffer):
             held = allocator.commit(found)
             api[arrived.uid] = annotated(arrived, found.annotations())
-            assert holding_of(api[arrived.uid]) == held
+            assert assigned_pod_of(api[arrived.uid]) == held
             assert allocator.offer(pod_request) == found
         if len(api) > when:
             deleted = list(api)[index % len(api)]
-            assert allocator.release(deleted) == holding_of(api.pop(deleted))
+            assert allocator.release(deleted) == assigned_pod_of(api.pop(deleted))
         recreated = rebuilt(allocator, api)
-        assert dict(allocator.holdings) == dict(recreated.holdings)
+        assert dict(allocator.assigned_pods) == dict(recreated.assigned_pods)
         assert allocator.offer(pod_request) == recreated.offer(pod_request)
-        assert allocator.overlaps() == ()
+        assert overlaps(allocator) == ()
     for (kind, minor, name), amount in used(allocator).items():
         assert amount <= node.inventory.fleets[kind].devices[minor].resources[name]
     for uid in list(api):
@@ -214,7 +215,7 @@ def test_every_concurrent_offer_that_still_fits_can_be_committed(
         if isinstance(found, NodeOffer):
             first.append((pod_request, found))
     for pod_request, found in first:
-        holdings = dict(allocator.holdings)
+        assigned_pods = dict(allocator.assigned_pods)
         try:
             allocator.commit(found)
             refused = ""
@@ -222,9 +223,9 @@ def test_every_concurrent_offer_that_still_fits_can_be_committed(
             refused = str(error)
         if refused:
             assert refused.startswith(f"pod {pod_request.title} on node n: ")
-            assert dict(allocator.holdings) == holdings
+            assert dict(allocator.assigned_pods) == assigned_pods
             assert allocator.offer(pod_request) != found
-    assert allocator.overlaps() == ()
+    assert overlaps(allocator) == ()
     for (kind, minor, name), amount in used(allocator).items():
         assert amount <= node.inventory.fleets[kind].devices[minor].resources[name]
 
@@ -240,6 +241,6 @@ def test_an_allocator_without_some_pods_equals_a_new_one(
             allocator.commit(found)
     uids = {f"p{number}" for number in left_out}
     other = allocator.without(uids)
-    others = [held for uid, held in allocator.holdings.items() if uid not in uids]
+    others = [held for uid, held in allocator.assigned_pods.items() if uid not in uids]
     last = request_of(named(wanted[-1], "last"))
     assert other.offer(last) == NodeAllocator(node, others).offer(last)

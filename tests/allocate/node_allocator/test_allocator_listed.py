@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.assigned_pods import holding_of
+from agent.allocate.node_allocator.assigned_pods import assigned_pod_of
 from agent.allocate.refusal import Reason, Refusal
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.pod_request import Needs, request_of
@@ -43,7 +43,7 @@ def test_the_allocation_is_written_and_read_back() -> None:
     assert json.loads(first.annotations[ALLOCATED]) == {
         "xpu": [{"id": "x0", "minor": 0, "resources": {XPU: "60"}}]
     }
-    restarted = NodeAllocator(allocator.properties, [holding_of(first)])
+    restarted = NodeAllocator(allocator.properties, [assigned_pod_of(first)])
     second, third = pod("b", {XPU: 60}), pod("c", {XPU: 60})
     assert minors(offered(restarted, second, LISTED), "xpu") == [1]
     assert offered(restarted, second, LISTED) == offered(allocator, second, LISTED)

@@ -6,7 +6,7 @@ import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import NodeOffer
-from agent.allocate.node_allocator.assigned_pods import holding_of
+from agent.allocate.node_allocator.assigned_pods import assigned_pod_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.pod_request import PodRequest, request_of
@@ -44,7 +44,7 @@ def score(allocator: NodeAllocator, pod_request: PodRequest) -> int:
 def allocator() -> NodeAllocator:
     """With a pod of 4 CPUs without an allocation."""
     allocator_ = NodeAllocator(node())
-    allocator_.record(holding_of(pod("unlabelled", {"cpu": 4})))
+    allocator_.record(assigned_pod_of(pod("unlabelled", {"cpu": 4})))
     return allocator_
 
 
@@ -61,10 +61,10 @@ def test_the_own_allocation_of_a_pod_does_not_count(allocator: NodeAllocator) ->
 
 
 def test_a_removed_pod_no_longer_counts(allocator: NodeAllocator) -> None:
-    allocator.record(holding_of(pod("other", {"cpu": 8})))
+    allocator.record(assigned_pod_of(pod("other", {"cpu": 8})))
     assert score(allocator, ls(4)) == 100
     assert score(allocator.without({"other"}), ls(4)) == 50
-    allocator.record(holding_of(pod("other", {"cpu": 4})))
+    allocator.record(assigned_pod_of(pod("other", {"cpu": 4})))
     assert score(allocator, ls(4)) == 75
     allocator.release("other")
     assert score(allocator, ls(4)) == 50

@@ -9,6 +9,7 @@ from agent.allocate.refusal import Refusal
 from agent.model.cpu.cpuset import union
 from agent.model.pod_request import PodRequest
 from tests.fixtures.fleet import CARDS, SINGLE, SMALL, Kind, Model, gpu_pod, gpu_share_pod, owner
+from tests.fixtures.overlaps import overlaps
 from tests.scheduler import clusters
 
 
@@ -31,19 +32,19 @@ def taken(allocator: NodeAllocator, kind: Kind, name: str) -> NodeOffer:
 
 
 def cards(node_offer: NodeOffer) -> set[int]:
-    return {minor for kind, minor in node_offer.holding().devices if kind == "gpu"}
+    return {minor for kind, minor in node_offer.assigned_pod().devices if kind == "gpu"}
 
 
 def offers(allocator: NodeAllocator, kind: Kind, count: int) -> tuple[NodeOffer, ...]:
     """The offers; checks that all of them can be committed."""
     found = allocator.offer_all(pod_requests(kind, count))
     assert not isinstance(found, Refusal), found.text
-    before = dict(allocator.holdings)
+    before = dict(allocator.assigned_pods)
     trial = allocator.without(())
     for each in found:
         trial.commit(each)
-    assert trial.overlaps() == ()
-    assert dict(allocator.holdings) == before, "offers change nothing"
+    assert overlaps(trial) == ()
+    assert dict(allocator.assigned_pods) == before, "offers change nothing"
     return found
 
 
@@ -69,7 +70,7 @@ def test_the_cards_of_a_group_are_behind_one_switch() -> None:
 def test_a_group_of_the_size_of_the_node_gets_all_of_it() -> None:
     found = offers(allocator_of(CARDS), gpu_pod(2, 8), 4)
     assert set.union(*map(cards, found)) == set(range(8))
-    assert len(union(each.holding().allocation.cpus for each in found)) == 32
+    assert len(union(each.assigned_pod().allocation.cpus for each in found)) == 32
 
 
 @pytest.mark.parametrize("before", [0, 1, 3, 5])

@@ -12,7 +12,7 @@ from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.assigned_pods import (
     AssignedPod,
-    holding_of,
+    assigned_pod_of,
     remaining,
     reserved_by,
 )
@@ -31,7 +31,7 @@ DEVICES = {
 
 
 def test_a_pod_without_an_allocation() -> None:
-    assert holding_of(pod("a", {"cpu": 1, "memory": 3}, priority=9)) == AssignedPod(
+    assert assigned_pod_of(pod("a", {"cpu": 1, "memory": 3}, priority=9)) == AssignedPod(
         "a",
         "ns/a",
         PodAllocation("a", "ns/a", cpu_milli=1000),
@@ -46,7 +46,7 @@ def test_every_field_of_the_annotations() -> None:
     status = {"cpuset": "0-1", "numaNodeResources": [{"node": 0, "resources": {"cpu": "2"}}]}
     exclusive = {"preferredCPUExclusivePolicy": "PCPULevel"}
     notes = {STATUS: status, SPEC: exclusive, ALLOCATED: DEVICES}
-    held = holding_of(pod("a", {"cpu": 2}, "LSR", notes))
+    held = assigned_pod_of(pod("a", {"cpu": 2}, "LSR", notes))
     assert held.allocation == PodAllocation(
         "a", "ns/a", CpuSet((0, 1)), ExclusivePolicy.PCPU_LEVEL, {0: {"cpu": 2000}}, 2000
     )
@@ -77,7 +77,7 @@ def test_every_field_of_the_annotations() -> None:
 def test_one_invalid_annotation_does_not_affect_the_others(
     notes: dict[str, object], cpus: str, devices: bool, faults: list[str]
 ) -> None:
-    held = holding_of(pod("a", {"cpu": 2}, "LSR", notes))
+    held = assigned_pod_of(pod("a", {"cpu": 2}, "LSR", notes))
     assert held.allocation.cpus == CpuSet.parse(cpus)
     assert held.allocation.cpu_milli == 2000
     assert bool(held.devices) == devices
@@ -86,7 +86,7 @@ def test_one_invalid_annotation_does_not_affect_the_others(
 
 def test_virtual_functions_count_even_with_an_invalid_amount() -> None:
     invalid = {"rdma": [{**DEVICES["rdma"][0], "resources": {RDMA: "many"}}]}
-    held = holding_of(pod("a", notes={ALLOCATED: invalid}))
+    held = assigned_pod_of(pod("a", notes={ALLOCATED: invalid}))
     assert held.functions == {("rdma", 0): frozenset("b")}
     assert len(held.faults) == 1
 
@@ -98,7 +98,7 @@ def part_of(uid: str, devices: list[dict[str, Any]], cpus: str = "") -> Assigned
             "cpuset": cpus,
             "numaNodeResources": [{"node": 0, "resources": {"memory": 10 * len(cpus)}}],
         }
-    return holding_of(pod(uid, notes=notes))
+    return assigned_pod_of(pod(uid, notes=notes))
 
 
 def port(minor: int, percent: int | None = None, *buses: str, id: str = "") -> dict[str, Any]:

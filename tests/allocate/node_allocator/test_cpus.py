@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from agent.allocate.accumulator import AllocationStep
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
 from agent.allocate.node_allocator.cpus import (
+    CpuOffer,
     MaskScores,
-    Offer,
     burst_amounts,
     burst_nodes,
-    offer,
+    cpu_offer,
     unavailable,
 )
 from agent.allocate.numa.hint import MergeCause
@@ -49,7 +49,7 @@ def numa(policy: NumaPolicy, *shape: tuple[int, int, int, int], **more: object) 
 
 
 def declined(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Refusal:
-    got = offer(node, allocated(node, held), request)
+    got = cpu_offer(node, allocated(node, held), request)
     assert isinstance(got, Refusal), got
     return got
 
@@ -155,7 +155,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals_have_their_reasons(name: str) -> None:
     node, requested, held, why = REFUSED[name]
-    got = offer(node, allocated(node, held), requested)
+    got = cpu_offer(node, allocated(node, held), requested)
     assert (reasons(got) if isinstance(got, Refusal) else []) == why
 
 
@@ -172,7 +172,7 @@ def test_an_explanation_lists_policies_candidates_and_the_deciding_step() -> Non
     assert (1,) in {each.nodes for each in why.candidates if each.refusal is None}
     assert why.merged is not None
     assert why.merged.mask == 0b10
-    assert AllocationStep.CORES_IN_NODE in why.steps
+    assert AllocationStep.CORES_IN_NODE in why.cpu_steps
 
 
 def policies(node: TopologyOptions, request: ResourceRequest) -> set[tuple[str, str, PolicySource]]:
@@ -275,11 +275,11 @@ def test_a_bursting_pod_with_packed_amounts_is_bound_to_all_nodes_that_its_limit
 ) -> None:
     node = numa(policy, profile=replace(PROFILES["koordinator"], packed=True))
     request = ls_pod(1000, 4, spec=BURST, cpu_limit_milli=12_500)
-    got = offer(node, allocated(node), request)
+    got = cpu_offer(node, allocated(node), request)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
         assert isinstance(got, Refusal)
     else:
-        assert isinstance(got, Offer)
+        assert isinstance(got, CpuOffer)
         assert [amounts["cpu"] for amounts in got.allocation.amounts.values()] == [500, 500]
 
 
@@ -335,7 +335,7 @@ def test_a_bursting_pod_is_bound_when_numa_nodes_report_no_cpu() -> None:
 
 def test_the_kubelets_reserved_cpus_are_in_the_pool_of_a_bursting_pod() -> None:
     node = node_options(
-        (1, 1, 4, 2), reserved=CpuSet.parse("2-3"), kubelet_reserved=CpuSet.parse("0-1")
+        (1, 1, 4, 2), never_owned=CpuSet.parse("2-3"), kubelet_reserved=CpuSet.parse("0-1")
     )
     assert offered(node, ls_pod(1000, spec=BURST, cpu_limit_milli=6000))
     assert declined(node, ls_pod(1000, spec=BURST, cpu_limit_milli=6500))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.accumulator import CpuExclusivity
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
-from agent.allocate.node_allocator.cpus import Offer, offer
+from agent.allocate.node_allocator.cpus import CpuOffer, cpu_offer
 from agent.allocate.numa.hint import ids
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.cpu.policies import (
@@ -31,8 +31,8 @@ def placed(node: TopologyOptions, spec: ResourceSpec, pods: int) -> list[str]:
     node_allocation = allocated(node)
     found = []
     for number in range(pods):
-        got = offer(node, node_allocation, owner(2, uid=f"p{number}", spec=spec))
-        assert isinstance(got, Offer), got
+        got = cpu_offer(node, node_allocation, owner(2, uid=f"p{number}", spec=spec))
+        assert isinstance(got, CpuOffer), got
         node_allocation.add(got.allocation)
         found.append(str(got.allocation.cpus))
     return found
@@ -70,8 +70,8 @@ def test_a_downgraded_pod_avoids_the_cores_of_both_exclusive_policies(policy: Nu
         claim("d", "9,11", {1: {"cpu": 2000}}),
     ]
     spec = ResourceSpec(SPREAD, exclusive=NODE)
-    got = offer(node, allocated(node, held), owner(2, uid="e", spec=spec))
-    assert isinstance(got, Offer)
+    got = cpu_offer(node, allocated(node, held), owner(2, uid="e", spec=spec))
+    assert isinstance(got, CpuOffer)
     assert str(got.allocation.cpus) == "12,14"
     judged = {each.nodes: each.exclusivity for each in got.why.candidates}
     assert judged == {(0,): CpuExclusivity.SAME_CORES, (1,): CpuExclusivity.OTHER_CORES}
@@ -104,12 +104,12 @@ def test_the_chosen_numa_nodes_suit_the_exclusive_policy_best(
     node_allocation = allocated(node)
     held: list[PodAllocation] = []
     for number, (cpus, spec_before) in enumerate(before):
-        got = offer(node, node_allocation, owner(cpus, uid=f"p{number}", spec=spec_before))
-        if isinstance(got, Offer):
+        got = cpu_offer(node, node_allocation, owner(cpus, uid=f"p{number}", spec=spec_before))
+        if isinstance(got, CpuOffer):
             node_allocation.add(got.allocation)
             held.append(got.allocation)
-    got = offer(node, node_allocation, owner(count, uid="last", spec=spec))
-    if not isinstance(got, Offer) or got.why.merged is None or not got.why.merged.preferred:
+    got = cpu_offer(node, node_allocation, owner(count, uid="last", spec=spec))
+    if not isinstance(got, CpuOffer) or got.why.merged is None or not got.why.merged.preferred:
         return
     assert got.why.merged.mask is not None
     chosen = ids(got.why.merged.mask)

@@ -56,7 +56,7 @@ def nodes(draw: st.DrawFn) -> TopologyOptions:
     return TopologyOptions(
         layout.of(cpus),
         zones,
-        reserved=CpuSet(draw(st.frozensets(ids, max_size=10))),
+        never_owned=CpuSet(draw(st.frozensets(ids, max_size=10))),
         policies=NodePolicies(numa_label=NumaPolicy.RESTRICTED),
         profile=profile,
         cpu_ratio=draw(st.sampled_from([1.0, 1.5])),
@@ -86,7 +86,7 @@ def test_cores_that_differ_may_not_add_up_to_the_sum() -> None:
     """Two free cores of two threads have room for three CPUs, but not as whole cores."""
     leads = {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 5, 6: 5}
     made = layout.of(Cpu(cpu, core, None, None, 0, 0) for cpu, core in leads.items())
-    node = TopologyOptions(made, {0: {"cpu": 7000}}, reserved=CpuSet((0,)))
+    node = TopologyOptions(made, {0: {"cpu": 7000}}, never_owned=CpuSet((0,)))
     request = owner(3, spec=ResourceSpec(required=BindPolicy.FULL_PCPUS))
     policies = in_force(node.policies, node.profile, request)
     assert not isinstance(policies, Refusal)

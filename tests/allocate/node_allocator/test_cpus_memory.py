@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOptions, pod_allocation
-from agent.allocate.node_allocator.cpus import Offer, offer, unavailable
+from agent.allocate.node_allocator.cpus import CpuOffer, cpu_offer, unavailable
 from agent.allocate.numa.hint import ids, subsets
 from agent.allocate.policies_in_force import NodePolicies
 from agent.allocate.refusal import Reason, Refusal
@@ -38,9 +38,9 @@ def node(
 
 def placed(
     options: TopologyOptions, node_allocation: NodeAllocation, request: ResourceRequest
-) -> Offer:
-    got = offer(options, node_allocation, request)
-    assert isinstance(got, Offer), got
+) -> CpuOffer:
+    got = cpu_offer(options, node_allocation, request)
+    assert isinstance(got, CpuOffer), got
     assert not unavailable(options, node_allocation, request, got.allocation)
     node_allocation.add(got.allocation)
     return got
@@ -135,7 +135,7 @@ def test_the_memory_of_no_numa_node_is_overcommitted(
         requested = request.requests.get("memory", 0)
         free, left = node_allocation.free_cpus(), node_allocation.available()
         request = replace(request, uid=f"p{number}")
-        got = offer(options, node_allocation, request)
+        got = cpu_offer(options, node_allocation, request)
         made = options.layout
         assert made is not None
         if isinstance(got, Refusal):
@@ -164,6 +164,6 @@ def test_the_memory_of_no_numa_node_is_overcommitted(
 
 def test_a_pod_that_fits_nowhere_is_declined_with_the_memory_of_all_numa_nodes() -> None:
     options = node()
-    got = offer(options, allocated(options), owner(2, 40))
+    got = cpu_offer(options, allocated(options), owner(2, 40))
     assert isinstance(got, Refusal)
     assert got.reasons == (Refusal(Reason.NUMA_INSUFFICIENT, "memory", 40 * GIB, 32 * GIB, (0, 1)),)

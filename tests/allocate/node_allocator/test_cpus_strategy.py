@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent.allocate import node_score
 from agent.allocate.node_allocation import Amounts, PodAllocation, TopologyOptions
-from agent.allocate.node_allocator.cpus import Offer, offer
+from agent.allocate.node_allocator.cpus import CpuOffer, cpu_offer
 from agent.allocate.numa.hint import ids
 from agent.allocate.policies_in_force import NodePolicies, PolicySource
 from agent.model.cpu.policies import NUMA_STRATEGIES, NumaPolicy, Strategy
@@ -21,7 +21,7 @@ MOST, LEAST, EVENLY = NUMA_STRATEGIES
 POLICIES = [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NODE]
 
 
-def strategy_of(offer: Offer) -> tuple[Strategy, PolicySource]:
+def strategy_of(offer: CpuOffer) -> tuple[Strategy, PolicySource]:
     """The strategy in the explanation of the offer."""
     for each in offer.why.policies:
         if each.policy == "numa strategy":
@@ -128,8 +128,8 @@ def test_an_offer_follows_the_strategy_that_it_names(
     case: tuple[TopologyOptions, list[PodAllocation], ResourceRequest],
 ) -> None:
     node, held, request = case
-    got = offer(node, allocated(node, held), request)
-    if not isinstance(got, Offer) or got.why.merged is None or not got.why.merged.preferred:
+    got = cpu_offer(node, allocated(node, held), request)
+    if not isinstance(got, CpuOffer) or got.why.merged is None or not got.why.merged.preferred:
         return
     mask = got.why.merged.mask
     assert mask is not None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
-from agent.allocate.node_allocator.cpus import offer, unavailable
+from agent.allocate.node_allocator.cpus import cpu_offer, unavailable
 from agent.allocate.policies_in_force import NodePolicies, Profile
 from agent.allocate.refusal import Refusal
 from agent.model.cpu import layout
@@ -38,7 +38,7 @@ def nodes(draw: st.DrawFn) -> TopologyOptions:
     return TopologyOptions(
         made,
         zones,
-        reserved=CpuSet(draw(st.lists(st.sampled_from(ids), max_size=4))),
+        never_owned=CpuSet(draw(st.lists(st.sampled_from(ids), max_size=4))),
         policies=NodePolicies(numa_label=draw(st.sampled_from(NumaPolicy))),
         profile=Profile(
             NumaPolicy.NONE, draw(st.sampled_from(NUMA_STRATEGIES)), packed=draw(st.booleans())
@@ -85,14 +85,14 @@ def test_every_offer_can_be_committed_and_nothing_is_allocated_twice(
     owned = 0
     used = {(id_, name): 0 for id_ in node.numa_allocatable for name in ("cpu", "memory")}
     for number, request in enumerate(pod_requests):
-        got = offer(node, node_allocation, _named(request, f"p{number}"))
+        got = cpu_offer(node, node_allocation, _named(request, f"p{number}"))
         if isinstance(got, Refusal):
             continue
         claim = got.allocation
         assert not unavailable(node, node_allocation, request, claim)
         node_allocation.add(claim)
         cpus = claim.cpus.mask
-        assert not cpus & (owned | node.reserved.mask)
+        assert not cpus & (owned | node.never_owned.mask)
         assert cpus.bit_count() == (request.requests["cpu"] // 1000 if request.owner else 0)
         cores = [made.expand(1 << lead) & cpus for lead in CpuSet.from_int(made.touched(cpus))]
         if request.spec.required is BindPolicy.FULL_PCPUS:
@@ -107,11 +107,11 @@ def test_every_offer_can_be_committed_and_nothing_is_allocated_twice(
                 used[id_, name] += paid
         if request.cpu_limit_milli:
             held = [area for area in made.nodes if claim.amounts.get(area.id, {}).get("cpu")]
-            pool = sum((area.cpus & ~(owned | node.reserved.mask)).bit_count() for area in held)
+            pool = sum((area.cpus & ~(owned | node.never_owned.mask)).bit_count() for area in held)
             assert 1000 * pool >= request.cpu_limit_milli
     for area in made.nodes:
         zone = node.numa_allocatable[area.id]
-        sold = max(0, zone["cpu"] - 1000 * (area.cpus & node.reserved.mask).bit_count())
+        sold = max(0, zone["cpu"] - 1000 * (area.cpus & node.never_owned.mask).bit_count())
         assert used[area.id, "cpu"] <= math.ceil(sold * node.cpu_ratio)
         assert used[area.id, "memory"] <= zone["memory"]
 
@@ -122,12 +122,12 @@ def test_a_pod_is_declined_only_when_it_does_not_fit(
 ) -> None:
     node_allocation = NodeAllocation(node)
     for number, request in enumerate(before):
-        got = offer(node, node_allocation, _named(request, f"p{number}"))
+        got = cpu_offer(node, node_allocation, _named(request, f"p{number}"))
         if not isinstance(got, Refusal):
             node_allocation.add(got.allocation)
     if last.spec != ResourceSpec():
         return
-    declined = isinstance(offer(node, node_allocation, _named(last, "last")), Refusal)
+    declined = isinstance(cpu_offer(node, node_allocation, _named(last, "last")), Refusal)
     policy = node.policies.numa_label
     free = node_allocation.free_cpus()
     if policy is NumaPolicy.NONE:

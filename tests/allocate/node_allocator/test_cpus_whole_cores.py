@@ -14,7 +14,7 @@ from agent.allocate import node_score
 from agent.allocate.node_allocation import Amounts, NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import NodeOffer
-from agent.allocate.node_allocator.cpus import Offer, offer
+from agent.allocate.node_allocator.cpus import CpuOffer, cpu_offer
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
@@ -170,7 +170,7 @@ def test_a_pod_with_devices_of_several_numa_nodes_has_whole_cores_of_each(
     )
     found = NodeAllocator(properties).offer(request_of(pod("a", {"cpu": 6, CARDS: 4}, "LSR")))
     assert isinstance(found, NodeOffer)
-    assert found.holding().allocation.amounts == amounts
+    assert found.assigned_pod().allocation.amounts == amounts
 
 
 def test_cpus_where_the_memory_is_are_whole_cores_first() -> None:
@@ -241,8 +241,8 @@ def test_no_more_cores_are_broken_than_needed_among_numa_nodes_that_the_policy_h
     node, node_allocation = case
     layout = node.layout
     assert layout is not None
-    found = offer(node, node_allocation, owner(count))
-    if not isinstance(found, Offer):
+    found = cpu_offer(node, node_allocation, owner(count))
+    if not isinstance(found, CpuOffer):
         return
     free, mine = node_allocation.free_cpus(), found.allocation.cpus.mask
     most = 0

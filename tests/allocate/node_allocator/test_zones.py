@@ -7,7 +7,7 @@ import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import NodeOffer
-from agent.allocate.node_allocator.assigned_pods import holding_of
+from agent.allocate.node_allocator.assigned_pods import assigned_pod_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.policies_in_force import NodePolicies
@@ -97,7 +97,7 @@ def test_an_offer_is_stale_after_another_commit() -> None:
     commit(allocator, unlabelled(6, "early"))
     with pytest.raises(StaleOfferError, match="at most 2 left each"):
         allocator.commit(late)
-    assert set(allocator.holdings) == {"early"}
+    assert set(allocator.assigned_pods) == {"early"}
 
 
 def test_a_node_with_unknown_pods_is_refused_to_pods_that_use_zones() -> None:
@@ -149,7 +149,7 @@ def test_a_pod_on_a_shared_pool_uses_no_exclusive_cpu() -> None:
     allocator = new_allocator()
     numa = {"scheduling.koordinator.sh/numa-topology-spec": {"numaTopologyPolicy": "Restricted"}}
     commit(allocator, pod("a", {"cpu": 3, "memory": "7Gi"}, "LS", numa))
-    assert allocator.holdings["a"].allocation.amounts
+    assert allocator.assigned_pods["a"].allocation.amounts
     assert fits(allocator, unlabelled(8, "b"))
     big = pod("c", {"cpu": 1, "memory": "2Gi"}, limits={"cpu": 1, "memory": "2Gi"})
     commit(allocator, big)
@@ -175,7 +175,7 @@ def test_a_new_report_updates_the_allocator_in_place() -> None:
     left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
     allocator.update_report(report(left), left, uncounted={"b"})
     assert allocator.properties.zones == report(left)
-    assert set(allocator.holdings) == {"a", "b"}
+    assert set(allocator.assigned_pods) == {"a", "b"}
     assert fits(allocator, unlabelled(2, "c"))
     assert not fits(allocator, unlabelled(3, "c"))
     allocator.update_report(report(left), left)
@@ -311,7 +311,7 @@ def test_under_a_static_kubelet_new_owners_count_on_each_numa_node() -> None:
 def test_the_cpus_of_victims_count_as_free_under_the_kubelets_restricted_policy() -> None:
     allocator = restricted(dict.fromkeys(range(4), 1000))
     status = {"scheduling.koordinator.sh/resource-status": {"cpuset": "4-5"}}
-    allocator.record(holding_of(pod("victim", {"cpu": 2}, "LSR", status)))
+    allocator.record(assigned_pod_of(pod("victim", {"cpu": 2}, "LSR", status)))
     assert not fits(allocator, guaranteed(3))
     assert fits(allocator.without(["victim"]), guaranteed(3))
     assert not fits(allocator.without(["victim"]), guaranteed(4))

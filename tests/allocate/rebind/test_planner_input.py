@@ -9,7 +9,7 @@ import pytest
 
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.assigned_pods import holding_of
+from agent.allocate.node_allocator.assigned_pods import assigned_pod_of
 from agent.allocate.policies_in_force import Profile
 from agent.allocate.rebind.arrangement import PlacedNode
 from agent.allocate.rebind.planner import NoPlan, PodPlace, moved_allocation, placed_node
@@ -39,7 +39,7 @@ def ls_pod(uid: str, milli: Mapping[int, str], **more: Any) -> ApiPod:
 
 
 def read(*pods: ApiPod, fixed: Mapping[str, str] | None = None, **more: Any) -> PlacedNode:
-    allocator = NodeAllocator(make_properties(**more), map(holding_of, pods))
+    allocator = NodeAllocator(make_properties(**more), map(assigned_pod_of, pods))
     requests = {each.uid: request_of(each).resources for each in pods}
     found = placed_node(allocator, requests, fixed or {})
     assert isinstance(found, PlacedNode)
@@ -52,7 +52,7 @@ def test_owners_and_pods_on_numa_nodes_and_no_others() -> None:
         ls_pod("s", {0: "500m", 1: "500m"}),
         pod("unbound", {"cpu": "1"}, "LS"),
         bound("a", "4-5", **{SPEC: {"preferredCPUBindPolicy": "SpreadByPCPUs"}}),
-        reserved=CpuSet.parse("15"),
+        never_owned=CpuSet.parse("15"),
     )
     assert [(each.uid, each.place, each.spread) for each in found.pods] == [
         ("a", 0b110000, True),
@@ -139,7 +139,7 @@ def test_the_pool_of_a_pod_that_bursts_does_not_shrink(of_pod: bool) -> None:
     ],
 )
 def test_a_node_without_a_plan(more: dict[str, Any], reason: str) -> None:
-    allocator = NodeAllocator(make_properties(**more), [holding_of(bound("a", "0,2"))])
+    allocator = NodeAllocator(make_properties(**more), [assigned_pod_of(bound("a", "0,2"))])
     assert placed_node(allocator, {}, {}) == NoPlan((reason,))
 
 

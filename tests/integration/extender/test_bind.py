@@ -18,6 +18,7 @@ from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache, PodName
 from agent.scheduler.state.pods_api import BindError, BindingApi
 from tests.fixtures.fleet import CARDS, SMALL, Kind, Model, gpu_share_pod, owner
+from tests.fixtures.overlaps import overlaps
 from tests.integration.apiserver.server import ApiServer
 from tests.scheduler import clusters
 
@@ -58,11 +59,11 @@ def stored(apiserver: ApiServer, namespace: str) -> list[dict[str, Any]]:
     return items
 
 
-def holdings(cluster: SchedulerCache, name: str) -> dict[str, Any]:
+def assigned_pods(cluster: SchedulerCache, name: str) -> dict[str, Any]:
     state = cluster.node(name)
     assert state is not None
-    assert state.allocator.overlaps() == ()
-    return dict(state.allocator.holdings)
+    assert overlaps(state.allocator) == ()
+    return dict(state.allocator.assigned_pods)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +103,8 @@ def test_no_two_pods_get_the_same_resources(
     for pod in stored(apiserver, namespace):
         clusters.report_pod(restarted, pod, ChangeKind.ADDED)
     for name in nodes:
-        assert holdings(cluster, name) == holdings(restarted, name)
-        assert len(holdings(restarted, name)) == 1 + room[name], (
+        assert assigned_pods(cluster, name) == assigned_pods(restarted, name)
+        assert len(assigned_pods(restarted, name)) == 1 + room[name], (
             "its agent, and as many pods as fit"
         )
 
@@ -118,7 +119,7 @@ def test_a_pod_bound_by_another_scheduler_frees_its_reservation(
     apiserver.create(path, {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "other"}})
     with pytest.raises(BindError, match="is bound to node other"):
         binder.bind(pod, "a")
-    assert len(holdings(cluster, "a")) == 1
+    assert len(assigned_pods(cluster, "a")) == 1
 
 
 def test_a_recreated_pod_with_the_same_name_is_not_bound(
@@ -133,4 +134,4 @@ def test_a_recreated_pod_with_the_same_name_is_not_bound(
         binder.bind(PodName(namespace, "p", "old"), "a")
     (pod,) = stored(apiserver, namespace)
     assert "nodeName" not in pod["spec"]
-    assert len(holdings(cluster, "a")) == 1
+    assert len(assigned_pods(cluster, "a")) == 1

@@ -38,7 +38,9 @@ def test_a_kind_that_is_installed_later_is_watched(apiserver: ApiServer) -> None
         apiserver.apply(definitions[NAME])
         apiserver.create(DEVICES, objects.devices(NODE))
         eventually(
-            "the watch reports it", lambda: cluster.eligible(NODE, gpu) is None, PATIENCE_SECONDS
+            "the watch reports it",
+            lambda: cluster.ineligibility(NODE, gpu) is None,
+            PATIENCE_SECONDS,
         )
         assert not watches.problems
         apiserver.admin.delete(CRD)

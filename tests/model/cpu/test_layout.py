@@ -133,12 +133,12 @@ PODS = st.lists(
 
 @given(PODS)
 def test_counts(pods: list[tuple[int, ExclusivePolicy, int]]) -> None:
-    holdings = ref_counts(pods)
+    cpu_counts = ref_counts(pods)
     counts = Counter(
         cpu for mask, _, times in pods for cpu in CpuSet.from_int(mask) for _ in range(times)
     )
     for number in range(1, 20):
-        assert set(CpuSet.from_int(holdings.full(number))) == {
+        assert set(CpuSet.from_int(cpu_counts.full(number))) == {
             cpu for cpu, count in counts.items() if count >= number
         }
 
@@ -156,11 +156,13 @@ def test_a_removed_pod_leaves_no_counts(
     pods: list[tuple[int, ExclusivePolicy, int]], data: st.DataObject
 ) -> None:
     removed = data.draw(st.lists(st.sampled_from(pods), unique_by=id) if pods else st.just([]))
-    holdings = ref_counts(pods)
+    cpu_counts = ref_counts(pods)
     for cpus, exclusive, times in removed:
         for _ in range(times):
-            holdings = holdings.removing(cpus, exclusive)
-    assert holdings == ref_counts([pod for pod in pods if not any(pod is each for each in removed)])
+            cpu_counts = cpu_counts.removing(cpus, exclusive)
+    assert cpu_counts == ref_counts(
+        [pod for pod in pods if not any(pod is each for each in removed)]
+    )
 
 
 def test_cpus_are_exclusive_while_any_holder_is() -> None:

@@ -57,10 +57,12 @@ def test_a_node_has_an_offer_if_the_filter_returns_it(used: Scene, number: int) 
 
 def test_explaining_changes_nothing(used: Scene) -> None:
     before = used.cluster.changed_since(0)
-    holdings = {each.name: dict(each.allocator.holdings) for each in used.cluster.nodes()}
+    assigned_pods = {each.name: dict(each.allocator.assigned_pods) for each in used.cluster.nodes()}
     used.explain(*(owner(8, 8).pod(f"p{each}") for each in range(4)), drained=("a",))
     assert used.cluster.changed_since(0) == before
-    assert holdings == {each.name: dict(each.allocator.holdings) for each in used.cluster.nodes()}
+    assert assigned_pods == {
+        each.name: dict(each.allocator.assigned_pods) for each in used.cluster.nodes()
+    }
 
 
 def test_the_offers_to_earlier_pods_count_for_later_pods() -> None:

@@ -24,6 +24,7 @@ from agent.scheduler.state.binder import ReservationExpiry
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pods_api import BindingApi
 from tests.fixtures.fleet import CARDS, NOTHING, SMALL, Model, gpu_pod, gpu_share_pod, ls_pod, owner
+from tests.fixtures.overlaps import overlaps
 from tests.scheduler import clusters
 
 Object = dict[str, Any]
@@ -201,14 +202,14 @@ class World:
         """Nothing is allocated twice, and no allocation of a pod is lost."""
         stored = restored(self.api)
         for name in NODES:
-            in_annotations, overlaps = holdings(stored, name)
-            assert overlaps == ()
-            in_cache, overlaps = holdings(self.cluster, name)
+            in_annotations, shared = assigned_pods(stored, name)
+            assert shared == ()
+            in_cache, shared = assigned_pods(self.cluster, name)
             # A watch that lags still reports deleted pods, whose CPUs other pods already have.
             alive = {each["metadata"]["uid"] for each in self.api.pods.values()}
-            assert not [each for each in overlaps if len(alive & {*each.uids}) > 1]
-            for uid, holding in in_annotations.items():
-                assert in_cache.get(uid) == holding, f"{uid} on {name}"
+            assert not [each for each in shared if len(alive & {*each.uids}) > 1]
+            for uid, assigned in in_annotations.items():
+                assert in_cache.get(uid) == assigned, f"{uid} on {name}"
 
     def settle(self) -> None:
         """All requests in progress end."""
@@ -218,7 +219,7 @@ class World:
         self.extender.filter(clusters.pod(KINDS[0], "last"), sorted(NODES))
         stored = restored(self.api)
         for name in NODES:
-            assert holdings(self.cluster, name) == holdings(stored, name)
+            assert assigned_pods(self.cluster, name) == assigned_pods(stored, name)
 
 
 @given(st.integers(0, 2**32))
@@ -240,7 +241,7 @@ def restored(api: Api) -> SchedulerCache:
     return cluster
 
 
-def holdings(cluster: SchedulerCache, name: str) -> tuple[dict[str, Any], Any]:
+def assigned_pods(cluster: SchedulerCache, name: str) -> tuple[dict[str, Any], Any]:
     state = cluster.node(name)
     assert state is not None
-    return dict(state.allocator.holdings), state.allocator.overlaps()
+    return dict(state.allocator.assigned_pods), overlaps(state.allocator)

@@ -22,25 +22,20 @@ NODES = ["c", "a", "b", "d"]
 
 
 def test_feasible_nodes_are_returned_and_the_others_have_reasons() -> None:
-    result = filter_result(NODES, [Feasible(3), FULL, BROKEN, Feasible(9)], best_only=False)
+    result = filter_result(NODES, [Feasible(3), FULL, BROKEN, Feasible(9)])
     assert result.node_names == ["c", "d"]
     assert result.failed_nodes == {"a": "no room"}
     assert result.failed_and_unresolvable_nodes == {"b": "it has no agent"}
 
 
 def test_if_all_nodes_fit_their_names_are_returned_unchanged() -> None:
-    result = filter_result(NODES, [Feasible(1)] * 4, best_only=False)
+    result = filter_result(NODES, [Feasible(1)] * 4)
     assert result.node_names is NODES
     assert not result.failed_nodes
 
 
-def test_only_the_best_node_is_returned_if_configured() -> None:
-    result = filter_result(NODES, [Feasible(3), FULL, BROKEN, Feasible(9)], best_only=True)
-    assert list(result.node_names) == ["d"]
-
-
 def test_the_reasons_are_returned_if_no_node_is_feasible() -> None:
-    result = filter_result(["a", "x"], [FULL, UNKNOWN_NODE], best_only=True)
+    result = filter_result(["a", "x"], [FULL, UNKNOWN_NODE])
     assert not result.node_names
     assert result.failed_nodes == {"a": "no room"}
     assert result.failed_and_unresolvable_nodes == {"x": "the node is not known to the scheduler"}
@@ -49,13 +44,13 @@ def test_the_reasons_are_returned_if_no_node_is_feasible() -> None:
 def test_few_reasons_have_amounts_and_many_do_not() -> None:
     few = [Refusal(Reason.NOT_ENOUGH_CPUS, "cpu", 9000, 1000 * free) for free in range(5)]
     nodes = [f"n{place}" for place in range(7)]
-    result = filter_result(nodes[:5], few, best_only=False)
+    result = filter_result(nodes[:5], few)
     assert result.failed_nodes == {
         f"n{free}": f"cpu: not enough free CPUs (requested 9, available {free})"
         for free in range(5)
     }
     more = [*few, Refusal(Reason.NOT_ENOUGH_CPUS, "cpu", 9000, 5000), BROKEN]
-    result = filter_result(nodes, more, best_only=False)
+    result = filter_result(nodes, more)
     assert result.failed_nodes == dict.fromkeys(nodes[:6], "cpu: not enough free CPUs")
     assert result.failed_and_unresolvable_nodes == {"n6": "it has no agent"}
 

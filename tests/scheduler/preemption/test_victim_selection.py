@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import NodeOffer
-from agent.allocate.node_allocator.assigned_pods import holding_of
+from agent.allocate.node_allocator.assigned_pods import assigned_pod_of
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.objects import LabelSelector
@@ -49,7 +49,7 @@ def place_pod(allocator: NodeAllocator, api_pod: ApiPod) -> None:
     answer = allocator.offer(request_of(api_pod))
     if isinstance(answer, NodeOffer):
         allocator.commit(answer)
-        allocator.record(holding_of(annotated(api_pod, answer.annotations())))
+        allocator.record(assigned_pod_of(annotated(api_pod, answer.annotations())))
 
 
 def allocator_with(*pods: ApiPod, allocator: NodeAllocator | None = None) -> NodeAllocator:
@@ -91,7 +91,7 @@ def test_the_victims_are_the_best_of_all_sets(
     for number, (size, pod_priority, started, protected, terminating) in enumerate(specs):
         uid = f"u{number}"
         place_pod(allocator, pod(uid, {"cpu": size}, "LSR", priority=pod_priority))
-        if uid in allocator.holdings:
+        if uid in allocator.assigned_pods:
             labels = PROTECTED if protected else {}
             bound_pods.append(BoundPod(uid, "ns", uid, pod_priority, started, labels, terminating))
     pod_request = lsr_request(cpus, priority)
@@ -141,7 +141,8 @@ def test_both_pods_of_one_numa_node_are_selected() -> None:
     """The pod needs 8 of 16 CPUs on one NUMA node: only two pods of one NUMA node release them."""
     allocator = allocator_with(*(pod(f"u{each}", {"cpu": 4}, "LSR") for each in range(4)))
     numa_nodes = {
-        uid: {cpu // 8 for cpu in held.allocation.cpus} for uid, held in allocator.holdings.items()
+        uid: {cpu // 8 for cpu in held.allocation.cpus}
+        for uid, held in allocator.assigned_pods.items()
     }
     bound_pods = [
         BoundPod(uid, "ns", uid, started_at=number) for number, uid in enumerate(numa_nodes)
@@ -163,8 +164,8 @@ def test_the_last_started_pod_on_enough_of_a_gpu_is_the_victim(
         pod("share2", {CORE: 50, RATIO: 50}),
         allocator=NodeAllocator(make_properties(SHAPE, devices=[gpu(0), gpu(1)])),
     )
-    assert set(allocator.holdings) == {"whole", "share1", "share2"}
-    bound_pods = [BoundPod(uid, "ns", uid, 0, at) for at, uid in enumerate(allocator.holdings)]
+    assert set(allocator.assigned_pods) == {"whole", "share1", "share2"}
+    bound_pods = [BoundPod(uid, "ns", uid, 0, at) for at, uid in enumerate(allocator.assigned_pods)]
     pod_request = request_of(pod("new", {CORE: percent, RATIO: percent}, priority=1))
     assert victims(allocator, pod_request, bound_pods) == expected
 
@@ -186,7 +187,7 @@ def test_victims_release_devices_of_the_numa_nodes_that_the_policy_admits(
     started = {"a": 1, "b": 4, "c": 2, "d": 3}
     for minor, uid in enumerate(started):
         allocated = {"gpu": [{"minor": minor, "resources": {CORE: 100, RATIO: 100}}]}
-        allocator.record(holding_of(pod(uid, {CARDS: 1}, notes={ALLOCATED: allocated})))
+        allocator.record(assigned_pod_of(pod(uid, {CARDS: 1}, notes={ALLOCATED: allocated})))
     bound_pods = [BoundPod(uid, "ns", uid, started_at=at) for uid, at in started.items()]
     pod_request = request_of(pod("new", {CARDS: 2}, "LS", priority=1))
     assert victims(allocator, pod_request, bound_pods) == expected
@@ -204,7 +205,7 @@ def test_victims_release_the_requests_of_the_pod_in_sum() -> None:
     CPUs in sum."""
     allocator = allocator_with(pod("small", {"cpu": 2}, "LSR"), pod("large", {"cpu": 6}, "LSR"))
     bound_pods = [BoundPod("small", "ns", "small", 0, 2), BoundPod("large", "ns", "large", 0, 1)]
-    requested = {uid: held.requests for uid, held in allocator.holdings.items()}
+    requested = {uid: held.requests for uid, held in allocator.assigned_pods.items()}
     wide, narrow = (NodeResources({"cpu": cpus * 1000}, requested) for cpus in (16, 8))
     assert victims(allocator, lsr_request(6, 5), bound_pods, resources=narrow) == ["large"]
     assert wide.fits({"cpu": 6000}, ())

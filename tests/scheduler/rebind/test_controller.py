@@ -101,7 +101,7 @@ def test_the_node_is_locked_until_the_end(world: World) -> None:
     world.after_write = lambda: locked.append(ineligible(world.cluster))
     world.step()
     assert ineligible(world.cluster) == "RebindResource r moves pods of the node"
-    assert world.cluster.eligible("n1", objects.pod_request({"cpu": "1"})) is None
+    assert world.cluster.ineligibility("n1", objects.pod_request({"cpu": "1"})) is None
     world.finish()
     assert locked == ["RebindResource r moves pods of the node"] * 5
     assert ineligible(world.cluster) == ""

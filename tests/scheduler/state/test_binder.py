@@ -18,6 +18,7 @@ from agent.scheduler.state.binder import SNAPSHOT_SECONDS, Binder, LostRaceError
 from agent.scheduler.state.pod_info import PodInfoCache, PodName
 from agent.scheduler.state.pods_api import BindError, BindingApi
 from tests.fixtures.fleet import CARDS, SMALL, Kind, gpu_pod, gpu_share_pod, owner
+from tests.fixtures.overlaps import overlaps
 from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.scheduler import clusters
 from tests.scheduler.podserver import PodServer
@@ -47,7 +48,7 @@ class Environment(clusters.Extender):
     def held(self, node: str = "a") -> set[str]:
         state = self.cluster.node(node)
         assert state is not None
-        return {uid for uid in state.allocator.holdings if not uid.startswith("uid-agent")}
+        return {uid for uid in state.allocator.assigned_pods if not uid.startswith("uid-agent")}
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_a_bound_pod_has_its_allocation_in_annotations(env: Environment) -> None
     assert len(claim.cpus) == 8
     state = env.cluster.node("a")
     assert state is not None
-    assert state.allocator.holdings["uid-p"].allocation.cpus == claim.cpus
+    assert state.allocator.assigned_pods["uid-p"].allocation.cpus == claim.cpus
 
 
 def test_a_pod_with_devices_has_them_in_its_annotations(env: Environment) -> None:
@@ -101,7 +102,7 @@ def test_cpus_of_a_binding_with_unknown_outcome_stay_reserved(
     assert env.held() == {"uid-p"}
     reservation = env.cluster.reservation("uid-p")
     assert reservation is not None
-    assert reservation.sent
+    assert reservation.confirmed
     env.pods.intercept = None
     with pytest.raises(LostRaceError, match="node a: cpu: not enough free CPUs"):
         env.put_and_bind(EIGHT, "q")
@@ -306,14 +307,14 @@ def test_32_parallel_callers_get_different_cpus(
     for node in nodes:
         state = env.cluster.node(node)
         assert state is not None
-        assert state.allocator.overlaps() == ()
+        assert overlaps(state.allocator) == ()
     restored = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
     for pod in env.pods.pods.values():
         clusters.report_pod(restored, pod)
     for node in nodes:
         state = restored.node(node)
         assert state is not None
-        assert state.allocator.overlaps() == (), "the CPUs of the pods' annotations"
+        assert overlaps(state.allocator) == (), "the CPUs of the pods' annotations"
 
 
 class Race(clusters.Extender):
@@ -341,7 +342,7 @@ class Race(clusters.Extender):
     def holds(self, name: str) -> bool:
         state = self.cluster.node("a")
         assert state is not None
-        return f"uid-{name}" in state.allocator.holdings
+        return f"uid-{name}" in state.allocator.assigned_pods
 
 
 @pytest.fixture

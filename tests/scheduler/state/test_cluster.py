@@ -65,19 +65,19 @@ def offered(name: str) -> NodeOffer:
 
 
 def test_nodes_without_a_ready_agent_have_a_reason(cluster: SchedulerCache) -> None:
-    assert cluster.without_agent() == {}
+    assert cluster.unable_nodes() == {}
     agent = objects.agent("n1")
     agent["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     cluster.pods_changed([objects.pod_change(agent)])
-    assert cluster.without_agent() == {"n1": "agent-not-ready"}
+    assert cluster.unable_nodes() == {"n1": "agent-not-ready"}
     cluster.pods_changed([objects.pod_change(agent, DELETED)])
-    assert cluster.without_agent() == {"n1": "no-agent"}
+    assert cluster.unable_nodes() == {"n1": "no-agent"}
     cluster.topologies_changed([objects.topology_change(objects.topology("n1"), DELETED)])
-    assert cluster.without_agent() == {"n1": "no-report"}
+    assert cluster.unable_nodes() == {"n1": "no-report"}
     other = objects.node("n3")
     other["metadata"]["labels"] = {"kubernetes.io/os": "windows"}
     cluster.nodes_changed([objects.node_change(other)])
-    assert cluster.without_agent() == {"n1": "no-report"}
+    assert cluster.unable_nodes() == {"n1": "no-report"}
 
 
 def test_pods_that_kube_scheduler_has_not_tried_are_counted(cluster: SchedulerCache) -> None:
@@ -117,10 +117,10 @@ def test_a_pod_counts_while_it_is_bound_and_has_not_ended(
     assert not allocated_pods(cluster)
     report_pod(cluster, "a", "n1")
     assert allocated_pods(cluster) == {"a"}
-    assert cluster.bound("uid-a") == "n1"
+    assert cluster.node_of("uid-a") == "n1"
     report_pod(cluster, "a", "n1", phase=phase)
     assert not allocated_pods(cluster)
-    assert cluster.bound("uid-a") is None
+    assert cluster.node_of("uid-a") is None
     delete_pod(cluster, "a", "n1", phase=phase)
     assert not allocated_pods(cluster)
 
@@ -199,7 +199,7 @@ def test_annotations_override_the_reservation(cluster: SchedulerCache) -> None:
     report_pod(cluster, "a", "n1", requests={"cpu": "1"}, cpus="5")
     state = cluster.node("n1")
     assert state is not None
-    assert str(state.allocator.holdings["uid-a"].allocation.cpus) == "5"
+    assert str(state.allocator.assigned_pods["uid-a"].allocation.cpus) == "5"
 
 
 def test_a_confirmed_reservation_is_overdue_after_its_time(
@@ -211,7 +211,7 @@ def test_a_confirmed_reservation_is_overdue_after_its_time(
     assert not cluster.overdue()
     clock.now = EXPIRY_SECONDS
     (overdue,) = cluster.overdue()
-    assert (overdue.title, overdue.node, overdue.sent) == ("ns/a", "n1", True)
+    assert (overdue.title, overdue.node, overdue.confirmed) == ("ns/a", "n1", True)
     assert allocated_pods(cluster) == {"a"}
     assert cluster.expire(overdue)
     assert not allocated_pods(cluster)
@@ -342,9 +342,9 @@ def test_pods_that_need_an_agent_wait_until_it_is_ready(
 ) -> None:
     cluster.pods_changed([objects.pod_change(objects.agent("n1", ready=False))])
     assert ineligibility(cluster, "n1", pod_request) == "its agent is not Ready"
-    assert cluster.eligible("n1", PLAIN) is None
+    assert cluster.ineligibility("n1", PLAIN) is None
     cluster.pods_changed([objects.pod_change(objects.agent("n1"))])
-    assert cluster.eligible("n1", pod_request) is None
+    assert cluster.ineligibility("n1", pod_request) is None
     cluster.pods_changed([objects.pod_change(objects.agent("n1"), DELETED)])
     assert ineligibility(cluster, "n1", pod_request) == "it has no agent"
 
@@ -352,16 +352,16 @@ def test_pods_that_need_an_agent_wait_until_it_is_ready(
 def test_one_ready_agent_of_two_is_enough(cluster: SchedulerCache) -> None:
     cluster.pods_changed([objects.pod_change(objects.agent("n1", ready=False))])
     cluster.pods_changed([objects.pod_change(objects.agent("n1", uid="new"))])
-    assert cluster.eligible("n1", LSR) is None
+    assert cluster.ineligibility("n1", LSR) is None
     cluster.pods_changed([objects.pod_change(objects.agent("n1", ready=False), DELETED)])
-    assert cluster.eligible("n1", LSR) is None
+    assert cluster.ineligibility("n1", LSR) is None
 
 
 def test_without_a_selector_no_agent_is_required() -> None:
     cache = SchedulerCache(agents=False)
     cache.nodes_changed([objects.node_change(objects.node("n1"))])
     cache.topologies_changed([objects.topology_change(objects.topology("n1"))])
-    assert cache.eligible("n1", LSR) is None
+    assert cache.ineligibility("n1", LSR) is None
 
 
 # Changes
@@ -466,7 +466,7 @@ def test_every_node_uses_the_rules_of_the_cache() -> None:
     offer = state.allocator.offer(LSR)
     assert isinstance(offer, NodeOffer)
     assert offer.score == 50
-    assert offer.holding().allocation.amounts == {0: {"cpu": 2000}}
+    assert offer.assigned_pod().allocation.amounts == {0: {"cpu": 2000}}
     assert state.allocator.properties.allocatable["cpu"] == 8000
 
 
@@ -478,7 +478,7 @@ def test_the_rules_of_the_cache_have_the_default_bind_policy() -> None:
     request = pod_info(shares, cache.device_resources(), cache.default_bind).pod_request
     offer = state.allocator.offer(request)
     assert isinstance(offer, NodeOffer)
-    assert offer.holding().allocation.amounts == {0: {"cpu": 1000}}
+    assert offer.assigned_pod().allocation.amounts == {0: {"cpu": 1000}}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from agent.model.pod_request import PodRequest
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import MISSING_SECONDS, GroupReservations
 from tests.fixtures.fleet import SMALL, owner
+from tests.fixtures.overlaps import overlaps
 from tests.kube.clock import Clock
 from tests.scheduler import clusters
 
@@ -38,8 +39,8 @@ def pod_request(name: str, cpus: int = 8) -> PodRequest:
 def held_cpus(cluster: SchedulerCache, node: str) -> int:
     state = cluster.node(node)
     assert state is not None
-    assert not state.allocator.overlaps()
-    return sum(len(each.allocation.cpus) for each in state.allocator.holdings.values())
+    assert not overlaps(state.allocator)
+    return sum(len(each.allocation.cpus) for each in state.allocator.assigned_pods.values())
 
 
 def create_pending(cluster: SchedulerCache, group: PodGroup, *names: str) -> None:
@@ -89,12 +90,12 @@ def test_a_member_whose_bind_failed_returns_its_part(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
     groups.reserve(PAIR, pod_request("p0"), "a")
-    first = take(groups, PAIR, "p0").holding().allocation.cpus
+    first = take(groups, PAIR, "p0").assigned_pod().allocation.cpus
     cluster.release("uid-p0")
     groups.release(PAIR, "uid-p0")
     assert held_cpus(cluster, "a") == 16
     take(groups, PAIR, "p1")
-    assert take(groups, PAIR, "p0").holding().allocation.cpus == first
+    assert take(groups, PAIR, "p0").assigned_pod().allocation.cpus == first
 
 
 def test_parts_that_no_member_took_in_time_are_released(
@@ -214,7 +215,7 @@ def test_a_member_that_requests_less_takes_a_part_too(
 ) -> None:
     groups.reserve(PAIR, pod_request("p0"), "a")
     assert groups.rejection(PAIR, pod_request("p1", 4)) is None
-    assert len(take(groups, PAIR, "p1", cpus=4).holding().allocation.cpus) == 4
+    assert len(take(groups, PAIR, "p1", cpus=4).assigned_pod().allocation.cpus) == 4
     assert held_cpus(cluster, "a") == 12
 
 

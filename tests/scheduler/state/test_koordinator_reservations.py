@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.allocate.node_allocator.answer import NodeOffer
 from agent.kube.objects import Change
 from agent.model.objects import ObjectError
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESERVATION_ALLOCATED
@@ -46,7 +47,7 @@ def held(cache: SchedulerCache, node: str = "n") -> dict[str, tuple[str, dict[in
             str(each.allocation.cpus),
             {minor: amounts[CORE] for (_, minor), amounts in sorted(each.devices.items())},
         )
-        for uid, each in state.allocator.holdings.items()
+        for uid, each in state.allocator.assigned_pods.items()
     }
 
 
@@ -147,7 +148,7 @@ def test_no_other_pod_gets_the_cpus_or_devices_of_a_reservation() -> None:
             "cards": {"cpu": "2", "nvidia.com/gpu": "2"},
         }.items()
     }
-    assert {name: hasattr(each, "offer") for name, each in offers.items()} == {
+    assert {name: isinstance(each, NodeOffer) for name, each in offers.items()} == {
         "fits": True,
         "cpus": False,
         "cards": False,

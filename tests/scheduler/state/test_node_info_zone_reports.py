@@ -56,7 +56,7 @@ def delete_pod(cluster: SchedulerCache, name: str, node: str = "n1") -> None:
 
 def fits(cluster: SchedulerCache, pod_request: Any = THREE) -> bool | str:
     """True, or the reason of the rejection."""
-    if (ineligibility := cluster.eligible("n1", pod_request)) is not None:
+    if (ineligibility := cluster.ineligibility("n1", pod_request)) is not None:
         return ineligibility.text
     state = cluster.node("n1")
     assert state is not None

@@ -232,8 +232,8 @@ def test_the_cpus_of_report_and_annotation_count_until_they_are_equal(
     report_pod(cluster, body)
     offer = offer_of(cluster, 4)
     assert isinstance(offer, NodeOffer)
-    assert offer.offer is not None
-    assert str(offer.offer.allocation.cpus) == "2-3,6-7"
+    assert offer.cpus is not None
+    assert str(offer.cpus.allocation.cpus) == "2-3,6-7"
     state = cluster.node("n1")
     assert state is not None
     cpus = state.allocator.properties.cpus
@@ -250,9 +250,9 @@ def test_reported_cpus_stay_allocated_after_the_reservation_ends(cluster: Schedu
     """The report may arrive before the watch reports the pod as bound."""
     offer = offer_of(cluster, 2)
     assert isinstance(offer, NodeOffer)
-    assert offer.offer is not None
+    assert offer.cpus is not None
     cluster.reserve("n1", offer)
-    report(cluster, **{offer.uid: str(offer.offer.allocation.cpus)})
+    report(cluster, **{offer.uid: str(offer.cpus.allocation.cpus)})
     assert isinstance(offer_of(cluster, 4), NodeOffer), "its CPUs are counted once"
     assert cluster.release(offer.uid)
     assert isinstance(offer_of(cluster, 6), Refusal)

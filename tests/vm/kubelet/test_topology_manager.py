@@ -15,7 +15,7 @@ from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod import apiobjects
 from agent.model.pod.numa_request import numa_request_of
-from agent.node.kubelet_view import pod_holdings, reserved
+from agent.node.kubelet_view import kubelet_resources, reserved
 from agent.node.node_resource_topology import zones
 from tests.fixtures.containerd import Containerd
 from tests.integration.kubelet import standalone
@@ -40,7 +40,9 @@ def kubelet(containerd: Containerd, program_on_tmpfs: None) -> Iterator[Kubelet]
 def filter_cause(kubelet: Kubelet, containers: list[dict[str, Any]]) -> Reason | None:
     """The cause why the filter rejects the pod, with the report of an agent; None if it passes."""
     allocatable = kubelet.client.allocatable()
-    allocated = pod_holdings(kubelet.client.pods(), kubelet.topology, allocatable).pods.values()
+    allocated = kubelet_resources(
+        kubelet.client.pods(), kubelet.topology, allocatable
+    ).pods.values()
     reported_zones = zones(kubelet.topology, allocated, reserved(kubelet.topology, allocatable))
     topology = NodeTopology(NODE, reported_zones, POLICY, "container", annotations=NOTES)
     pod = apiobjects.from_object(

@@ -17,7 +17,13 @@ from agent.model.pod.pod_resources import (
     PluginDevice,
     PodResources,
 )
-from agent.node.kubelet_view import by_uid, device_portions, pod_holdings, reserved, with_running
+from agent.node.kubelet_view import (
+    by_uid,
+    device_portions,
+    kubelet_resources,
+    reserved,
+    with_running,
+)
 from agent.node.node_resource_topology import Allocated, Reserved, zones
 from tests.builders import machine
 
@@ -71,7 +77,7 @@ def test_cpus_memory_and_devices_of_a_pods_containers_together() -> None:
         ),
         pod("idle", container()),
     ]
-    found = pod_holdings(pods, node(), STATIC)
+    found = kubelet_resources(pods, node(), STATIC)
     amounts = {0: {"memory": 3 * GI, NIC: 1}, 1: {"hugepages-1Gi": GI}}
     assert found.pods == {("ns", "a"): Allocated(CpuSet([1, 2, 3]), amounts)}
     assert found.problems == ()
@@ -80,14 +86,14 @@ def test_cpus_memory_and_devices_of_a_pods_containers_together() -> None:
 def test_shared_cpus_that_a_kubelet_lists_are_not_exclusive() -> None:
     """kubernetes#100211 (1.20): the pool has the reserved CPU, which is never exclusive."""
     pods = [pod("exclusive", container("c", 2, 3)), pod("shared", container("c", 0, 1, 4, 5, 6, 7))]
-    assert pod_holdings(pods, node(), STATIC).pods == {
+    assert kubelet_resources(pods, node(), STATIC).pods == {
         ("ns", "exclusive"): Allocated(CpuSet([2, 3]))
     }
 
 
 def test_one_invalid_cpuset_does_not_affect_the_others() -> None:
     pods = [pod("exclusive", container("c", 2, 3)), pod("wrong", container("c", 0, 2))]
-    assert pod_holdings(pods, node(), STATIC).pods == {
+    assert kubelet_resources(pods, node(), STATIC).pods == {
         ("ns", "exclusive"): Allocated(CpuSet([2, 3]))
     }
 
@@ -95,7 +101,7 @@ def test_one_invalid_cpuset_does_not_affect_the_others() -> None:
 def test_under_policy_none_no_cpu_is_owned_regardless_of_the_list() -> None:
     """cpumanager/policy_none.go: no CPU is allocatable, because none can be exclusive."""
     pods = [pod("a", container("c", *range(8)))]
-    assert pod_holdings(pods, node(), Allocatable()).pods == {}
+    assert kubelet_resources(pods, node(), Allocatable()).pods == {}
 
 
 def test_without_get_allocatable_sets_that_overlap_are_the_pool() -> None:
@@ -105,7 +111,7 @@ def test_without_get_allocatable_sets_that_overlap_are_the_pool() -> None:
         pod("shared", container("c", 0, 1), container("d", 0, 1)),
         pod("too", container("c", 0, 1)),
     ]
-    assert pod_holdings(pods, node()).pods == {("ns", "exclusive"): Allocated(CpuSet([2, 3]))}
+    assert kubelet_resources(pods, node()).pods == {("ns", "exclusive"): Allocated(CpuSet([2, 3]))}
 
 
 def test_pod_level_cpus_and_memory_are_not_counted_again_for_its_containers() -> None:
@@ -124,14 +130,16 @@ def test_pod_level_cpus_and_memory_are_not_counted_again_for_its_containers() ->
         (block(4, 0),),
     )
     for known in (STATIC, None):
-        found = pod_holdings([whole], node(), known).pods
+        found = kubelet_resources([whole], node(), known).pods
         assert found[("ns", "p")].amounts == {0: {"memory": 4 * GI}}
         assert found[("ns", "p")].cpus == CpuSet([1, 2, 3])
 
 
 def test_pod_level_memory_of_one_kind_does_not_replace_that_of_another() -> None:
     parts = container(memory=(block(1, 0), block(1, 1, kind="hugepages-1Gi")))
-    found = pod_holdings([PodResources("ns", "p", (parts,), memory=(block(2, 0),))], node()).pods
+    found = kubelet_resources(
+        [PodResources("ns", "p", (parts,), memory=(block(2, 0),))], node()
+    ).pods
     assert found[("ns", "p")].amounts == {0: {"memory": 2 * GI}, 1: {"hugepages-1Gi": GI}}
 
 
@@ -142,7 +150,7 @@ def test_memory_of_several_numa_nodes_fills_them_in_ascending_order() -> None:
         pod("a", container(memory=(block(4, 0, 1),))),
         pod("b", container(memory=(block(5, 0, 1),))),
     ]
-    found = pod_holdings(pods, node(), allocatable).pods
+    found = kubelet_resources(pods, node(), allocatable).pods
     assert found[("ns", "a")].amounts == {0: {"memory": 4 * GI}}
     assert found[("ns", "b")].amounts == {0: {"memory": 3 * GI}, 1: {"memory": 2 * GI}}
 
@@ -152,12 +160,12 @@ def test_memory_of_one_numa_node_is_placed_before_that_of_several() -> None:
         pod("a", container(memory=(block(8, 0, 1),))),
         pod("b", container(memory=(block(6, 0),))),
     ]
-    found = pod_holdings(pods, node()).pods
+    found = kubelet_resources(pods, node()).pods
     assert found[("ns", "a")].amounts == {0: {"memory": 2 * GI}, 1: {"memory": 6 * GI}}
 
 
 def test_memory_beyond_the_capacity_is_still_held() -> None:
-    found = pod_holdings([pod("a", container(memory=(block(20, 0, 1),)))], node()).pods
+    found = kubelet_resources([pod("a", container(memory=(block(20, 0, 1),)))], node()).pods
     assert found[("ns", "a")].amounts == {0: {"memory": 8 * GI}, 1: {"memory": 12 * GI}}
 
 
@@ -180,7 +188,7 @@ def test_a_terminated_pod_holds_nothing_even_if_it_is_listed() -> None:
         pod("next", container("c", 1, devices="n0@0")),
     ]
     terminated = {("ns", "job")}
-    assert pod_holdings(pods, node(), STATIC, terminated).pods == {
+    assert kubelet_resources(pods, node(), STATIC, terminated).pods == {
         ("ns", "next"): Allocated(CpuSet([1]), {0: {NIC: 1}})
     }
     allocatable = Allocatable(devices=(PluginDevice(NIC, "n0", (0,)),))
@@ -205,7 +213,7 @@ def test_two_pods_with_one_name_hold_their_sum_without_a_uid() -> None:
         pod("db-0", container("c", 2, memory=(block(1, 0),))),
         pod("web", container("c", 3)),
     ]
-    found = pod_holdings(pods, node(), STATIC).pods
+    found = kubelet_resources(pods, node(), STATIC).pods
     both = Allocated(CpuSet([1, 2]), {0: {"memory": 2 * GI}})
     assert found[("ns", "db-0")] == both
     names = {"u1": ("ns", "db-0"), "u2": ("ns", "db-0"), "u3": ("ns", "web"), "u4": ("ns", "idle")}
@@ -216,7 +224,7 @@ def test_two_pods_with_one_name_hold_their_sum_without_a_uid() -> None:
 def test_offline_cpu_is_still_held_and_a_missing_one_is_reported() -> None:
     """The kubelet uses the CPUs that were online at its start (peers.md §7.3.10)."""
     topology = machine(2, 4, offline="3")
-    found = pod_holdings(
+    found = kubelet_resources(
         [pod("p", container("c", 2, 3, 9))], topology, Allocatable(CpuSet(range(1, 10)))
     )
     assert found.pods == {("ns", "p"): Allocated(CpuSet([2, 3]))}
@@ -227,7 +235,7 @@ def test_missing_numa_nodes_are_reported() -> None:
     pods = [
         pod("p", container(memory=(block(1, 1, 7), block(1, 9), block(1, kind="hugepages-1Gi"))))
     ]
-    found = pod_holdings(pods, node())
+    found = kubelet_resources(pods, node())
     assert found.pods == {("ns", "p"): Allocated(amounts={1: {"memory": GI}})}
     assert set(found.problems) == {
         "pod ns/p: memory: this machine has no NUMA node 7",
@@ -239,7 +247,7 @@ def test_missing_numa_nodes_are_reported() -> None:
 def test_devices_with_two_numa_nodes_or_none() -> None:
     """1.36 lists one entry for each NUMA node (cm/container_manager.go), and permits none."""
     pods = [pod("p", container(devices="both@0+1,none"))]
-    assert pod_holdings(pods, node()).pods == {
+    assert kubelet_resources(pods, node()).pods == {
         ("ns", "p"): Allocated(amounts={0: {NIC: 1}, 1: {NIC: 1}})
     }
     allocatable = Allocatable(
@@ -258,7 +266,7 @@ def test_devices_with_two_numa_nodes_or_none() -> None:
 
 def test_device_shared_by_containers_of_a_pod_counts_once() -> None:
     shared = pod("p", container("a", devices="n0@0"), container("b", devices="n0@0,n1@5"))
-    found = pod_holdings([shared], node())
+    found = kubelet_resources([shared], node())
     assert found.pods == {("ns", "p"): Allocated(amounts={0: {NIC: 1}})}
     assert found.problems == (f"pod ns/p: {NIC}: this machine has no NUMA node 5",)
 
@@ -300,7 +308,7 @@ pods_of_any_kind = st.lists(
 
 @given(pods_of_any_kind, st.randoms())
 def test_amounts_add_up_in_any_order_of_pods(pods: list[PodResources], random: Random) -> None:
-    found = pod_holdings(pods, node(), STATIC).pods
+    found = kubelet_resources(pods, node(), STATIC).pods
 
     def total(kind: str) -> int:
         return sum(each.get(kind, 0) for one in found.values() for each in one.amounts.values())
@@ -309,7 +317,7 @@ def test_amounts_add_up_in_any_order_of_pods(pods: list[PodResources], random: R
         listed = [m for p in pods for c in p.containers for m in c.memory if m.kind == kind]
         assert total(kind) == sum(each.size_bytes for each in listed)
     shuffled = random.sample(pods, len(pods))
-    assert zones(node(), pod_holdings(shuffled, node(), STATIC).pods.values()) == zones(
+    assert zones(node(), kubelet_resources(shuffled, node(), STATIC).pods.values()) == zones(
         node(), found.values()
     )
     for one in found.values():
