@@ -88,6 +88,9 @@ class Override(msgspec.Struct, frozen=True):
 Answer = Keep | Override | Wait
 
 
+_UNPLACED: Final = "the agent has not decided on which NUMA nodes it runs"
+
+
 def create(
     request: CreateContainer,
     snapshot: Snapshot | None,
@@ -97,7 +100,7 @@ def create(
     """The answer for a new container.
 
     `has_devices`: whether the container waits for a decision about its place if the agent does not
-        know its pod yet."""
+        know its pod or the pod's devices yet."""
     pod = announced(request.pod, 0)
     if snapshot and excludes(snapshot.excluded, pod.namespace, pod.name, request.container_name):
         return Keep()
@@ -112,8 +115,10 @@ def create(
         if claims(pod) or (snapshot.kubelet_static and kubelet_may_own(pod)):
             return Wait("the agent has not decided about this pod")
         if snapshot.places_devices and has_devices():
-            return Wait("the agent has not decided on which NUMA nodes it runs")
+            return Wait(_UNPLACED)
         return _share(pod, request.container_name, snapshot, assumed)
+    if pod.uid in snapshot.unplaced and has_devices():
+        return Wait(_UNPLACED)
     wanted = known.of(request.container_name)
     assigned = _assigned_by_kubelet(request, snapshot)
     agent_read_them = wanted.kubelet and CpuSet.parse(wanted.cpuset or "") <= assigned

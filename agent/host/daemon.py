@@ -99,18 +99,25 @@ class Periodic:
         self._step = step
         self._stopped = threading.Event()
         self._hurried = threading.Event()
+        self._at_once = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def hurry(self) -> None:
-        """From any thread: shortens the pause before the next step."""
+    def hurry(self, *, at_once: bool = False) -> None:
+        """From any thread: shortens the pause before the next step.
+
+        `at_once`: the next step does not wait for `settle_seconds`, because somebody waits for
+            it."""
+        if at_once:
+            self._at_once.set()
         self._hurried.set()
 
     def stop(self, wait_seconds: float | None = None) -> None:
         """Returns when a step in progress has ended, or after `wait_seconds`."""
         self._stopped.set()
+        self._at_once.set()
         self._hurried.set()
         if self._thread.is_alive():
             self._thread.join(wait_seconds)
@@ -118,10 +125,11 @@ class Periodic:
     def _run(self) -> None:
         while not self._stopped.is_set():
             self._hurried.clear()
+            self._at_once.clear()
             self._step()
             rest = seconds_to_boundary(time.monotonic(), self._period)
-            if self._hurried.wait(max(rest, self._settle)) and self._stopped.wait(self._settle):
-                return
+            if self._hurried.wait(max(rest, self._settle)):
+                self._at_once.wait(self._settle)
 
 
 class Ending:

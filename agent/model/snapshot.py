@@ -179,7 +179,9 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="versi
     """None: the agent does not decide about device visibility."""
     places_devices: bool = False
     """The agent decides on which NUMA nodes containers with devices run: their creation waits until
-    it knows their pod."""
+    it knows their pod and its devices."""
+    unplaced: tuple[str, ...] = ()
+    """The uids of pods whose ResourceClaims the kubelet has not reported yet."""
 
 
 def encode(snapshot: Snapshot) -> bytes:

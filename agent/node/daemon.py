@@ -257,7 +257,11 @@ class _Agent:
             ),
             node_local_cpus,
             DeviceVisibilityView(self.devices, visibility_policy),
-            LocalityView(DeviceLocality(settings.device_locality), slices=slices),
+            LocalityView(
+                DeviceLocality(settings.device_locality),
+                slices=slices,
+                read_claims=functools.partial(self.pod_resources.refresh, at_once=True),
+            ),
         )
 
     def triggers(self, settings: AgentSettings) -> Triggers:

@@ -363,9 +363,11 @@ class PodResourcesView:
     def last_answer(self) -> PodResourcesAnswer | None:
         return self._answer
 
-    def refresh(self) -> None:
-        """Polls soon, after an event."""
-        self._polling.hurry()
+    def refresh(self, *, at_once: bool = False) -> None:
+        """Polls soon, after an event.
+
+        `at_once`: a container waits for the answer."""
+        self._polling.hurry(at_once=at_once)
 
     def close(self) -> None:
         """Ends the thread after the poll in progress."""

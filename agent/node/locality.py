@@ -81,14 +81,20 @@ class LocalityView:
     """Knows the near NUMA nodes of containers, and when each of them moved last.
 
     `policy`: of pods without the annotation.
-    `slices`: None without an API server."""
+    `slices`: None without an API server.
+    `read_claims`: called when pods with claims are about to start."""
 
     def __init__(
         self,
         policy: DeviceLocality = DeviceLocality.PREFER,
         clock: Callable[[], float] = time.monotonic,
         slices: ResourceSlices | None = None,
+        read_claims: Callable[[], None] = lambda: None,
     ) -> None:
+        self._read_claims = read_claims
+        self.unplaced: frozenset[str] = frozenset()
+        """The uids of pods that are about to start, and whose claims the kubelet has not reported
+        yet."""
         self._slices = slices
         self._policy = policy
         self._clock = clock
@@ -120,6 +126,8 @@ class LocalityView:
         `claimed`: the devices of ResourceClaims.
         `holds`: by container id, the CPUs of its cgroup."""
         distances = self._distances_of(topology)
+        locations = self._locations(claimed)
+        self._note_unplaced(pods, api_pods, claimed, locations)
         if len(distances.with_cpus) < 2:
             return None
         located = device_nodes(
@@ -129,7 +137,12 @@ class LocalityView:
             devices.report.devices,
             devices.keys,
         )
-        for key, of_claims in self._nodes_of_claims(claimed, devices.functions).items():
+        for key, of_container in claimed.items():
+            of_claims = tuple(
+                _nodes_of(locations[each], devices.functions)
+                for each in of_container
+                if each in locations
+            )
             located[key] = (*located.get(key, ()), *of_claims)
         present = {pod.uid for pod in pods}
         near = {key: distances.near(nodes) for key, nodes in located.items()}
@@ -161,30 +174,32 @@ class LocalityView:
         }
         return LocalityInput(tuple(containers), before, frozenset(self._moved_at))
 
+    def _locations(self, claimed: Claimed) -> Mapping[DraDevice, DraLocation]:
+        if self._slices is None:
+            return {}
+        return self._slices.locations({each for devices in claimed.values() for each in devices})
+
+    def _note_unplaced(
+        self,
+        pods: Collection[Pod],
+        api_pods: Iterable[ApiPod],
+        claimed: Claimed,
+        locations: Mapping[DraDevice, DraLocation],
+    ) -> None:
+        with_claims = [each for each in api_pods if each.has_claims]
+        coming = [pod for pod in pods if with_claims and not pod.containers and not pod.ended]
+        unread = set(in_api(coming, with_claims))
+        for (uid, _), devices in claimed.items():
+            if locations.keys() >= set(devices):
+                unread.discard(uid)
+        before, self.unplaced = self.unplaced, frozenset(unread)
+        if self.unplaced - before:
+            self._read_claims()
+
     def _distances_of(self, topology: Topology) -> Distances:
         if self._distances is None or self._distances[0] != topology:
             self._distances, self._near = (topology, Distances(topology)), {}
         return self._distances[1]
-
-    def _nodes_of_claims(
-        self, claimed: Claimed, functions: Mapping[str, Function]
-    ) -> dict[Key, tuple[CpuSet, ...]]:
-        """The NUMA nodes that the attributes of the devices name, else those of their PCI
-        addresses."""
-        if self._slices is None:
-            return {}
-        wanted = {device for of_container in claimed.values() for device in of_container}
-        locations = self._slices.locations(wanted)
-
-        def nodes_of(location: DraLocation) -> CpuSet:
-            function = functions.get(location.bus)
-            node = -1 if function is None else function.node
-            return location.nodes or CpuSet((node,) if node >= 0 else ())
-
-        return {
-            key: tuple(nodes_of(locations[each]) for each in of_container if each in locations)
-            for key, of_container in claimed.items()
-        }
 
     def decided(self, places: Mapping[Key, NearNodes]) -> None:
         """Keeps the decided places."""
@@ -247,3 +262,10 @@ def _requests(pods: Collection[Pod], api_pods: Iterable[ApiPod]) -> dict[Key, tu
                 memory_bytes = each.limits.get("memory", 0) or each.counted.get("memory", 0)
                 requests[pod.uid, each.name] = each.counted.get("cpu", 0), memory_bytes
     return requests
+
+
+def _nodes_of(location: DraLocation, functions: Mapping[str, Function]) -> CpuSet:
+    """The NUMA nodes that the attributes of a device name, else that of its PCI address."""
+    function = functions.get(location.bus)
+    node = -1 if function is None else function.node
+    return location.nodes or CpuSet((node,) if node >= 0 else ())

@@ -96,6 +96,7 @@ class Publisher:
         visibility: DeviceVisibility | None = None,
         announced: Collection[str] = (),
         places_devices: bool = False,
+        unplaced: Collection[str] = (),
     ) -> None:
         """Writes the snapshot if something changed, or if `fresh` is set.
 
@@ -132,6 +133,7 @@ class Publisher:
             announced=tuple(sorted(announced)),
             devices=visibility.node if visibility else None,
             places_devices=places_devices,
+            unplaced=tuple(sorted(unplaced)),
         )
         self.device_holders = holders(visibility, self.device_holders, {pod.uid for pod in pods})
         unchanged = self._last is not None and _same(self._last, new)

@@ -367,6 +367,7 @@ class Reconciler:
             visibility=resolved.visibility,
             announced=self._announced.cgroup_parents,
             places_devices=self._locality.decides(seen.topology),
+            unplaced=self._locality.unplaced,
         )
         self._notified = False
         self._reporter.audit.decided(before, self._publisher.last, decision.moves)

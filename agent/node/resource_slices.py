@@ -48,15 +48,17 @@ class ResourceSlices:
         self._reading: Periodic | None = None
 
     def locations(self, claimed: Collection[DraDevice]) -> Mapping[DraDevice, DraLocation]:
-        """The locations of these devices, as far as they are known now. Never waits: a thread reads
-        the others."""
+        """The locations of these devices, UNKNOWN for those that the slices do not have. Never
+        waits: a device is missing until a thread has looked for it."""
         with self._lock:
             self._locations = {
                 device: location
                 for device, location in self._locations.items()
                 if device in claimed
             }
-            missing = frozenset(claimed) - self._locations.keys()
+            missing = frozenset(
+                device for device in claimed if self._locations.get(device, UNKNOWN) == UNKNOWN
+            )
             is_new = bool(missing - self._missing)
             self._missing = missing
             locations = dict(self._locations)
@@ -85,12 +87,14 @@ class ResourceSlices:
             return
         self._sources.report(SourceName.RESOURCE_SLICES, ())
         read = {device: location for each in slices for device, location in each.items()}
-        for device in sorted(missing):
+        for device in sorted(missing - self._locations.keys()):
             if read.get(device, UNKNOWN) == UNKNOWN:
                 log.info("the NUMA node of device %s is not known", "/".join(device))
+        found = {device: read.get(device, UNKNOWN) for device in missing}
         with self._lock:
-            self._locations |= {device: read[device] for device in missing & read.keys()}
-        if missing & read.keys():
+            news = found.items() - self._locations.items()
+            self._locations |= found
+        if news:
             self._wake()
 
 

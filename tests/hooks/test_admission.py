@@ -698,10 +698,15 @@ def test_devices_that_the_agent_decided(
      (Carried(("all",)), True), (Carried(nodes=(CarriedNode("/dev/fuse", "/dev/fuse"),)), True)],
 )  # fmt: skip
 @pytest.mark.parametrize("decides", [False, True])
-def test_a_container_with_devices_waits_for_its_place_until_the_agent_knows_its_pod(
-    harness: AdmissionHarness, carried: Carried, waits: bool, decides: bool
+@pytest.mark.parametrize("known", [False, True])
+def test_a_container_with_devices_waits_for_its_place_until_the_agent_knows_pod_and_claims(
+    harness: AdmissionHarness, carried: Carried, waits: bool, decides: bool, known: bool
 ) -> None:
-    harness.publish(msgspec.structs.replace(EMPTY, places_devices=decides))
+    pods = {"card": PodWanted("ns/card", QoS.LS, Wanted(LinuxResources("0-3")))} if known else {}
+    unplaced = ("card",) if known and decides else ()
+    harness.publish(
+        msgspec.structs.replace(EMPTY, pods=pods, places_devices=decides, unplaced=unplaced)
+    )
     creation = creation_with_devices(harness, "card", allocated=False)
     answer = harness.create(creation, carried)
     assert isinstance(answer, Wait) is (waits and decides)

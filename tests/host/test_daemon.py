@@ -202,6 +202,17 @@ def test_a_requested_step_begins_before_its_period_and_after_the_settle_time() -
     assert steps[1] - requested_at >= 0.1
 
 
+def test_a_step_that_is_requested_at_once_does_not_wait_for_the_settle_time() -> None:
+    steps: list[float] = []
+    it = Periodic("requested", 1e6, lambda: steps.append(time.monotonic()), 1e5)
+    it.start()
+    eventually("the first step", lambda: steps)
+    it.hurry()
+    it.hurry(at_once=True)
+    eventually("the requested step", lambda: len(steps) == 2)
+    it.stop()
+
+
 def test_a_stop_ends_the_pause_after_a_request() -> None:
     stepped = threading.Event()
     it = Periodic("slow", 1e6, stepped.set, 1e5)

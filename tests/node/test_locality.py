@@ -188,7 +188,10 @@ class Node:
         self.now = 0.0
         self.locations: dict[DraDevice, DraLocation] = {}
         self.claimed: dict[tuple[str, str], tuple[DraDevice, ...]] = {}
-        self.view = LocalityView(policy, lambda: self.now, Slices(self.locations))
+        self.reads = 0
+        self.view = LocalityView(
+            policy, lambda: self.now, Slices(self.locations), self._read_claims
+        )
         self.pods: tuple[Pod, ...] = ()
         self.api_pods: list[ApiPod] = []
         self.plugins: DeviceNodes | None = {}
@@ -201,6 +204,9 @@ class Node:
         self.devices = DeviceState(
             DeviceReport(devices), keys={each.uuid: Target("gpu", each.uuid) for each in devices}
         )
+
+    def _read_claims(self) -> None:
+        self.reads += 1
 
     def input(self) -> LocalityInput | None:
         visibility = DeviceVisibility(self.visible, NodeVisibility())
@@ -270,6 +276,25 @@ def test_devices_of_claims_are_where_their_slices_say(node: Node) -> None:
     assert node.near() == {"named": "1", "on-bus": "1"}
     node.claimed = {}
     assert node.near() == {"named": "1", "on-bus": "1"}, "a claim that goes moves no container"
+
+
+def test_pods_whose_claims_are_not_reported_yet_are_read_at_once(node: Node) -> None:
+    node.api_pods = [
+        ApiPod(name, "ns", name, "n", Phase.PENDING, {}, {}, "burstable", 0, has_claims=claims)
+        for name, claims in (("new", True), ("without", False), ("runs", True))
+    ]
+    node.pods = (pod("new"), pod("without"), with_containers("runs", "a"))
+    for _ in range(2):
+        node.input()
+        assert node.view.unplaced == {"new"}
+        assert node.reads == 1
+    device = DraDevice("d", "n", "x")
+    node.claimed["new", "a"] = (device,)
+    node.input()
+    assert node.view.unplaced == {"new"}, "the slices were not read yet"
+    node.locations[device] = DraLocation()
+    node.input()
+    assert node.view.unplaced == set()
 
 
 def test_devices_that_a_scheduler_allocated_count_for_the_containers_that_request_them(

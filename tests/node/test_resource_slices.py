@@ -15,7 +15,7 @@ from agent.kube.transport import Transport
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.resource_slice import DraDevice, DraLocation
 from agent.node import resource_slices
-from agent.node.resource_slices import ResourceSlices
+from agent.node.resource_slices import UNKNOWN, ResourceSlices
 from agent.node.sources import SourceName, Sources
 from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.kube.fake_api_server import server as server
@@ -67,12 +67,16 @@ def test_slices_are_read_when_a_container_has_a_device_of_a_claim(
     assert world.requests == []
     assert world.view.locations({FIRST, OTHER}) == {}, "no pass waits for the API server"
     assert world.woken.wait(10)
-    assert world.view.locations({FIRST, OTHER}) == {FIRST: DraLocation(CpuSet((1,)))}
+    assert world.view.locations({FIRST, OTHER}) == {
+        FIRST: DraLocation(CpuSet((1,))),
+        OTHER: UNKNOWN,
+    }
     assert world.requests[0] == ("/apis/resource.k8s.io/v1/resourceslices", "spec.nodeName=n")
-    assert "the NUMA node of device gpu.example.com/n/c is not known" in caplog.text
+    eventually("the slices are read again", lambda: len(world.requests) > 2)
+    assert caplog.text.count("the NUMA node of device gpu.example.com/n/c is not known") == 1
     assert "ResourceSlice broken" in caplog.text
     world.devices["c"] = 0
-    eventually("the device is looked for again", lambda: OTHER in world.view.locations({OTHER}))
+    eventually("the device is known", lambda: world.view.locations({OTHER})[OTHER] != UNKNOWN)
     assert world.view.locations(()) == {}
 
 

@@ -157,6 +157,8 @@ class ApiPod(msgspec.Struct, frozen=True):
     """The uid of the Node if that controls the pod, as it does a static pod."""
     gpu_models: tuple[str, ...] = ()
     """The GPU models that the pod admits, as in the labels of nodes; empty for any."""
+    has_claims: bool = False
+    """It has ResourceClaims."""
 
     @property
     def pod_level(self) -> bool:
@@ -263,6 +265,7 @@ def value(raw: PodObject) -> ApiPod:
         {name: amount for name, amount in resized.items() if name in requests},
         controller(metadata.owner_references or (), "v1", NODE_KIND, raw.spec.node_name),
         admitted_values(GPU_MODEL, raw.spec.node_selector, raw.spec.affinity),
+        bool(raw.spec.resource_claims),
     )
 
 
@@ -286,6 +289,10 @@ class _RawContainer(msgspec.Struct, frozen=True, rename="camel"):
     restart_policy: str = ""
 
 
+class _RawClaim(msgspec.Struct, frozen=True):
+    pass
+
+
 class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
     node_name: str = ""
     containers: tuple[_RawContainer, ...] | None = None
@@ -297,6 +304,7 @@ class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
     scheduler_name: str = ""
     node_selector: dict[str, str] | None = None
     affinity: PodAffinity | None = None
+    resource_claims: tuple[_RawClaim, ...] | None = None
 
 
 class _RawInForce(msgspec.Struct, frozen=True, rename="camel"):

@@ -179,6 +179,7 @@ def test_fields_of_a_pod_for_the_scheduler() -> None:
         "schedulerName": "topolet",
         "overhead": {"cpu": "250m", "memory": "1Ki"},
         "resources": {"requests": {"cpu": 2}, "limits": {"cpu": "3500m"}},
+        "resourceClaims": [{"name": "card", "resourceClaimName": "c"}],
     }
     pod = from_object(
         {**BODY, "spec": spec, "status": {"phase": "Running", "startTime": "2026-01-02T03:04:06Z"}}
@@ -186,6 +187,7 @@ def test_fields_of_a_pod_for_the_scheduler() -> None:
     assert (pod.priority, pod.preempts, pod.scheduler) == (9500, False, "topolet")
     assert (pod.requests, pod.limits) == ({"cpu": 2000}, {"cpu": 3500})
     assert pod.overhead == {"cpu": 250, "memory": 1024}
+    assert pod.has_claims
     assert pod.started_at == 1_767_323_046_000_000_000
     without_fields = from_object(BODY)
     assert (without_fields.priority, without_fields.preempts, without_fields.scheduler) == (
@@ -199,6 +201,7 @@ def test_fields_of_a_pod_for_the_scheduler() -> None:
             without_fields.limits,
             without_fields.overhead,
             without_fields.started_at,
+            without_fields.has_claims,
         )
     )
 
