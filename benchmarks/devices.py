@@ -131,9 +131,14 @@ def best_sets(size: int, extent: Extent) -> Iterator[Row]:
     times = Queries()
     base: list[float] = []
     requests = set_requests(size, extent.set_requests)
+    wide = [(1 << size) - 1 - (1 << gpu) for gpu in range(size)]
+    others = [
+        next((free, count) for free in wide if (free, count) not in requests)
+        for count in range(2, size - 1)
+    ]
     for value in MATRICES.values():
         links = matrix(size, value)
-        table = times.query(partial(BandwidthTable, links), range(2, size), requests, extent.rounds)
+        table = times.query(partial(BandwidthTable, links), others, requests, extent.rounds)
         for set_request in requests:
             found: list[int] = []
             base += microseconds(lambda: found.append(by_definition(links, *set_request)))  # noqa: B023
@@ -151,7 +156,8 @@ def besteffort(size: int, extent: Extent) -> Iterator[Row]:
     requests = [
         (free, count) for free, count in set_requests(size, 400) if count in extent.besteffort_sizes
     ]
-    times.query(partial(BestEffortTable, links), extent.besteffort_sizes, requests, 1)
+    every = [(free, count) for count in extent.besteffort_sizes for free in range(1 << size)]
+    times.query(partial(BestEffortTable, links), every, requests, 1)
     case = f"best_gpu_set_{size}_besteffort"
     yield {
         **value_row(case, statistics.mean(times.first), UNIT),
@@ -172,18 +178,19 @@ class Queries:
     def query(
         self,
         make: Callable[[], GpuTable],
-        counts: Iterable[int],
+        before: Iterable[SetRequest],
         requests: list[SetRequest],
         rounds: int,
     ) -> GpuTable:
-        """Every round uses a new table, prepared for sets of these sizes. Returns the last."""
+        """Every round uses a new table, which has answered the requests `before`: then it has what
+        it computes for sets of one size. Returns the last."""
         first: list[list[float]] = []
         again: list[list[float]] = []
         for _ in range(rounds):
             start = time.perf_counter_ns()
             table = make()
-            for count in counts:
-                table.prepare(count)
+            for free, count in before:
+                table.best(free, count)
             self.setup.append((time.perf_counter_ns() - start) / 1e3)
             for samples in (first, again):
                 samples.append([])

@@ -66,9 +66,6 @@ class GpuTable(Protocol):
     def steps(self, free: int, count: int) -> int:
         """The steps of a query that was never made, see `allocate.steps`."""
 
-    def prepare(self, count: int) -> None:
-        """Computes what the first query for this count needs."""
-
     def score(self, chosen: int, free: int) -> tuple[int, int, int]:
         """The key by which sets of `free` of one size are compared: more is better."""
 
@@ -116,10 +113,6 @@ class BandwidthTable:
 
     def steps(self, free: int, count: int) -> int:
         return math.comb(free.bit_count(), count) // 4
-
-    def prepare(self, count: int) -> None:
-        """Computes what the first query for this number of GPUs needs."""
-        self._of_size(count)
 
     def score(self, chosen: int, free: int) -> tuple[int, int, int]:
         """The key by which sets of `free` of one size are compared: more is better."""
@@ -216,12 +209,6 @@ class BestEffortTable:
     def steps(self, free: int, count: int) -> int:
         width = free.bit_count()
         return 0 if count == 1 else (width << width) // 64
-
-    def prepare(self, count: int) -> None:
-        """Computes what queries for this count need: this takes seconds for 16 GPUs."""
-        if 1 < count <= self._count:
-            for free in range(1 << self._count):
-                self._of_size(count).total(free)
 
     def score(self, chosen: int, free: int) -> tuple[int, int, int]:
         """The key by which sets of `free` of one size are compared: more is better."""

@@ -138,7 +138,6 @@ def test_results_equal_go_gpuallocators(
 def test_sixteen_gpus_are_divided_into_pairs() -> None:
     matrix = tuple(tuple(abs(i - j) % 5 for j in range(16)) for i in range(16))
     table = BestEffortTable(matrix)
-    table.prepare(2)
     chosen = table.best((1 << 16) - 1, 2)
     assert chosen is not None
     assert chosen.bit_count() == 2
