@@ -44,7 +44,7 @@ from agent.model.linux_resources import UNLIMITED, LinuxResources, from_cri, to_
 from agent.model.notifications import PodAnnounced
 from agent.model.settings import frontends
 from agent.model.settings.frontends import Deadlines
-from agent.model.verdict import Code, FailureReason, Refuse, Wait
+from agent.model.verdict import Code, FailureReason, Refuse, Wait, undecided
 from agent.model.wire import WireError
 from agent.proto import DecodeError
 from agent.proto import koordinator_hooks_pb2 as pb
@@ -245,8 +245,7 @@ class HookService:
                 refusal = self._hooks.unhooked(hook, call, reason, detail)
         except Exception as error:  # noqa: BLE001  the one guard around a hook
             log.error("the hook %s failed: %r", hook, error)
-            text = f"the hook can't decide, and its failure policy raised {error!r}"
-            return Refuse(Code.INTERNAL, text)
+            return undecided(error)
         return b"" if refusal is None else refusal
 
     def _sandbox_announced(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:

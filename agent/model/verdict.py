@@ -45,6 +45,13 @@ class Refuse(NamedTuple):
     message: str
 
 
+def undecided(error: Exception) -> Refuse:
+    """The answer to a call about which neither the hook nor its failure policy, which raised this
+    exception, could decide: a container that it creates might run on the CPUs of an owner."""
+    text = f"the hook can't decide, and its failure policy raised {error!r}"
+    return Refuse(Code.INTERNAL, text)
+
+
 class FailureReason:
     """Why a hook could not decide, or refused, as metrics name it."""
 

@@ -28,7 +28,7 @@ from agent.hooks.requests import (
 )
 from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodAnnounced
-from agent.model.verdict import Code, FailureReason, Refuse, Wait
+from agent.model.verdict import Code, FailureReason, Refuse, Wait, undecided
 from agent.nri import messages
 from agent.nri.messages import NriContainer
 from agent.nri.ttrpc import Incoming
@@ -209,7 +209,7 @@ class PluginService:
         """Ends every held call by its failure policy, before the plugin ends the session: the
         runtime would let them all pass."""
         for call, incoming in self._held.release_all():
-            refused = self._plugin.unhooked(
+            refused = self._unhooked(
                 incoming.method, call, FailureReason.TIMEOUT, "the plugin ends"
             )
             self._end(incoming, refused, b"")
@@ -307,7 +307,7 @@ class PluginService:
         decides."""
         if incoming.method in _REQUESTS:
             self._stats.errors[incoming.method] += 1
-            refused = self._plugin.unhooked(incoming.method, None, FailureReason.MALFORMED, detail)
+            refused = self._unhooked(incoming.method, None, FailureReason.MALFORMED, detail)
             self._end(incoming, refused, b"")
         else:
             incoming.refuse(Code.INVALID_ARGUMENT, f"{incoming.method[:100]}: {detail}")
@@ -321,7 +321,7 @@ class PluginService:
             log.exception("the hook of %s failed", incoming.method)
             detail = f"{type(error).__name__}: {error}"
             answer = (
-                self._plugin.unhooked(incoming.method, call, FailureReason.INTERNAL_ERROR, detail)
+                self._unhooked(incoming.method, call, FailureReason.INTERNAL_ERROR, detail)
                 or UNCHANGED
             )
         if isinstance(answer, Wait):
@@ -330,8 +330,7 @@ class PluginService:
                 return
             detail = "other held requests use all the memory"
             answer = (
-                self._plugin.unhooked(incoming.method, call, FailureReason.TIMEOUT, detail)
-                or UNCHANGED
+                self._unhooked(incoming.method, call, FailureReason.TIMEOUT, detail) or UNCHANGED
             )
         self._held.release(open_call)
         took = time.monotonic() - call.started
@@ -341,6 +340,16 @@ class PluginService:
             return
         self._stats.adjusted += answer != UNCHANGED
         self._end(incoming, None, _response(call, answer).SerializeToString())
+
+    def _unhooked(
+        self, method: str, call: PluginCall | None, reason: str, detail: str
+    ) -> Refuse | None:
+        try:
+            return self._plugin.unhooked(method, call, reason, detail)
+        except Exception as error:  # the guard around a hook
+            self._stats.errors[method] += 1
+            log.exception("the failure policy of %s failed", method)
+            return undecided(error)
 
     def _ask_again(self, open_call: OpenCall) -> None:
         self._ask(open_call)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from agent.model.verdict import Code, FailureReason, Refuse, Wait
+from agent.model.verdict import FailureReason, Refuse, Wait, undecided
 from agent.rpc import grpc
 
 
@@ -137,15 +137,13 @@ class GuardedGate:
             return self.unhooked(call, FailureReason.INTERNAL_ERROR, repr(error))
 
     def unhooked(self, call: Call, reason: str, detail: str) -> tuple[GateVerdict, bytes]:
-        """Forward or Refuse for a call that can't be hooked. A call about which the gate's
-        `unhooked` can't decide either is refused: a container that it creates might run on the CPUs
-        of an owner."""
+        """Forward or Refuse for a call that can't be hooked. It is refused if the gate's `unhooked`
+        raises an exception."""
         try:
             return _encoded(self._gate.unhooked(call, reason, detail))
         except Exception as error:  # noqa: BLE001  the one guard around a hook
             self._fault(call.path, error)
-            text = f"the hook can't decide, and its failure policy raised {error!r}"
-            return _encoded(Refuse(Code.INTERNAL, text))
+            return _encoded(undecided(error))
 
     def untracked(self, path: bytes, reason: str, detail: str) -> bytes | None:
         """The answer to a call that the relay can't track: None if it continues, otherwise the

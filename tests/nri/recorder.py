@@ -22,6 +22,7 @@ class Recorder:
         self.calls: list[PluginCall] = []
         self.unhooked_calls: list[tuple[str, PluginCall | None, str, str]] = []
         self.refusal: Refuse | None = None
+        self.policy_error: Exception | None = None
         self.events: list[tuple[str, object]] = []
 
     def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, LinuxResources]:
@@ -47,6 +48,8 @@ class Recorder:
         self, method: str, call: PluginCall | None, reason: str, detail: str
     ) -> Refuse | None:
         self.unhooked_calls.append((method, call, reason, detail))
+        if self.policy_error:
+            raise self.policy_error
         return self.refusal
 
     def abandoned(self, call: PluginCall) -> None:

@@ -306,6 +306,19 @@ def test_a_failing_handler_does_not_fail_the_container(
 
 
 @pytest.mark.parametrize("method", ["CreateContainer", "UpdateContainer"])
+def test_a_call_is_refused_if_its_hook_and_its_failure_policy_raise(
+    registered: LinkHarness, method: str
+) -> None:
+    registered.plugin.error = ValueError("broken")
+    registered.plugin.policy_error = RuntimeError("policy")
+    request = pb.EventRequest(pod=POD, container=container())
+    status = registered.runtime.response(registered.runtime.begin(method, request)).status
+    text = "the hook can't decide, and its failure policy raised RuntimeError('policy')"
+    assert (status.code, status.message) == (Code.INTERNAL, text)
+    assert registered.link.stats.errors[method] == 2
+
+
+@pytest.mark.parametrize("method", ["CreateContainer", "UpdateContainer"])
 def test_an_invalid_request_passes_or_fails_by_policy(registered: LinkHarness, method: str) -> None:
     invalid = ttrpc.Request(service="nri.pkg.api.v1alpha1.Plugin", method=method, payload=b"\xff")
     registered.runtime.send(1, 1_001, 1, invalid.SerializeToString())
