@@ -34,6 +34,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 POD: Final = Kind("Pod", "", ("v1",), "pods", must_exist=True)
 NODE: Final = Kind("Node", "", ("v1",), "nodes", must_exist=True)
+NAMESPACE: Final = Kind("Namespace", "", ("v1",), "namespaces", must_exist=True)
 TOPOLOGY: Final = Kind(
     "NodeResourceTopology",
     "topology.node.k8s.io",
@@ -45,7 +46,7 @@ RESERVATION: Final = Kind("Reservation", DEVICE.group, DEVICE.versions, "reserva
 RESOURCE_SLICE: Final = Kind("ResourceSlice", "resource.k8s.io", ("v1",), "resourceslices")
 REBIND: Final = Kind("RebindResource", DEVICE.group, DEVICE.versions, "rebindresources")
 
-_KINDS = {each.name: each for each in (NODE, TOPOLOGY, DEVICE)}
+_KINDS = {each.name: each for each in (NODE, NAMESPACE, TOPOLOGY, DEVICE)}
 
 
 def kind_named(name: str) -> Kind:

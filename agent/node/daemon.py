@@ -51,6 +51,7 @@ from agent.node.kubelet_view import (
     PodResourcesView,
 )
 from agent.node.locality import LocalityView
+from agent.node.lookup import locality_of_namespaces, locations_of_claims
 from agent.node.loop import Health, PassLoop, excluded
 from agent.node.node_configuration import NodeObject
 from agent.node.node_local import CpuNotices
@@ -59,7 +60,6 @@ from agent.node.outbox import RECHECK_SECONDS, ReportPace
 from agent.node.publisher import Publisher
 from agent.node.reconcile import Reconciler
 from agent.node.report import ClusterReporter, Reporter
-from agent.node.resource_slices import ResourceSlices
 from agent.node.runtime_updater import RuntimeUpdater
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.sources import SourceName, Sources
@@ -229,10 +229,12 @@ class _Agent:
         cri = Cri(options.socket_path(settings.runtime_endpoint))
         closing.callback(cri.close)
         locator = CgroupLocator(hierarchy)
-        slices = None
+        locations = namespaces = None
         if isinstance(objects, Cluster):
-            slices = ResourceSlices(objects, node_name, wake, self.sources)
-            closing.callback(slices.close)
+            locations = locations_of_claims(objects, node_name, wake, self.sources)
+            namespaces = locality_of_namespaces(objects, wake, self.sources)
+            closing.callback(locations.close)
+            closing.callback(namespaces.close)
         self.reconciler = Reconciler(
             topology,
             RuntimeView(cri, locator, requests=settings.cpu_policy != "none", devices=True),
@@ -259,7 +261,8 @@ class _Agent:
             DeviceVisibilityView(self.devices, visibility_policy),
             LocalityView(
                 DeviceLocality(settings.device_locality),
-                slices=slices,
+                locations=locations,
+                namespaces=namespaces,
                 read_claims=functools.partial(self.pod_resources.refresh, at_once=True),
             ),
         )

@@ -26,7 +26,7 @@ from agent.model.pod.annotations import AnnotationError, device_locality
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Pod
 from agent.node.devices import DeviceState
-from agent.node.resource_slices import ResourceSlices
+from agent.node.lookup import Lookup
 
 Claimed = Mapping[Key, tuple[DraDevice, ...]]
 REST_SECONDS: Final = 600.0
@@ -80,22 +80,25 @@ def device_nodes(
 class LocalityView:
     """Knows the near NUMA nodes of containers, and when each of them moved last.
 
-    `policy`: of pods without the annotation.
-    `slices`: None without an API server.
+    `policy`: of pods without the annotation in namespaces without the label.
+    `locations`: of the devices of claims; None without an API server.
+    `namespaces`: the policies of namespaces; None without an API server.
     `read_claims`: called when pods with claims are about to start."""
 
     def __init__(
         self,
         policy: DeviceLocality = DeviceLocality.PREFER,
         clock: Callable[[], float] = time.monotonic,
-        slices: ResourceSlices | None = None,
+        locations: Lookup[DraDevice, DraLocation] | None = None,
+        namespaces: Lookup[str, DeviceLocality | None] | None = None,
         read_claims: Callable[[], None] = lambda: None,
     ) -> None:
         self._read_claims = read_claims
         self.unplaced: frozenset[str] = frozenset()
         """The uids of pods that are about to start, and whose claims the kubelet has not reported
         yet."""
-        self._slices = slices
+        self._claims = locations
+        self._namespaces = namespaces
         self._policy = policy
         self._clock = clock
         self._distances: tuple[Topology, Distances] | None = None
@@ -104,7 +107,7 @@ class LocalityView:
         self._moved_at: dict[Key, float] = {}
 
     def decides(self, topology: Topology) -> bool:
-        """Whether pods without the annotation are near to their devices."""
+        """Whether pods without annotation and label are near to their devices."""
         several = len(self._distances_of(topology).with_cpus) > 1
         return several and self._policy is not DeviceLocality.OFF
 
@@ -154,10 +157,13 @@ class LocalityView:
             return None
         by_uid = {pod.uid: pod for pod in pods}
         requests = _requests(pods, api_pods)
+        defaults: Mapping[str, DeviceLocality | None] = {}
+        if self._namespaces is not None:
+            defaults = self._namespaces.facts({by_uid[uid].namespace for uid, _ in self._near})
         containers = []
         for key, nodes in sorted(self._near.items()):
             pod = by_uid[key[0]]
-            policy = _policy(pod, self._policy)
+            policy = _policy(pod, defaults.get(pod.namespace) or self._policy)
             if policy is not DeviceLocality.OFF:
                 cpu_milli, memory_bytes = requests.get(key, (0, 0))
                 required = policy is DeviceLocality.REQUIRE
@@ -175,9 +181,9 @@ class LocalityView:
         return LocalityInput(tuple(containers), before, frozenset(self._moved_at))
 
     def _locations(self, claimed: Claimed) -> Mapping[DraDevice, DraLocation]:
-        if self._slices is None:
+        if self._claims is None:
             return {}
-        return self._slices.locations({each for devices in claimed.values() for each in devices})
+        return self._claims.facts({each for devices in claimed.values() for each in devices})
 
     def _note_unplaced(
         self,

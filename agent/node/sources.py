@@ -40,6 +40,7 @@ class SourceName(enum.Enum):
     CLUSTER_MEMORY = "cluster-memory"
     SNAPSHOT = "snapshot"
     RESOURCE_SLICES = "resource-slices"
+    NAMESPACES = "namespaces"
 
 
 LEVELS: Final[Mapping[SourceName, int]] = {
@@ -49,6 +50,7 @@ LEVELS: Final[Mapping[SourceName, int]] = {
     SourceName.DEVICES: logging.WARNING,
     SourceName.DEVICE_CHECKPOINT: logging.WARNING,
     SourceName.RESOURCE_SLICES: logging.WARNING,
+    SourceName.NAMESPACES: logging.WARNING,
 }
 """The log levels of problems; ERROR for all other sources."""
 

@@ -250,6 +250,7 @@ def test_the_agents_role_has_exactly_the_used_verbs() -> None:
         ("", "nodes/status"): {"patch"},
         ("topology.node.k8s.io", "noderesourcetopologies"): own,
         ("scheduling.koordinator.sh", "devices"): own,
+        ("", "namespaces"): {"get"},
         ("resource.k8s.io", "resourceslices"): {"list"},
         ("scheduling.koordinator.sh", "rebindresources"): {"list"},
         ("scheduling.koordinator.sh", "rebindresources/status"): {"patch"},

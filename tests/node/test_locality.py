@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 import pytest
@@ -29,6 +30,8 @@ from agent.node.locality import REST_SECONDS, LocalityView
 from agent.node.node_resource_topology import DeviceReport
 from tests.builders import machine, pod
 from tests.node.world import Recorded, World
+
+Fact = TypeVar("Fact")
 
 TWO = machine(2, 4)
 MAIN = "main"
@@ -171,14 +174,14 @@ def test_an_owner_with_devices_is_told_the_numa_nodes_of_its_cpus(two_nodes: Wor
     assert (owner.cpuset, owner.exclusive, owner.numa_nodes) == ("2,5", True, "0-1")
 
 
-class Slices:
-    """ResourceSlices that were read."""
+class Facts(Generic[Fact]):
+    """Facts that were read from an API server."""
 
-    def __init__(self, locations: Mapping[DraDevice, DraLocation]) -> None:
-        self._locations = locations
+    def __init__(self) -> None:
+        self.read: dict[object, Fact] = {}
 
-    def locations(self, claimed: Collection[DraDevice]) -> Mapping[DraDevice, DraLocation]:
-        return {each: self._locations[each] for each in claimed if each in self._locations}
+    def facts(self, keys: Collection[object]) -> dict[object, Fact]:
+        return {each: self.read[each] for each in keys if each in self.read}
 
 
 class Node:
@@ -186,11 +189,12 @@ class Node:
 
     def __init__(self, policy: DeviceLocality = DeviceLocality.PREFER) -> None:
         self.now = 0.0
-        self.locations: dict[DraDevice, DraLocation] = {}
+        self.slices, self.namespaces = Facts[DraLocation](), Facts[DeviceLocality]()
+        self.locations = self.slices.read
         self.claimed: dict[tuple[str, str], tuple[DraDevice, ...]] = {}
         self.reads = 0
         self.view = LocalityView(
-            policy, lambda: self.now, Slices(self.locations), self._read_claims
+            policy, lambda: self.now, self.slices, self.namespaces, self._read_claims
         )
         self.pods: tuple[Pod, ...] = ()
         self.api_pods: list[ApiPod] = []
@@ -353,6 +357,26 @@ def test_after_a_restart_the_cpus_of_containers_are_the_last_decision(node: Node
     wanted = node.input()
     assert wanted is not None
     assert wanted.before == {("p", "wide"): CpuSet((0, 1))}
+
+
+@pytest.mark.parametrize("label", [None, DeviceLocality.BIND, DeviceLocality.OFF])
+def test_the_annotation_overrides_the_label_of_the_namespace_and_that_the_setting(
+    label: DeviceLocality | None,
+) -> None:
+    node = Node(DeviceLocality.PREFER)
+    if label:
+        node.namespaces.read["ns"] = label
+    required = with_containers("p", "a")
+    required.annotations[DEVICE_LOCALITY] = "require"
+    node.pods = (required, with_containers("q", "b"))
+    node.plugins = {("p", "a"): (CpuSet((1,)),), ("q", "b"): (CpuSet((1,)),)}
+    wanted = node.input()
+    assert wanted is not None
+    others = [] if label is DeviceLocality.OFF else [("b", False, label is DeviceLocality.BIND)]
+    assert [(each.name, each.required, each.bound) for each in wanted.containers] == [
+        ("a", True, False),
+        *others,
+    ]
 
 
 def test_the_policy_of_the_settings_applies_to_pods_without_the_annotation() -> None:
