@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,14 +13,13 @@ from agent.kube.cluster import Cluster
 from agent.kube.transport import Transport
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import DeviceLocality
-from agent.model.devices.resource_slice import DraDevice, DraLocation
+from agent.model.devices.resource_slice import NUMA_NODE, DraDevice, DraLocation
 from agent.model.pod.annotations import DEVICE_LOCALITY
 from agent.node import lookup
 from agent.node.lookup import UNKNOWN, locality_of_namespaces, locations_of_claims
 from agent.node.sources import SourceName, Sources
 from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.kube.fake_api_server import server as server
-from tests.model.devices.test_resource_slice import NUMA_NODE, resource_slice
 from tests.waiting import eventually
 
 FIRST, SECOND, OTHER = (DraDevice("gpu.example.com", "n", name) for name in ("a", "b", "c"))
@@ -55,8 +53,11 @@ class World:
             {"name": name, "attributes": {NUMA_NODE: {"int": node}}}
             for name, node in self.devices.items()
         ]
-        broken = {"metadata": {"name": "broken"}, "spec": {}}
-        items = [broken, json.loads(resource_slice(*devices))]
+        spec = {"driver": "gpu.example.com", "pool": {"name": "n"}, "devices": devices}
+        items = [
+            {"metadata": {"name": "broken"}, "spec": {}},
+            {"metadata": {"name": "s"}, "spec": spec},
+        ]
         return reply(connection, 200, {"metadata": {"resourceVersion": "9"}, "items": items})
 
 
