@@ -105,11 +105,15 @@ def read(
     if not _is_live(root) and not settings.gpu_driver_root:
         return found
     has_cards = nvidia_cards(functions)
+    snapshot = None
+    with contextlib.suppress(SnapshotError):
+        snapshot = read_snapshot(settings.state_dir)
     return msgspec.structs.replace(
         found,
         gpus=(driver or _driver_report)(settings.gpu_driver_root) if has_cards else None,
-        holders=_holders(settings.state_dir),
+        holders=devices.holders(snapshot) if snapshot else {},
         health=_health(root, settings.state_dir),
+        numa_nodes=devices.numa_nodes(snapshot) if snapshot else {},
     )
 
 
@@ -147,14 +151,6 @@ def _driver_report(driver_root: str) -> GpuReport:
             return session.report(_DRIVER_SECONDS)
     except SessionError as error:
         return GpuReport(error.fault, error.message)
-
-
-def _holders(state_dir: str) -> Mapping[str, tuple[str, ...]]:
-    """The titles of the pods by device, from the agent's snapshot; empty without a snapshot."""
-    try:
-        return devices.holders(read_snapshot(state_dir))
-    except SnapshotError:
-        return {}
 
 
 def read_snapshot(state_dir: str) -> Snapshot:

@@ -220,9 +220,11 @@ def _shown(
 ) -> tuple[ShownDevice, ...]:
     functions, rdma, fpgas = sysfs
     health = {each.uuid: each.healthy for each in last.devices}
-    holders = devices_view.holders(last.snapshot) if last.snapshot else {}
+    snapshot = last.snapshot
+    holders = devices_view.holders(snapshot) if snapshot else {}
+    numa_nodes = devices_view.numa_nodes(snapshot) if snapshot else {}
     devices = devices_view.shown(
-        DeviceSources(functions, interfaces, rdma, fpgas, gpus, holders, health)
+        DeviceSources(functions, interfaces, rdma, fpgas, gpus, holders, health, numa_nodes)
     )
     faults = {each.uuid: _fault(each) for each in last.devices if not each.healthy}
     return tuple(

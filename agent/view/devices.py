@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.devices.gpus import GpuReport
 from agent.model.devices.pci import Fpgas, Function, Rdma, RdmaFunction, address_key
 from agent.model.snapshot import Snapshot
@@ -88,6 +89,8 @@ class DeviceSources(msgspec.Struct, frozen=True):
     """Titles of pods by the UUID of a GPU or MIG instance, or the address of another device."""
     health: Mapping[str, bool] = {}
     """Whether the device works, by the same keys as `holders`."""
+    numa_nodes: Mapping[str, CpuSet] = {}
+    """By title of a pod with devices, the NUMA nodes that its containers with devices run on."""
     problems: tuple[str, ...] = ()
     """What could not be read."""
 
@@ -126,7 +129,7 @@ def shown(
                 state=", ".join(states),
                 holders=holders,
             )
-            devices.append(_with_gpu(device, sources))
+            devices.append(_with_far_holders(_with_gpu(device, sources), sources.numa_nodes))
     return tuple(sorted(devices, key=lambda device: (device.node, address_key(device.address))))
 
 
@@ -140,6 +143,28 @@ def holders(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
         for each in held
         if each.holders
     }
+
+
+def numa_nodes(snapshot: Snapshot) -> dict[str, CpuSet]:
+    """By title, the NUMA nodes of pods with devices, as the agent decided."""
+    nodes: dict[str, CpuSet] = {}
+    for pod in snapshot.pods.values():
+        of_pod = union(CpuSet.parse(each.numa_nodes) for each in pod.containers.values())
+        if of_pod:
+            nodes[pod.title] = of_pod
+    return nodes
+
+
+def _with_far_holders(device: ShownDevice, numa_nodes: Mapping[str, CpuSet]) -> ShownDevice:
+    of_parts = (title for part in device.parts for title in part.holders)
+    titles = dict.fromkeys((*device.holders, *of_parts))
+    far = [
+        f"far: {title} runs on NUMA nodes {nodes}"
+        for title in titles
+        if device.node >= 0 and (nodes := numa_nodes.get(title)) and device.node not in nodes
+    ]
+    state = ", ".join(filter(None, (device.state, *far)))
+    return msgspec.structs.replace(device, state=state) if far else device
 
 
 def _kind(function: Function) -> str:

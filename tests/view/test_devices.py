@@ -16,6 +16,9 @@ from agent.model.devices.pci import (
     RdmaLink,
     RdmaPort,
 )
+from agent.model.devices.visibility import NodeDevice, NodeVisibility
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import NOTHING, PodWanted, Snapshot, Wanted
 from agent.view import devices
 from agent.view.devices import DeviceSources
 
@@ -166,3 +169,29 @@ def test_a_narrow_table_keeps_health_memory_and_pods(width: int) -> None:
 def test_a_tree_has_the_memory_of_mig_instances() -> None:
     (line,) = (line for line in devices.as_tree(devices.shown(SOURCES), 200) if "MIG-1" in line)
     assert line.split() == ["mig", "MIG-1", "10", "GiB", "ml/notebook"]
+
+
+def test_a_device_names_the_pods_that_run_elsewhere() -> None:
+    wanted = {"main": Wanted(numa_nodes="1"), "side": Wanted()}
+    snapshot = Snapshot(
+        generation=1,
+        listed_at=0,
+        boot_id="boot",
+        kubelet_static=False,
+        pools={},
+        owners=(),
+        pods={
+            "far": PodWanted("ml/far", QoS.LS, NOTHING, wanted),
+            "near": PodWanted("ml/near", QoS.LS, NOTHING, {"main": Wanted(numa_nodes="0-1")}),
+            "without": PodWanted("ml/without", QoS.LS, NOTHING),
+        },
+        containers={},
+        devices=NodeVisibility((NodeDevice(NIC.address, holders=("far", "near", "without")),)),
+    )
+    sources = DeviceSources(
+        {NIC.address: NIC},
+        holders=devices.holders(snapshot),
+        numa_nodes=devices.numa_nodes(snapshot),
+    )
+    (shown,) = devices.shown(sources)
+    assert shown.state == "0 of 8 virtual functions, far: ml/far runs on NUMA nodes 1"
