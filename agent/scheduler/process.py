@@ -384,7 +384,7 @@ class _Scheduler:
         return SchedulerValues(
             deciding=self._leading.leads(),
             nodes=len(state.cluster.nodes()),
-            without_agent=state.cluster.unable_nodes() if state.watches.synced else {},
+            unable_nodes=state.cluster.unable_nodes() if state.watches.synced else {},
             untried=state.cluster.untried,
             lost_races=self._binder.lost_races,
             waiting=len(state.queue),

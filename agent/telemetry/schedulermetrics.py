@@ -128,7 +128,7 @@ class SchedulerValues(msgspec.Struct, frozen=True):
     nodes: int
     lost_races: int
     """So many binds failed because another pod had taken the node's room since the filter."""
-    without_agent: Mapping[str, str] = {}
+    unable_nodes: Mapping[str, str] = {}
     """By the name of a node without a usable agent, the reason."""
     untried: int = 0
     """So many pods wait that kube-scheduler has not tried."""
@@ -188,7 +188,7 @@ def _metrics(values: SchedulerValues) -> list[Metric | Summary]:
         Metric(_WATCH_AGE, {(name,): age for name, age in values.watch_ages_seconds.items()}),
         single(_LEADER, int(values.deciding)),
         single(_NODES, values.nodes),
-        Metric(_WITHOUT_AGENT, dict.fromkeys(values.without_agent.items(), 1)),
+        Metric(_WITHOUT_AGENT, dict.fromkeys(values.unable_nodes.items(), 1)),
         single(_UNTRIED, values.untried),
         single(_BIND_CONFLICTS, values.lost_races),
         single(_UNSCHEDULABLE, values.waiting),

@@ -358,18 +358,18 @@ _DEVICE_OBJECTS: Final[dict[Reason, tuple[_Place, ...]]] = {
 
 
 def offer_facts(node_offer: NodeOffer) -> OfferFacts:
-    offer, allocation = node_offer.cpus, node_offer.device_allocation
+    cpus, allocation = node_offer.cpus, node_offer.device_allocation
     by_type = allocation.devices if allocation is not None else {}
     order = tuple(map(int, node_offer.order))
     devices = {kind: tuple(each.minor for each in chosen) for kind, chosen in by_type.items()}
-    if offer is None:
+    if cpus is None:
         return OfferFacts(node_offer.score, order, devices=devices)
-    why, merged = offer.why, offer.why.merged
+    why, merged = cpus.why, cpus.why.merged
     return OfferFacts(
         node_offer.score,
         order,
-        str(offer.allocation.cpus),
-        offer.allocation.amounts,
+        str(cpus.allocation.cpus),
+        cpus.allocation.amounts,
         devices,
         tuple(PolicyFact(each.policy, each.value, each.source) for each in why.policies),
         tuple(
@@ -384,5 +384,5 @@ def offer_facts(node_offer: NodeOffer) -> OfferFacts:
         None if merged is None or merged.mask is None else ids(merged.mask),
         tuple(merged.causes) if merged is not None else (),
         tuple(each.value for each in why.cpu_steps),
-        offer.price.split_cores,
+        cpus.price.split_cores,
     )
