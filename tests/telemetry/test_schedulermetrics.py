@@ -41,7 +41,7 @@ def test_values_are_read_for_every_scrape() -> None:
         uncorrected=8,
         misreported=9,
         watch_ages_seconds={"pods": 1.5, "nodes": 0.5},
-        without_agent={"n1": "no-agent"},
+        unable_nodes={"n1": "no-agent"},
         untried=10,
         rebinds=RebindValues({"Succeed": 1}, 2, 3, 4, 5, 6.5, 7),
     )
