@@ -18,6 +18,7 @@ from agent.allocate.devices import partitions
 from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import DeviceLocality
 from agent.model.devices import device_allocation, holding, interconnect
 from agent.model.devices.device_object import GPU_PARTITIONS
 from agent.model.nrt import node_annotations
@@ -46,6 +47,11 @@ OF_OBJECT, OBJECT_LIST = bounds.OBJECT_VALUE_BYTES, bounds.OBJECT_LIST_BYTES
 READERS: list[tuple[str, Read, int]] = [
     (annotations.RESOURCE_STATUS, _status, TEXT),
     (annotations.SHARED_CONTAINERS, annotations.shared_containers, WORD),
+    (
+        annotations.DEVICE_LOCALITY,
+        lambda texts: annotations.device_locality(texts, DeviceLocality.OFF),
+        WORD,
+    ),
     (annotations.EXTENDED_RESOURCE_SPEC, batch.batch_resources, LIST),
     (annotations.DEVICE_ALLOCATED, device_allocation.allocated_devices, LIST),
     (annotations.DEVICE_ALLOCATED, device_allocation.virtual_functions, LIST),

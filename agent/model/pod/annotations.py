@@ -93,8 +93,8 @@ def cpu_list(key: str, field: str, text: str) -> CpuSet:
 
 def device_locality(annotations: Mapping[str, str], default: DeviceLocality) -> DeviceLocality:
     """The pod's policy. Raises AnnotationError."""
-    text = annotations.get(DEVICE_LOCALITY)
-    if text is None:
+    text = text_of(annotations, DEVICE_LOCALITY, bounds.POD_VALUE_BYTES)
+    if not text:
         return default
     try:
         return DeviceLocality(text)
