@@ -350,7 +350,8 @@ def _role(pod: PodWanted | None, container: Container) -> str:
         return "the kubelet assigned these CPUs"
     if wanted.exclusive:
         return _OWNS
-    return f"a container of class {pod.qos.value} shares its pool"
+    by_devices = f" on NUMA nodes {wanted.numa_nodes}, by its devices" if wanted.numa_nodes else ""
+    return f"a container of class {pod.qos.value} shares its pool{by_devices}"
 
 
 def _about(subject: _Subject) -> dict[str, str]:

@@ -68,6 +68,12 @@ def test_a_container_with_a_device_runs_on_the_pool_near_to_it(two_nodes: World)
     assert not wanted.of(MAIN).exclusive
     assert wanted.of(MAIN).resources.mems is None
     assert (wanted.of(MAIN).numa_nodes, wanted.of("side").numa_nodes) == ("1", "")
+    reasons = {
+        each.container: each.message for each in two_nodes.records if each.title == "ns/card"
+    }
+    assert reasons[MAIN].startswith(
+        "a container of class LS shares its pool on NUMA nodes 1, by its devices"
+    )
 
 
 def test_containers_stay_while_the_checkpoint_cannot_be_read_or_no_longer_names_them(
