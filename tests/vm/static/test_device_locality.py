@@ -86,10 +86,20 @@ def test_pods_that_share_a_card_run_near_to_it(workload: Workload, plugin: Devic
                 assert CpuSet.parse(allowed.split(":")[1]) == NEAR, workload.node.log("agent")
                 assert told == f"told {FAR_NODE}"
                 assert memory_nodes(workload.pids()[name]) == {FAR_NODE}
+            # The agent is killed, and the plugin names its devices anew.
+            workload.node.kill_agent()
+            plugin.report({"renamed": (FAR_NODE,)})
+            workload.node.start_agent(workload.kubelet_dir)
+            generation = workload.node.metric("topolet_snapshot_generation")
+            run_with_card(workload, "next")
+            eventually(
+                "the agent has decided about the next pod",
+                lambda: workload.node.metric("topolet_snapshot_generation") > generation,
+            )
         finally:
             done.set()
             watching.join()
-        assert {cpus for name, cpus in seen if name in ("card", "sharer")} == {NEAR}
+        assert {cpus for name, cpus in seen if name in ("card", "sharer", "next")} == {NEAR}
         assert {name: cpus for name, cpus in workload.current_cpus().items() if name in before} == (
             before
         ), "owners keep the kubelet's CPUs, and the pool is as before"
