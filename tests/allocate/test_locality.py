@@ -99,11 +99,32 @@ def test_equally_near_numa_nodes_of_one_socket_are_all_near() -> None:
         ("nvidiagpunumanodes", 8, "8"),
         ("48amd64-4pa2n6c-sparse", 33, "33"),
         ("fakeheteromemtiers", 4, "0-2"),
+        ("fakememinitiators-1np2c+1npp+gi", 4, "0,2"),
+        ("fakememinitiators-1np2c+1npp+gi", 8, "1"),
+        ("fakememinitiators-1np2c+1npp+gi", 10, "1,3"),
     ],
 )
 def test_recorded_machines(tmp_path: Path, machine_name: str, device_node: int, near: str) -> None:
     topology = machines.read(trees.unpack(machine_name, tmp_path))
     assert Distances(topology).near((CpuSet((device_node,)),)) == CpuSet.parse(near)
+
+
+def test_cards_of_a_gb200_are_near_to_the_cpus_of_their_socket() -> None:
+    """34 NUMA nodes: two with CPUs, and 16 for each of two cards, whose memory they are."""
+    numbers = range(34)
+
+    def distance(one: int, other: int) -> int:
+        if one == other:
+            return 10
+        sockets = (one if one < 2 else (one - 2) // 16, other if other < 2 else (other - 2) // 16)
+        return 80 if sockets[0] == sockets[1] else 120
+
+    topology = without_cpus(machine(34, 4), *numbers[2:])
+    rows = tuple(tuple(distance(one, other) for other in numbers) for one in numbers)
+    distances = Distances(with_distances(topology, rows))
+    for card, socket in ((range(2, 18), 0), (range(18, 34), 1)):
+        assert distances.near((CpuSet(card),)) == CpuSet((socket,))
+        assert {distances.near((CpuSet((node,)),)) for node in card} == {CpuSet((socket,))}
 
 
 def test_a_place_widens_by_distance() -> None:
