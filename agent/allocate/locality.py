@@ -81,7 +81,6 @@ class NearNodes(msgspec.Struct, frozen=True):
     near: CpuSet
     far: FarReason | None = None
     """None if it runs on no others than `near`."""
-
     memory: CpuSet | None = None
     """The NUMA nodes that its memory comes from; None for any."""
     unbound: str = ""

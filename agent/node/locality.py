@@ -129,10 +129,11 @@ class LocalityView:
         `claimed`: the devices of ResourceClaims.
         `holds`: by container id, the CPUs of its cgroup."""
         distances = self._distances_of(topology)
-        locations = self._locations(claimed)
-        self._note_unplaced(pods, api_pods, claimed, locations)
         if len(distances.with_cpus) < 2:
             return None
+        locations = self._locations(claimed)
+        if self._policy is not DeviceLocality.OFF:
+            self._note_unplaced(pods, api_pods, claimed, locations)
         located = device_nodes(
             plugins or {},
             devices.existing,

@@ -199,6 +199,7 @@ class Node:
         self.locations = self.slices.read
         self.claimed: dict[tuple[str, str], tuple[DraDevice, ...]] = {}
         self.reads = 0
+        self.topology = TWO
         self.view = LocalityView(
             policy, lambda: self.now, self.slices, self.namespaces, self._read_claims
         )
@@ -221,7 +222,7 @@ class Node:
     def input(self) -> LocalityInput | None:
         visibility = DeviceVisibility(self.visible, NodeVisibility())
         return self.view.decision_input(
-            TWO,
+            self.topology,
             self.pods,
             self.api_pods,
             self.plugins,
@@ -305,6 +306,19 @@ def test_pods_whose_claims_are_not_reported_yet_are_read_at_once(node: Node) -> 
     node.locations[device] = DraLocation()
     node.input()
     assert node.view.unplaced == set()
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_no_container_waits_for_its_claims_where_its_place_is_not_decided(off: bool) -> None:
+    node = Node(DeviceLocality.OFF if off else DeviceLocality.PREFER)
+    node.topology = TWO if off else machine(1, 8)
+    node.api_pods = [
+        ApiPod("new", "ns", "new", "n", Phase.PENDING, {}, {}, "burstable", 0, has_claims=True)
+    ]
+    node.pods = (pod("new"),)
+    assert node.input() is None
+    assert node.view.unplaced == set()
+    assert node.reads == 0
 
 
 def test_devices_that_a_scheduler_allocated_count_for_the_containers_that_request_them(
