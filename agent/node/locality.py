@@ -1,8 +1,8 @@
 """The containers with devices, for the decision about their NUMA nodes (`allocate.locality`).
 
-A container stays near to the devices that it had once: while a source can't be read, and when a
-device plugin or a claim no longer names a device that the container still uses, its place does not
-change.
+A container stays near to the devices that it had once: while a source can't be read, also after a
+restart of the agent, and when a device plugin or a claim no longer names a device that the
+container still uses, its place does not change.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from agent.model.devices.resource_slice import DraDevice, DraLocation
 from agent.model.pod.annotations import AnnotationError, device_locality
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Pod
+from agent.model.snapshot import Snapshot
 from agent.node.devices import DeviceState
 from agent.node.lookup import Lookup
 
@@ -121,13 +122,15 @@ class LocalityView:
         devices: DeviceState,
         visibility: DeviceVisibility | None,
         holds: Mapping[str, CpuSet],
+        last: Snapshot | None,
     ) -> LocalityInput | None:
         """The containers with devices; None without any, and on a machine whose CPUs are on one
         NUMA node.
 
         `plugins`: the NUMA nodes of the devices that plugins gave; None while they are not known.
         `claimed`: the devices of ResourceClaims.
-        `holds`: by container id, the CPUs of its cgroup."""
+        `holds`: by container id, the CPUs of its cgroup.
+        `last`: the snapshot of the last agent, in the first pass."""
         distances = self._distances_of(topology)
         if len(distances.with_cpus) < 2:
             return None
@@ -150,6 +153,8 @@ class LocalityView:
             located[key] = (*located.get(key, ()), *of_claims)
         present = {pod.uid for pod in pods}
         near = {key: distances.near(nodes) for key, nodes in located.items()}
+        if self._places is None and last is not None:
+            self._near = _told(last)
         self._near = {key: nodes for key, nodes in self._near.items() if key[0] in present} | {
             key: nodes for key, nodes in near.items() if nodes and key[0] in present
         }
@@ -232,6 +237,16 @@ class LocalityView:
                 if near is not None and near < nodes:
                     running[pod.uid, container.name] = nodes
         return running
+
+
+def _told(snapshot: Snapshot) -> dict[Key, CpuSet]:
+    """The NUMA nodes of the containers that shared a pool near to their devices."""
+    return {
+        (uid, name): CpuSet.parse(wanted.numa_nodes)
+        for uid, pod in snapshot.pods.items()
+        for name, wanted in pod.containers.items()
+        if wanted.numa_nodes and not wanted.exclusive
+    }
 
 
 def _policy(pod: Pod, default: DeviceLocality) -> DeviceLocality:

@@ -284,6 +284,7 @@ class Reconciler:
             resolved.devices,
             resolved.visibility,
             resolved.holds,
+            self._publisher.last,
         )
         decision_input = DecisionInput(
             topology=seen.topology,

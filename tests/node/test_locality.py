@@ -86,8 +86,9 @@ def test_containers_stay_while_the_checkpoint_cannot_be_read_or_no_longer_names_
     path = two_nodes.kubelet / "device-plugins" / "kubelet_internal_checkpoint"
     for text in ("{", json.dumps({"Data": {"PodDeviceEntries": []}})):
         path.write_text(text)
-        agent.reconcile()
-        assert two_nodes.snapshot().pods["card"].of(MAIN).cpuset == "4-7"
+        for each in (agent, two_nodes.agent()):
+            each.reconcile()
+            assert two_nodes.snapshot().pods["card"].of(MAIN).cpuset == "4-7"
 
 
 @pytest.mark.parametrize(
@@ -230,6 +231,7 @@ class Node:
             self.devices,
             visibility,
             self.holds,
+            None,
         )
 
     def near(self) -> dict[str, str]:
