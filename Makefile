@@ -12,9 +12,8 @@ SECONDS ?=
 # Without bytecode, each worker compiles all tests, and each process of a test compiles the agent.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Three workers on two processors: the slow suites wait for much of their time, but servers of four
-# workers miss their deadlines and repeat their work.
-WORKERS ?= 3
+# Four workers on two processors, because the slow suites wait for much of their time.
+WORKERS ?= 4
 WORKED := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 PYTEST := $(BIN)/python -m pytest $(WORKED)
 
@@ -58,7 +57,7 @@ run-cluster: prepare-tests
 check: lint $(VENV)/.test
 	$(CHECK)
 
-# All that runs within fifteen minutes; test-all adds the tests that are marked "long". Tests with
+# All that runs within twelve minutes; test-all adds the tests that are marked "long". Tests with
 # real programs that fail with others are repeated alone (tests/alone.py); those of
 # test-all don't.
 test: prepare-tests
