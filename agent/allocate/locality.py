@@ -5,10 +5,10 @@ its devices; of several such sets all count. A NUMA node without CPUs (HBM, CXL,
 GPU) is replaced by the nearest ones with CPUs; of equally near ones by those of one socket, as
 KEP-6072 defines the NUMA node of a DRA device. Pods that share a card have the same near nodes.
 
-**Enough CPUs.** The containers take their places one after the other: first those that require
-their near nodes, then the older ones. A container gets its near nodes if its pool has CPUs there,
-and if these suffice for the CPU requests of all containers that have no other place. Otherwise it
-gets the next nodes by distance too. So the newest containers widen first.
+**Enough CPUs.** The containers take their places one after the other, the older ones first. A
+container gets its near nodes if its pool has CPUs there, and if these suffice for the CPU requests
+of all containers that have no other place. Otherwise it gets the next nodes by distance too. So the
+newest containers widen first.
 
 **Stability.** A container that has widened returns to nearer nodes only when the requests there
 fill no more than four fifths of the CPUs. A container that moved a short time ago (the caller says
@@ -18,8 +18,7 @@ how short) keeps its place, whatever the requests are, while its pool has a CPU 
 there too. Under `bind` it gets memory of no other NUMA node, if what all such containers may use
 there fits.
 
-No container is refused for its place. One that requires its near nodes waits in the scheduler; if
-another scheduler placed it where it does not fit, it widens as all others do.
+No container is refused for its place.
 """
 
 from __future__ import annotations
@@ -54,12 +53,10 @@ class NearContainer(msgspec.Struct, frozen=True):
     """Its CPU request."""
     created_at: int = 0
     """Its pod's."""
-    required: bool = False
-    """Its policy is `require`."""
     bound: bool = False
     """Its policy is `bind`."""
     memory_bytes: int = 0
-    """The most memory that it may use, else that it requests; 0 if unknown."""
+    """Its memory limit, 0 without one."""
 
     @property
     def key(self) -> Key:
@@ -117,7 +114,7 @@ class Distances:
         self._socket_of = {cpu.node: cpu.socket for cpu in reversed(topology.cpus)}
         self.with_cpus = CpuSet(cpu.node for cpu in topology.cpus)
         self._levels: dict[int, tuple[CpuSet, ...]] = {}
-        self._near: dict[tuple[CpuSet, ...], CpuSet] = {}
+        self._near: dict[frozenset[CpuSet], CpuSet] = {}
 
     def nearest(self, node: int) -> CpuSet:
         """The node itself if it has CPUs, else the nearest ones of one socket that have. Empty if
@@ -135,14 +132,15 @@ class Distances:
     def near(self, devices: tuple[CpuSet, ...]) -> CpuSet:
         """The near NUMA nodes of devices with these NUMA nodes each; a device without one does not
         count. Empty if no device has a NUMA node with CPUs near to it."""
-        if devices not in self._near:
-            self._near[devices] = self._smallest(devices)
-        return self._near[devices]
+        distinct = frozenset(devices)
+        if distinct not in self._near:
+            self._near[distinct] = self._smallest(distinct)
+        return self._near[distinct]
 
-    def _smallest(self, devices: tuple[CpuSet, ...]) -> CpuSet:
+    def _smallest(self, devices: frozenset[CpuSet]) -> CpuSet:
         choices = {
             choice
-            for nodes in set(devices)
+            for nodes in devices
             if (choice := union(self.nearest(node) for node in nodes if node in self._nodes))
         }
         single = union(choice for choice in choices if len(choice) == 1)
@@ -222,7 +220,7 @@ def _with_memory(container: NearContainer, place: NearNodes, load: _Load) -> Nea
     """The place with bound memory, or with the reason why it is not bound."""
     nodes = place.nodes & load.nodes
     if not container.memory_bytes:
-        unbound = "it has no memory limit or request"
+        unbound = "it has no memory limit"
     elif not nodes:
         unbound = f"NUMA nodes {place.nodes} have no memory"
     elif not load.fits(nodes, container.memory_bytes, 10):
@@ -233,8 +231,8 @@ def _with_memory(container: NearContainer, place: NearNodes, load: _Load) -> Nea
     return msgspec.structs.replace(place, unbound=unbound)
 
 
-def _order(container: NearContainer) -> tuple[bool, int, str, str]:
-    return not container.required, container.created_at, container.uid, container.name
+def _order(container: NearContainer) -> tuple[int, str, str]:
+    return container.created_at, container.uid, container.name
 
 
 def _place(

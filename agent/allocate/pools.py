@@ -137,7 +137,7 @@ def decide(
         of_be = pool_of_class(QoS.BE)
         first = _by_node(topology, admission.pools[of_be.name] & rules.kubelet_reserved)
         users = [(pod, batches[pod.uid]) for pod in pods if pool_of(pod) is of_be]
-        if _has_room(first, users, near):
+        if _has_room(first, users):
             pools[of_be.name] = first
     values = _PodValues(
         pools,
@@ -148,7 +148,11 @@ def decide(
     )
     sources = _CpuSources(topology, owners, assigned, kubelet, outcome)
     own_cpus = {pod.uid: sources.of(pod) for pod in pods}
-    decided = _places(topology, pods, pools, own_cpus, locality) if locality else {}
+    decided = (
+        _places(topology, pods, pools, own_cpus, locality)
+        if locality and locality.containers
+        else {}
+    )
     wanted = {}
     for pod in pods:
         cpus = own_cpus[pod.uid]
@@ -308,7 +312,10 @@ def _places(
         if used is not None and not used.dedicated:
             of_pool.setdefault(used.name, []).append(container)
     distances = Distances(topology)
-    memory_bytes = {node.id: node.memory_bytes for node in topology.numa_nodes}
+    memory_bytes = {
+        node.id: node.memory_bytes - sum(each.size_bytes * each.total for each in node.hugepages)
+        for node in topology.numa_nodes
+    }
     decided: dict[Key, NearNodes] = {}
     for name, containers in of_pool.items():
         cpus = {pool.node: pool.cpus for pool in pools[name]}
@@ -327,15 +334,12 @@ def _shares(pod: Pod, cpus: _PodCpus, name: str) -> bool:
 
 
 def _has_room(
-    pools: tuple[Pool, ...],
-    pods: Collection[tuple[Pod, Mapping[str, BatchResources]]],
-    near: Mapping[str, Mapping[str, CpuSet]],
+    pools: tuple[Pool, ...], pods: Collection[tuple[Pod, Mapping[str, BatchResources]]]
 ) -> bool:
     """Whether the requests of the pods fit into the pools, and every pod that is bound to NUMA
-    nodes, and every container with devices, has a pool there."""
+    nodes has a pool there."""
     requested_milli = sum(cpu_request_milli(batch) for _, batch in pods)
     bound = [nodes for pod, _ in pods if (nodes := numa_nodes(pod))]
-    bound += [tuple(nodes) for pod, _ in pods for nodes in near.get(pod.uid, {}).values()]
     fits = 0 < len(pool_cpus(pools)) * 1000 >= requested_milli
     return fits and all(pool_cpus(pools, nodes) for nodes in bound)
 

@@ -117,9 +117,9 @@ def create(
         if snapshot.places_devices and has_devices():
             return Wait(_UNPLACED)
         return _share(pod, request.container_name, snapshot, assumed)
-    if pod.uid in snapshot.unplaced and has_devices():
-        return Wait(_UNPLACED)
     wanted = known.of(request.container_name)
+    if pod.uid in snapshot.unplaced and not wanted.exclusive and has_devices():
+        return Wait(_UNPLACED)
     assigned = _assigned_by_kubelet(request, snapshot)
     agent_read_them = wanted.kubelet and CpuSet.parse(wanted.cpuset or "") <= assigned
     if assigned and not agent_read_them and wanted.cpuset is not None:
@@ -205,7 +205,8 @@ def changes(
         return UNCHANGED
     wanted = answer.wanted
     mounts = (Mount(cpus_folder, MOUNTED_AT),) if cpus_folder else ()
-    variables = ((NUMA_NODES, wanted.numa_nodes),) if wanted.numa_nodes else ()
+    is_new = isinstance(request, CreateContainer)
+    variables = ((NUMA_NODES, wanted.numa_nodes),) if is_new and wanted.numa_nodes else ()
     return Changes(wanted.resources.missing_in(request.requested), mounts, variables)
 
 

@@ -8,7 +8,7 @@ container still uses, its place does not change.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
 from typing import Final
 
 from agent.allocate.device_holders.names import Keys
@@ -25,7 +25,7 @@ from agent.model.devices.resource_slice import DraDevice, DraLocation
 from agent.model.pod.annotations import AnnotationError, device_locality
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Pod
-from agent.model.snapshot import Snapshot
+from agent.model.snapshot import Patterns, Snapshot, excludes
 from agent.node.devices import DeviceState
 from agent.node.lookup import Lookup
 
@@ -96,14 +96,18 @@ class LocalityView:
     ) -> None:
         self._read_claims = read_claims
         self.unplaced: frozenset[str] = frozenset()
-        """The uids of pods that are about to start, and whose claims the kubelet has not reported
-        yet."""
+        """The uids of pods that are about to start, and of which the kubelet has not reported the
+        claims, or the API server not the label of the namespace."""
         self._claims = locations
         self._namespaces = namespaces
         self._policy = policy
         self._clock = clock
         self._distances: tuple[Topology, Distances] | None = None
         self._near: dict[Key, CpuSet] = {}
+        self._told: dict[Key, CpuSet] = {}
+        """The NUMA nodes that the last agent decided; they count until `_told_until`."""
+        self._told_until = 0.0
+        self._unreported: frozenset[str] = frozenset()
         self._places: dict[Key, CpuSet] | None = None
         self._moved_at: dict[Key, float] = {}
 
@@ -123,6 +127,7 @@ class LocalityView:
         visibility: DeviceVisibility | None,
         holds: Mapping[str, CpuSet],
         last: Snapshot | None,
+        exclude: Patterns = (),
     ) -> LocalityInput | None:
         """The containers with devices; None without any, and on a machine whose CPUs are on one
         NUMA node.
@@ -130,17 +135,17 @@ class LocalityView:
         `plugins`: the NUMA nodes of the devices that plugins gave; None while they are not known.
         `claimed`: the devices of ResourceClaims.
         `holds`: by container id, the CPUs of its cgroup.
-        `last`: the snapshot of the last agent, in the first pass."""
+        `last`: the snapshot of the last agent, in the first pass.
+        `exclude`: containers that the agent does not manage."""
         distances = self._distances_of(topology)
+        self.unplaced = frozenset()
         if len(distances.with_cpus) < 2:
             return None
         locations = self._locations(claimed)
-        if self._policy is not DeviceLocality.OFF:
-            self._note_unplaced(pods, api_pods, claimed, locations)
         located = device_nodes(
             plugins or {},
             devices.existing,
-            dict(_allocated(pods, visibility.pods if visibility else {})),
+            dict(self._allocated(pods, visibility.pods if visibility else {})),
             devices.report.devices,
             devices.keys,
         )
@@ -151,34 +156,26 @@ class LocalityView:
                 if each in locations
             )
             located[key] = (*located.get(key, ()), *of_claims)
-        present = {pod.uid for pod in pods}
-        near = {key: distances.near(nodes) for key, nodes in located.items()}
-        if self._places is None and last is not None:
-            self._near = _told(last)
-        self._near = {key: nodes for key, nodes in self._near.items() if key[0] in present} | {
-            key: nodes for key, nodes in near.items() if nodes and key[0] in present
-        }
-        if not self._near:
-            self._places = {}
-            return None
         by_uid = {pod.uid: pod for pod in pods}
-        requests = _requests(pods, api_pods)
-        defaults: Mapping[str, DeviceLocality | None] = {}
-        if self._namespaces is not None:
-            defaults = self._namespaces.facts({by_uid[uid].namespace for uid, _ in self._near})
+        near = self._near_nodes(distances, by_uid, located, last)
+        labels = self._labels({by_uid[uid].namespace for uid, _ in near})
+        in_cluster = in_api(pods, api_pods)
+        if self._policy is not DeviceLocality.OFF:
+            unread = {uid for uid, _ in near if by_uid[uid].namespace not in labels}
+            self._note_unplaced(pods, in_cluster, claimed, locations, unread)
+        requests = _requests(pods, in_cluster)
         containers = []
-        for key, nodes in sorted(self._near.items()):
+        for key, nodes in sorted(near.items()):
             pod = by_uid[key[0]]
-            policy = _policy(pod, defaults.get(pod.namespace) or self._policy)
-            if policy is not DeviceLocality.OFF:
-                cpu_milli, memory_bytes = requests.get(key, (0, 0))
-                required = policy is DeviceLocality.REQUIRE
-                bound = policy is DeviceLocality.BIND
-                containers.append(
-                    NearContainer(
-                        *key, nodes, cpu_milli, pod.created_at, required, bound, memory_bytes
-                    )
-                )
+            policy = self._policy_of(pod, key, labels)
+            if policy is DeviceLocality.OFF or excludes(exclude, pod.namespace, pod.name, key[1]):
+                continue
+            cpu_milli, memory_bytes = requests.get(key, (0, 0))
+            # The runtime does not show the memory limit of a pod that the API has not listed.
+            bound = policy is DeviceLocality.BIND and pod.uid in in_cluster
+            containers.append(
+                NearContainer(*key, nodes, cpu_milli, pod.created_at, bound, memory_bytes)
+            )
         before = self._places if self._places is not None else self._running(pods, holds, topology)
         since = self._clock() - REST_SECONDS
         self._moved_at = {
@@ -191,27 +188,95 @@ class LocalityView:
             return {}
         return self._claims.facts({each for devices in claimed.values() for each in devices})
 
+    def _near_nodes(
+        self,
+        distances: Distances,
+        present: Container[str],
+        located: Mapping[Key, tuple[CpuSet, ...]],
+        last: Snapshot | None,
+    ) -> dict[Key, CpuSet]:
+        """The near NUMA nodes of all containers with devices. They do not become fewer: then a
+        source is silent. After a restart a source may be silent for some time."""
+        if self._places is None:
+            self._told, self._told_until = _told(last), self._clock() + REST_SECONDS
+        for key, nodes in located.items():
+            near = distances.near(nodes)
+            if near and not near < self._near.get(key, EMPTY):
+                self._near[key] = near
+        self._near = {key: nodes for key, nodes in self._near.items() if key[0] in present}
+        self._told = {key: nodes for key, nodes in self._told.items() if key[0] in present}
+        if self._clock() >= self._told_until:
+            self._near, self._told = {**self._told, **self._near}, {}
+        wider = {
+            key: nodes for key, nodes in self._told.items() if self._near.get(key, EMPTY) < nodes
+        }
+        return {**self._near, **wider}
+
+    def _labels(self, namespaces: Collection[str]) -> Mapping[str, DeviceLocality | None]:
+        if self._namespaces is None:
+            return dict.fromkeys(namespaces)
+        return self._namespaces.facts(namespaces)
+
+    def _policy_of(
+        self, pod: Pod, key: Key, labels: Mapping[str, DeviceLocality | None]
+    ) -> DeviceLocality:
+        """The policy of a container. While the label of its namespace was not read, it keeps the
+        place that it has."""
+        default = self._policy
+        if pod.namespace in labels:
+            default = labels[pod.namespace] or default
+        elif key in self._told or key in (self._places or {}):
+            default = DeviceLocality.PREFER
+        else:
+            default = DeviceLocality.OFF
+        try:
+            return device_locality(pod.annotations, default)
+        except AnnotationError:
+            return default  # the decision refuses the annotation (allocate.pools)
+
     def _note_unplaced(
         self,
         pods: Collection[Pod],
-        api_pods: Iterable[ApiPod],
+        in_cluster: Mapping[str, ApiPod],
         claimed: Claimed,
         locations: Mapping[DraDevice, DraLocation],
+        unread: Set[str],
     ) -> None:
-        with_claims = [each for each in api_pods if each.has_claims]
-        coming = [pod for pod in pods if with_claims and not pod.containers and not pod.ended]
-        unread = set(in_api(coming, with_claims))
-        for (uid, _), devices in claimed.items():
-            if locations.keys() >= set(devices):
-                unread.discard(uid)
-        before, self.unplaced = self.unplaced, frozenset(unread)
-        if self.unplaced - before:
+        """`unread`: the pods in namespaces whose label was not read."""
+        coming = {pod.uid: pod for pod in pods if not pod.containers and not pod.ended}
+        reported = {
+            uid for (uid, _), devices in claimed.items() if locations.keys() >= set(devices)
+        }
+        with_claims = {
+            uid for uid in coming.keys() & in_cluster.keys() if in_cluster[uid].has_claims
+        }
+        unreported = with_claims - reported
+        self.unplaced = frozenset(unreported | (unread & coming.keys()))
+        # The kubelet has prepared the claims of a pod before it makes the sandbox.
+        if any(coming[uid].sandboxes for uid in unreported) or unreported - self._unreported:
             self._read_claims()
+        self._unreported = frozenset(unreported)
 
     def _distances_of(self, topology: Topology) -> Distances:
         if self._distances is None or self._distances[0] != topology:
-            self._distances, self._near = (topology, Distances(topology)), {}
+            self._distances = topology, Distances(topology)
         return self._distances[1]
+
+    def _allocated(
+        self, pods: Iterable[Pod], visible: Mapping[str, PodVisibility]
+    ) -> Iterator[tuple[Key, frozenset[str]]]:
+        """The devices that a scheduler allocated, of the containers that have some. In a cluster
+        only the pod's spec shows which these are."""
+        for pod in pods:
+            of_pod = visible.get(pod.uid)
+            if of_pod is None or not of_pod.devices:
+                continue
+            if of_pod.of_containers is not None:
+                for name, devices in of_pod.of_containers.items():
+                    yield (pod.uid, name), devices
+            elif pod.named is not None or self._namespaces is None:
+                names = pod.named or tuple(each.name for each in pod.containers)
+                yield from (((pod.uid, name), of_pod.devices) for name in names)
 
     def decided(self, places: Mapping[Key, NearNodes]) -> None:
         """Keeps the decided places."""
@@ -239,8 +304,10 @@ class LocalityView:
         return running
 
 
-def _told(snapshot: Snapshot) -> dict[Key, CpuSet]:
+def _told(snapshot: Snapshot | None) -> dict[Key, CpuSet]:
     """The NUMA nodes of the containers that shared a pool near to their devices."""
+    if snapshot is None:
+        return {}
     return {
         (uid, name): CpuSet.parse(wanted.numa_nodes)
         for uid, pod in snapshot.pods.items()
@@ -249,40 +316,20 @@ def _told(snapshot: Snapshot) -> dict[Key, CpuSet]:
     }
 
 
-def _policy(pod: Pod, default: DeviceLocality) -> DeviceLocality:
-    try:
-        return device_locality(pod.annotations, default)
-    except AnnotationError:
-        return default  # the decision refuses the annotation (allocate.pools)
-
-
-def _allocated(
-    pods: Iterable[Pod], visible: Mapping[str, PodVisibility]
-) -> Iterator[tuple[Key, frozenset[str]]]:
-    """The devices that a scheduler allocated, of the containers that have some."""
-    for pod in pods:
-        if (of_pod := visible.get(pod.uid)) is None or not of_pod.devices:
-            continue
-        if of_pod.of_containers is None:
-            names = pod.named or tuple(each.name for each in pod.containers)
-            yield from (((pod.uid, name), of_pod.devices) for name in names)
-        else:
-            for name, devices in of_pod.of_containers.items():
-                yield (pod.uid, name), devices
-
-
-def _requests(pods: Collection[Pod], api_pods: Iterable[ApiPod]) -> dict[Key, tuple[int, int]]:
-    """The CPU requests in milli-CPU, and the most bytes of memory: those of the API, else those
-    that the runtime shows, which does not show the memory."""
-    in_cluster = in_api(pods, api_pods)
+def _requests(pods: Iterable[Pod], in_cluster: Mapping[str, ApiPod]) -> dict[Key, tuple[int, int]]:
+    """The CPU requests in milli-CPU, and the memory limits in bytes: those of the API, else those
+    that the runtime shows, which does not show the memory. An init container that ends requests no
+    CPU: the others take its place."""
     requests: dict[Key, tuple[int, int]] = {}
     for pod in pods:
         for container in pod.containers:
             requests[pod.uid, container.name] = container.shares * 1000 // 1024, 0
         if api_pod := in_cluster.get(pod.uid):
+            of_pod = api_pod.limits.get("memory", 0)
             for each in (*api_pod.init_containers, *api_pod.containers):
-                memory_bytes = each.limits.get("memory", 0) or each.counted.get("memory", 0)
-                requests[pod.uid, each.name] = each.counted.get("cpu", 0), memory_bytes
+                ends = each in api_pod.init_containers and not each.sidecar
+                cpu_milli = 0 if ends else each.counted.get("cpu", 0)
+                requests[pod.uid, each.name] = cpu_milli, each.limits.get("memory", of_pod)
     return requests
 
 

@@ -36,6 +36,8 @@ SLICES_SECONDS: Final = 60.0
 """The time after which the slices are read again for a device that they did not have."""
 NAMESPACES_SECONDS: Final = 300.0
 """The time after which the labels of namespaces are read again."""
+FAILED_SECONDS: Final = 5.0
+"""The time after which a read that failed is repeated."""
 UNKNOWN: Final = DraLocation()
 
 
@@ -70,7 +72,8 @@ class Lookup(Generic[Key, Fact]):
         fact."""
         with self._lock:
             self._facts = {key: fact for key, fact in self._facts.items() if key in keys}
-            is_new = any(key not in self._facts and key not in self._open for key in keys)
+            missing = {key for key in keys if key not in self._facts}
+            is_new = not missing <= self._open
             self._open = frozenset(
                 key
                 for key in keys
@@ -79,9 +82,11 @@ class Lookup(Generic[Key, Fact]):
             facts = dict(self._facts)
         if is_new:
             if self._reading is None:
-                self._reading = Periodic(self._source.value, self._seconds, self._step)
+                self._reading = Periodic(
+                    self._source.value, self._seconds, self._step, FAILED_SECONDS
+                )
                 self._reading.start()
-            self._reading.hurry()
+            self._reading.hurry(at_once=True)
         return facts
 
     def close(self) -> None:
@@ -90,12 +95,16 @@ class Lookup(Generic[Key, Fact]):
             self._reading.stop()
 
     def _step(self) -> None:
-        if not self._open:
+        with self._lock:
+            wanted = {key for key in self._open if key not in self._facts} or self._open
+        if not wanted:
             return
         try:
-            read = self._read(self._open)
+            read = self._read(wanted)
         except (KubeError, AccessError) as error:
             self._sources.report(self._source, (str(error),))
+            if self._reading is not None:
+                self._reading.hurry()
             return
         self._sources.report(self._source, ())
         with self._lock:
@@ -142,7 +151,7 @@ def locality_of_namespaces(
     cluster: Cluster, wake: Callable[[], None], sources: Sources
 ) -> Lookup[str, DeviceLocality | None]:
     """The policies in the labels of namespaces; None without one that is known."""
-    logged: set[str] = set()
+    logged: set[tuple[str, str]] = set()
 
     def read(names: Collection[str]) -> dict[str, DeviceLocality | None]:
         return {name: policy(name) for name in names}
@@ -154,8 +163,8 @@ def locality_of_namespaces(
         if not text or text in tuple(DeviceLocality):
             return DeviceLocality(text) if text else None
         problem = unknown_value(f"label {DEVICE_LOCALITY}", text, tuple(DeviceLocality))
-        if problem not in logged:
-            logged.add(problem)
+        if (name, problem) not in logged:
+            logged.add((name, problem))
             log.warning("namespace %s: %s", name, problem)
         return None
 

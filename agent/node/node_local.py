@@ -138,7 +138,8 @@ def _located(claims: Collection[LocalRequest], device_nodes: DeviceNodes) -> Ite
     for (uid, _), of_container in device_nodes.items():
         of_pods.setdefault(uid, []).extend(of_container)
     for each in claims:
-        devices = device_nodes.get(each.key) or tuple(of_pods.get(each.uid, ()))
+        own = device_nodes.get(each.key, ())
+        devices = own if any(own) else of_pods.get(each.uid, ())
         near = Counter(node for nodes in devices for node in nodes)
         yield msgspec.structs.replace(each, devices=near) if near else each
 

@@ -285,6 +285,7 @@ class Reconciler:
             resolved.visibility,
             resolved.holds,
             self._publisher.last,
+            self.exclude,
         )
         decision_input = DecisionInput(
             topology=seen.topology,

@@ -132,10 +132,8 @@ def test_a_place_widens_by_distance() -> None:
     assert list(map(str, levels)) == ["2", "2-3", "0-3"]
 
 
-def container(
-    name: str, near: str, cpus: float = 0, created_at: int = 0, *, required: bool = False
-) -> NearContainer:
-    return NearContainer(name, "main", CpuSet.parse(near), int(1000 * cpus), created_at, required)
+def container(name: str, near: str, cpus: float = 0, created_at: int = 0) -> NearContainer:
+    return NearContainer(name, "main", CpuSet.parse(near), int(1000 * cpus), created_at)
 
 
 def pool(cpus: str, topology: Topology = FOUR) -> dict[int, CpuSet]:
@@ -167,11 +165,6 @@ def test_the_newest_container_widens_first() -> None:
     old, new = container("old", "1", 3, 1), container("new", "1", 2, 2)
     small = container("small", "1", 1, 3)
     assert decided("0-15", new, old, small) == {"old": "1", "new": "0-1", "small": "1"}
-
-
-def test_a_place_that_is_required_comes_before_older_ones() -> None:
-    old, new = container("old", "1", 3, 1), container("new", "1", 2, 2, required=True)
-    assert decided("0-15", old, new) == {"old": "0-1", "new": "1"}
 
 
 def test_containers_on_more_numa_nodes_take_room_of_each() -> None:
@@ -219,7 +212,7 @@ def test_a_container_that_moved_a_short_time_ago_stays() -> None:
             "containers that are bound to NUMA nodes 1 may use more than these have",
         ),
         ("1", 60, 40, "1", ""),
-        ("1", 0, 0, None, "it has no memory limit or request"),
+        ("1", 0, 0, None, "it has no memory limit"),
         ("3", 60, 0, None, "NUMA nodes 3 have no memory"),
         ("2-3", 60, 0, "2", ""),
     ],

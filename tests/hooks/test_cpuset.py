@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.hooks import cpuset
 from agent.hooks.cpuset import MAX_ASSUMED, AssumedContainer, AssumedContainers, Keep, Override
-from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.hooks.requests import UNCHANGED, CreateContainer, UpdateContainer
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC
@@ -250,6 +250,19 @@ def test_a_container_with_devices_gets_their_numa_nodes_as_a_variable(kubelets: 
     changes = cpuset.changes(creation, answer)
     assert changes.environment == (("TOPOLET_NUMA_NODES", "1"),)
     assert changes.resources.cpuset == (None if kubelets else "2-3")
+
+
+def test_an_update_changes_no_variable() -> None:
+    snap = snapshot(containers={"c": Wanted(LinuxResources("2-3"), numa_nodes="1")})
+    update = UpdateContainer("c", LinuxResources("2-3"))
+    answer = cpuset.update(update, snap, None)
+    assert not isinstance(answer, Wait)
+    assert cpuset.changes(update, answer) == UNCHANGED
+
+
+def test_a_container_with_its_own_cpus_does_not_wait_for_a_place() -> None:
+    snap = snapshot(unplaced=("own",), places_devices=True, listed_at=time.monotonic_ns())
+    assert cpuset.create(request("own"), snap, [], lambda: True) == override(1, own=True)
 
 
 some_cpus = st.frozensets(st.integers(0, 7), min_size=1, max_size=3).map(CpuSet)

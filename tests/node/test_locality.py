@@ -24,11 +24,14 @@ from agent.model.devices.visibility import NodeVisibility, Visibility
 from agent.model.pod.annotations import DEVICE_LOCALITY
 from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState, Pod
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import Patterns, PodWanted, Snapshot, Wanted
 from agent.node.change_log import PodEvents
 from agent.node.devices import DeviceState
 from agent.node.locality import REST_SECONDS, LocalityView
 from agent.node.node_resource_topology import DeviceReport
 from tests.builders import machine, pod
+from tests.hooks.snapshots import EMPTY as EMPTY_SNAPSHOT
 from tests.node.world import Recorded, World
 
 Fact = TypeVar("Fact")
@@ -96,9 +99,8 @@ def test_containers_stay_while_the_checkpoint_cannot_be_read_or_no_longer_names_
     [
         ("off", "0-7", ""),
         ("prefer", "4-7", ""),
-        ("require", "4-7", ""),
         ("bind", "4-7", ""),
-        ("near", "4-7", "value: 'near' is not one of off, prefer, bind, require"),
+        ("near", "4-7", "value: 'near' is not one of off, prefer, bind"),
     ],
 )
 def test_the_annotation_of_the_pod_decides(
@@ -196,10 +198,13 @@ class Node:
 
     def __init__(self, policy: DeviceLocality = DeviceLocality.PREFER) -> None:
         self.now = 0.0
-        self.slices, self.namespaces = Facts[DraLocation](), Facts[DeviceLocality]()
+        self.slices, self.namespaces = Facts[DraLocation](), Facts[DeviceLocality | None]()
         self.locations = self.slices.read
         self.claimed: dict[tuple[str, str], tuple[DraDevice, ...]] = {}
         self.reads = 0
+        self.last: Snapshot | None = None
+        self.exclude: Patterns = ()
+        self.namespaces.read["ns"] = None
         self.topology = TWO
         self.view = LocalityView(
             policy, lambda: self.now, self.slices, self.namespaces, self._read_claims
@@ -231,7 +236,8 @@ class Node:
             self.devices,
             visibility,
             self.holds,
-            None,
+            self.last,
+            self.exclude,
         )
 
     def near(self) -> dict[str, str]:
@@ -249,9 +255,83 @@ def with_containers(name: str, *containers: str, shares: int = 0) -> Pod:
     )
 
 
+def api_pod(name: str, **fields: object) -> ApiPod:
+    running = ApiPod(name, "ns", name, "n", Phase.RUNNING, {}, {}, "burstable", 0)
+    return msgspec.structs.replace(running, **fields)
+
+
 @pytest.fixture
 def node() -> Node:
     return Node()
+
+
+def told(name: str, numa_nodes: str) -> Snapshot:
+    """The snapshot of the last agent, in which the container `a` of a pod was near to a device."""
+    wanted = PodWanted(f"ns/{name}", QoS.LS, Wanted(), {"a": Wanted(numa_nodes=numa_nodes)})
+    return msgspec.structs.replace(EMPTY_SNAPSHOT, pods={name: wanted})
+
+
+def test_after_a_restart_a_silent_source_moves_no_container(node: Node) -> None:
+    node.pods = (with_containers("p", "a"),)
+    node.last = told("p", "0-1")
+    node.plugins = {("p", "a"): (CpuSet((1,)),)}
+    for _ in range(2):
+        assert node.near() == {"a": "0-1"}
+        node.view.decided({})
+    node.now += REST_SECONDS
+    assert node.near() == {"a": "1"}
+
+
+def test_a_source_that_falls_silent_moves_no_container(node: Node) -> None:
+    node.pods = (with_containers("p", "a"),)
+    for plugins, near in (((1,), "1"), ((0, 1), "0-1"), ((1,), "0-1"), ((), "0-1")):
+        node.plugins = {("p", "a"): tuple(CpuSet((each,)) for each in plugins)}
+        assert node.near() == {"a": near}
+    node.topology = machine(2, 2)
+    assert node.near() == {"a": "0-1"}, "nor does a CPU that goes offline"
+
+
+def test_while_the_label_of_a_namespace_is_unread_containers_stay_and_new_pods_wait(
+    node: Node,
+) -> None:
+    del node.namespaces.read["ns"]
+    node.pods = (with_containers("p", "a"), with_containers("q", "b"), pod("new"))
+    node.plugins = {(name, each): (CpuSet((1,)),) for name, each in ("pa", "qb", ("new", "c"))}
+    node.last = told("p", "1")
+    assert node.near() == {"a": "1"}
+    assert node.view.unplaced == {"new"}
+    node.namespaces.read["ns"] = None
+    assert node.near() == {"a": "1", "b": "1", "c": "1"}
+    assert node.view.unplaced == set()
+
+
+def test_until_the_spec_of_a_pod_is_known_no_sidecar_counts_as_a_holder(node: Node) -> None:
+    gpu = frozenset({"GPU-1"})
+    node.pods = (with_containers("p", "gpu", "side"),)
+    node.visible = {"p": PodVisibility(Visibility(), devices=gpu)}
+    assert node.near() == {}
+    node.visible = {"p": PodVisibility(Visibility(), devices=gpu, of_containers={"gpu": gpu})}
+    assert node.near() == {"gpu": "1"}
+
+
+def test_excluded_containers_have_no_place(node: Node) -> None:
+    node.pods = (with_containers("p", "a", "b"),)
+    node.plugins = {("p", name): (CpuSet((1,)),) for name in ("a", "b")}
+    node.exclude = ("ns/p/a",)
+    assert node.near() == {"b": "1"}
+
+
+def test_init_containers_that_end_take_no_place_of_others(node: Node) -> None:
+    node.pods = (with_containers("p", "init", "sidecar", "main"),)
+    node.plugins = {("p", name): (CpuSet((1,)),) for name in ("init", "sidecar", "main")}
+    init = ApiContainer("init", {"cpu": 9000}), ApiContainer("sidecar", {"cpu": 500}, sidecar=True)
+    node.api_pods = [
+        api_pod("p", init_containers=init, containers=(ApiContainer("main", {"cpu": 1000}),))
+    ]
+    wanted = node.input()
+    assert wanted is not None
+    requests = {each.name: each.cpu_milli for each in wanted.containers}
+    assert requests == {"init": 0, "sidecar": 500, "main": 1000}
 
 
 def test_devices_that_the_runtime_shows_have_the_numa_node_of_the_machine(node: Node) -> None:
@@ -318,7 +398,7 @@ def test_no_container_waits_for_its_claims_where_its_place_is_not_decided(off: b
         ApiPod("new", "ns", "new", "n", Phase.PENDING, {}, {}, "burstable", 0, has_claims=True)
     ]
     node.pods = (pod("new"),)
-    assert node.input() is None
+    assert node.near() == {}
     assert node.view.unplaced == set()
     assert node.reads == 0
 
@@ -326,7 +406,8 @@ def test_no_container_waits_for_its_claims_where_its_place_is_not_decided(off: b
 def test_devices_that_a_scheduler_allocated_count_for_the_containers_that_request_them(
     node: Node,
 ) -> None:
-    node.pods = (with_containers("all", "a", "b"), with_containers("some", "c", "d"))
+    of_all = msgspec.structs.replace(with_containers("all", "a", "b"), named=("a", "b"))
+    node.pods = (of_all, with_containers("some", "c", "d"))
     gpu = frozenset({"GPU-1"})
     node.visible = {
         "all": PodVisibility(Visibility(), devices=gpu),
@@ -388,28 +469,24 @@ def test_the_annotation_overrides_the_label_of_the_namespace_and_that_the_settin
     node = Node(DeviceLocality.PREFER)
     if label:
         node.namespaces.read["ns"] = label
-    required = with_containers("p", "a")
-    required.annotations[DEVICE_LOCALITY] = "require"
-    node.pods = (required, with_containers("q", "b"))
+    annotated = with_containers("p", "a")
+    annotated.annotations[DEVICE_LOCALITY] = "prefer"
+    node.pods = (annotated, with_containers("q", "b"))
+    node.api_pods = [api_pod("p"), api_pod("q")]
     node.plugins = {("p", "a"): (CpuSet((1,)),), ("q", "b"): (CpuSet((1,)),)}
     wanted = node.input()
     assert wanted is not None
-    others = [] if label is DeviceLocality.OFF else [("b", False, label is DeviceLocality.BIND)]
-    assert [(each.name, each.required, each.bound) for each in wanted.containers] == [
-        ("a", True, False),
-        *others,
-    ]
+    others = [] if label is DeviceLocality.OFF else [("b", label is DeviceLocality.BIND)]
+    assert [(each.name, each.bound) for each in wanted.containers] == [("a", False), *others]
 
 
 def test_the_policy_of_the_settings_applies_to_pods_without_the_annotation() -> None:
     node = Node(DeviceLocality.OFF)
-    required = with_containers("p", "a")
-    required.annotations[DEVICE_LOCALITY] = "require"
-    node.pods = (required, with_containers("q", "b"))
+    annotated = with_containers("p", "a")
+    annotated.annotations[DEVICE_LOCALITY] = "prefer"
+    node.pods = (annotated, with_containers("q", "b"))
     node.plugins = {("p", "a"): (CpuSet((1,)),), ("q", "b"): (CpuSet((1,)),)}
-    wanted = node.input()
-    assert wanted is not None
-    assert [(each.name, each.required) for each in wanted.containers] == [("a", True)]
+    assert node.near() == {"a": "1"}
 
 
 def test_frontends_wait_for_places_where_the_node_has_several_numa_nodes(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ class World:
 def world(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(lookup, "SLICES_SECONDS", 0.05)
     monkeypatch.setattr(lookup, "NAMESPACES_SECONDS", 0.05)
+    monkeypatch.setattr(lookup, "FAILED_SECONDS", 0.05)
     world = World(server)
     yield world
     world.slices.close()
@@ -123,10 +124,10 @@ def test_the_labels_of_namespaces_are_read_again(
     assert world.namespaces.facts(names) == {
         "off": DeviceLocality.OFF, "wrong": None, "none": None, "gone": None
     }  # fmt: skip
-    world.labels["none"] = {DEVICE_LOCALITY: "require"}
+    world.labels["none"] = {DEVICE_LOCALITY: "bind"}
     eventually(
         "the change is read",
-        lambda: world.namespaces.facts(names)["none"] is DeviceLocality.REQUIRE,
+        lambda: world.namespaces.facts(names)["none"] is DeviceLocality.BIND,
     )
     text = "namespace wrong: label topolet.io/device-locality: 'near' is not one of off, prefer"
     assert caplog.text.count(text) == 1

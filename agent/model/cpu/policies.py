@@ -86,8 +86,6 @@ class DeviceLocality(enum.StrEnum):
     PREFER = "prefer"
     BIND = "bind"
     """As `prefer`, and its memory comes from these NUMA nodes alone."""
-    REQUIRE = "require"
-    """The scheduler chooses a node where it can."""
 
 
 class NumaExclusive(enum.StrEnum):

@@ -158,7 +158,7 @@ class ApiPod(msgspec.Struct, frozen=True):
     gpu_models: tuple[str, ...] = ()
     """The GPU models that the pod admits, as in the labels of nodes; empty for any."""
     has_claims: bool = False
-    """It has ResourceClaims."""
+    """A container of it uses a ResourceClaim."""
 
     @property
     def pod_level(self) -> bool:
@@ -265,7 +265,7 @@ def value(raw: PodObject) -> ApiPod:
         {name: amount for name, amount in resized.items() if name in requests},
         controller(metadata.owner_references or (), "v1", NODE_KIND, raw.spec.node_name),
         admitted_values(GPU_MODEL, raw.spec.node_selector, raw.spec.affinity),
-        bool(raw.spec.resource_claims),
+        any(each.resources.claims for each in (raw.spec.containers or ())),
     )
 
 
@@ -278,19 +278,20 @@ class _RawMetadata(ObjectMetadata, frozen=True, rename="camel", kw_only=True):
     owner_references: tuple[ObjectOwner, ...] | None = None
 
 
+class _RawClaim(msgspec.Struct, frozen=True):
+    pass
+
+
 class _RawResources(msgspec.Struct, frozen=True):
     requests: dict[str, Quantity] | None = None
     limits: dict[str, Quantity] | None = None
+    claims: tuple[_RawClaim, ...] | None = None
 
 
 class _RawContainer(msgspec.Struct, frozen=True, rename="camel"):
     name: str
     resources: _RawResources = _RawResources()
     restart_policy: str = ""
-
-
-class _RawClaim(msgspec.Struct, frozen=True):
-    pass
 
 
 class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -304,7 +305,6 @@ class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
     scheduler_name: str = ""
     node_selector: dict[str, str] | None = None
     affinity: PodAffinity | None = None
-    resource_claims: tuple[_RawClaim, ...] | None = None
 
 
 class _RawInForce(msgspec.Struct, frozen=True, rename="camel"):

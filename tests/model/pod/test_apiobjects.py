@@ -179,7 +179,7 @@ def test_fields_of_a_pod_for_the_scheduler() -> None:
         "schedulerName": "topolet",
         "overhead": {"cpu": "250m", "memory": "1Ki"},
         "resources": {"requests": {"cpu": 2}, "limits": {"cpu": "3500m"}},
-        "resourceClaims": [{"name": "card", "resourceClaimName": "c"}],
+        "containers": [{"name": "main", "resources": {"claims": [{"name": "card"}]}}],
     }
     pod = from_object(
         {**BODY, "spec": spec, "status": {"phase": "Running", "startTime": "2026-01-02T03:04:06Z"}}
