@@ -255,10 +255,10 @@ class _CpuClaim(msgspec.Struct, frozen=True):
     """The pod owned these CPUs, or runs on exactly these and no other pod runs there that could not
     share them."""
     keeps_reserved: bool
-    """As `keeps`, but not if the pod runs on them only because they are the pool that it would
-    share."""
+    """It is `keeps`, but False if the pod runs on the CPUs only because they are the pool that it
+    would share."""
     stays: bool
-    """As `keeps_reserved`, and a container of the pod runs."""
+    """It is `keeps_reserved`, but False if no container of the pod runs."""
 
 
 def _in_order(

@@ -52,7 +52,7 @@ class NearContainer(msgspec.Struct, frozen=True):
     cpu_milli: int = 0
     """Its CPU request."""
     created_at: int = 0
-    """Its pod's."""
+    """The time at which its pod was created, in nanoseconds since 1970."""
     bound: bool = False
     """Its policy is `bind`."""
     memory_bytes: int = 0
@@ -77,7 +77,7 @@ class NearNodes(msgspec.Struct, frozen=True):
     """The NUMA nodes that it runs on."""
     near: CpuSet
     far: FarReason | None = None
-    """None if it runs on no others than `near`."""
+    """The container runs on no others than `near` if this is None."""
     memory: CpuSet | None = None
     """The NUMA nodes that its memory comes from; None for any."""
     unbound: str = ""
@@ -121,11 +121,15 @@ class Distances:
         the machine has no such node, or reports no distances from it."""
         if node in self.with_cpus:
             return CpuSet((node,))
-        far = {other: self._distance(node, other) for other in self.with_cpus}
-        known = [distance for distance in far.values() if distance is not None]
-        if not known:
+        distances = {
+            other: distance
+            for other in self.with_cpus
+            if (distance := self._distance(node, other)) is not None
+        }
+        if not distances:
             return CpuSet()
-        nearest = [other for other in self.with_cpus if far[other] == min(known)]
+        least = min(distances.values())
+        nearest = [other for other, distance in distances.items() if distance == least]
         socket = self._socket_of[nearest[0]]
         return CpuSet(other for other in nearest if self._socket_of[other] == socket)
 

@@ -132,7 +132,7 @@ def decide(
     owners = _with_local_owners(admission.owners, pods, outcome)
     batches = {pod.uid: _batch_of(pod, refusals) for pod in pods}
     pools = {name: _by_node(topology, cpus) for name, cpus in admission.pools.items()}
-    near = _near_by_pod(locality)
+    with_devices = _with_devices(locality)
     if rules.be_on_reserved:
         of_be = pool_of_class(QoS.BE)
         first = _by_node(topology, admission.pools[of_be.name] & rules.kubelet_reserved)
@@ -165,10 +165,12 @@ def decide(
             if reason:
                 refusals.add(pod, RefusalCause.CPU_POLICY, f"container {name}: {reason}", "")
         placed = {
-            name: place for name in near.get(pod.uid, ()) if (place := decided.get((pod.uid, name)))
+            name: place
+            for name in with_devices.get(pod.uid, ())
+            if (place := decided.get((pod.uid, name)))
         }
         of_pod = values.of(pod, cpus, batches[pod.uid], refusals.reason(pod), placed)
-        others = near.get(pod.uid, {}).keys() - placed.keys()
+        others = with_devices.get(pod.uid, set()) - placed.keys()
         wanted[pod.uid] = values.told(pod, of_pod, others) if others else of_pod
     return Decision(
         owners,
@@ -223,7 +225,7 @@ class _PodCpus(msgspec.Struct, frozen=True):
     """The CPUs of one pod that it does not share."""
 
     own: CpuSet | None
-    """Those of the whole pod."""
+    """The CPUs that the whole pod owns; None if it owns none."""
     by_policy: Mapping[str, CpuSet]
     """By container, its own CPUs by a node-local policy."""
     blocked: Mapping[str, str]
@@ -286,12 +288,12 @@ def _batch_of(pod: Pod, refusals: _Refusals) -> dict[str, BatchResources]:
     return named
 
 
-def _near_by_pod(locality: LocalityInput | None) -> dict[str, dict[str, CpuSet]]:
-    """By pod uid and container name, the near NUMA nodes."""
-    near: dict[str, dict[str, CpuSet]] = {}
+def _with_devices(locality: LocalityInput | None) -> dict[str, set[str]]:
+    """By pod uid, the names of containers with devices."""
+    names: dict[str, set[str]] = {}
     for each in locality.containers if locality else ():
-        near.setdefault(each.uid, {})[each.name] = each.near
-    return near
+        names.setdefault(each.uid, set()).add(each.name)
+    return names
 
 
 def _places(
@@ -436,19 +438,19 @@ class _PodValues(msgspec.Struct, frozen=True):
         `place`: None for a container without devices."""
         nodes = numa_nodes(pod)
         key = pool_of(pod).name, nodes, place, pod.kube_class == "guaranteed"
-        if (known := self._shared.get(key)) is None:
+        if (wanted := self._shared.get(key)) is None:
             cpus = shared_cpus(pod, self.pools, tuple(place.nodes) if place else ())
             mems = self._mems(pod, cpus) if nodes else None
             if place and place.memory and not self._kubelet_binds(pod):
                 mems = str(place.memory)
             blocked = "" if cpus else f"no CPU is left for it: {self.why_empty}"
-            known = Wanted(
+            wanted = Wanted(
                 LinuxResources(str(cpus) or None, mems),
                 blocked=blocked,
                 numa_nodes=str(self.numa_nodes.of(cpus)) if place else "",
             )
-            self._shared[key] = known
-        return known
+            self._shared[key] = wanted
+        return wanted
 
     def told(self, pod: Pod, wanted: PodWanted, with_devices: Collection[str]) -> PodWanted:
         """Adds the NUMA nodes of the CPUs of containers with devices that have no place."""

@@ -99,11 +99,12 @@ def present(
 def decidable(
     pods: Iterable[Pod], created_uids: Container[str], *, static: bool
 ) -> tuple[Pod, ...]:
-    """The pods to decide about: not those whose CPUs a static kubelet has not assigned yet.
-    `created_uids`: the uids of pods that the runtime has or is about to create. `static`: the
-    kubelet has the static policy. It assigns CPUs to a Guaranteed pod when it admits the pod,
-    before the sandbox is created; until then these CPUs are unknown, and the pod's claim does not
-    count."""
+    """The pods to decide about: not those whose CPUs a static kubelet has not assigned yet. It
+    assigns CPUs to a Guaranteed pod when it admits the pod, before the sandbox is created; until
+    then these CPUs are unknown, and the pod's claim does not count.
+
+    `created_uids`: the runtime has or is about to create the pods with these uids.
+    `static`: the kubelet has the static policy."""
     return tuple(
         pod
         for pod in pods

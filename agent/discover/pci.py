@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from agent.allocate.locality import Distances
 from agent.discover.sysfs import DiscoveryError, SysfsReader
 from agent.host.files import Tree
 from agent.model.cpu.cpuset import CpuSet
@@ -67,7 +68,10 @@ class PciLocality:
         self._cpus = {node.id: node.cpus for node in topology.numa_nodes}
         self._socket_of = {cpu.id: cpu.socket for cpu in topology.cpus}
         self._online = topology.online
-        self._nearest = _nearest(topology)
+        distances = Distances(topology)
+        self._nearest = {
+            node.id: min(distances.nearest(node.id), default=-1) for node in topology.numa_nodes
+        }
         with_cpus = [node for node, cpus in self._cpus.items() if cpus]
         self._only = with_cpus[0] if len(with_cpus) == 1 else -1
         self._of_bridge: dict[str, tuple[int, CpuSet]] = {}
@@ -165,19 +169,3 @@ def _folders_above(above: list[str]) -> tuple[str, ...]:
     return tuple(
         "sys/devices/" + "/".join(above[start : end + 1]) for end in range(start, len(above))
     )
-
-
-def _nearest(topology: Topology) -> dict[int, int]:
-    """By NUMA node, the nearest node with CPUs, which may be itself, -1 if unknown; of two
-    nodes at the same distance, the lower one."""
-    with_cpus = [at for at, node in enumerate(topology.numa_nodes) if node.cpus]
-    nearest = {}
-    for node in topology.numa_nodes:
-        if node.cpus:
-            nearest[node.id] = node.id
-        elif node.distances and with_cpus:
-            at = min(with_cpus, key=lambda other: (node.distances[other], other))
-            nearest[node.id] = topology.numa_nodes[at].id
-        else:
-            nearest[node.id] = -1
-    return nearest

@@ -46,7 +46,7 @@ class AssumedContainer(msgspec.Struct, frozen=True):
     """The CPUs that a container may hold, before the agent has seen it."""
 
     uid: str
-    """That of its pod, "" if it is unknown."""
+    """The uid of its pod, "" if it is unknown."""
     title: str
     """It names the container in messages."""
     cpus: CpuSet | None

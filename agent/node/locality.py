@@ -96,8 +96,8 @@ class LocalityView:
     ) -> None:
         self._read_claims = read_claims
         self.unplaced: frozenset[str] = frozenset()
-        """The uids of pods that are about to start, and of which the kubelet has not reported the
-        claims, or the API server not the label of the namespace."""
+        """The uids of pods that are about to start while the agent does not know their place: the
+        kubelet has not reported their claims, or the label of their namespace was not read."""
         self._claims = locations
         self._namespaces = namespaces
         self._policy = policy
@@ -159,11 +159,14 @@ class LocalityView:
         by_uid = {pod.uid: pod for pod in pods}
         near = self._near_nodes(distances, by_uid, located, last)
         labels = self._labels({by_uid[uid].namespace for uid, _ in near})
-        in_cluster = in_api(pods, api_pods)
+        with_claims = any(each.has_claims for each in api_pods)
+        in_cluster = in_api(pods, api_pods) if near or with_claims else {}
         if self._policy is not DeviceLocality.OFF:
             unread = {uid for uid, _ in near if by_uid[uid].namespace not in labels}
             self._note_unplaced(pods, in_cluster, claimed, locations, unread)
-        requests = _requests(pods, in_cluster)
+        if not near:
+            return None
+        requests = _requests([by_uid[uid] for uid in {uid for uid, _ in near}], in_cluster)
         containers = []
         for key, nodes in sorted(near.items()):
             pod = by_uid[key[0]]

@@ -146,8 +146,9 @@ class HeldStream:
     this stream that the client did not get. `debt`: in PASSING, the credit that the relay gave
     to the client, and the upstream not yet to the relay.
 
-    `headers_sent`: the stream's HEADERS were sent. `done`: the client has ended its side. `ends`:
-    END_STREAM is to be sent after `body`."""
+    `headers_sent`: whether the relay has sent the stream's HEADERS.
+    `done`: whether the client has ended its side.
+    `ends`: whether the relay sends END_STREAM after `body`."""
 
     __slots__ = (
         "body",

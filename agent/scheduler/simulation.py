@@ -223,8 +223,8 @@ class TraceCluster:
         ties: random.Random,
         expected: Demand | None = None,
     ) -> None:
-        """`ties`: chooses among equal ratings of BestFit. `expected`: the pods from which the
-        placement is built once, instead of those that arrive."""
+        """`ties`: it chooses among equal ratings of BestFit.
+        `expected`: the placement is built once, from these pods instead of those that arrive."""
         self._policy, self._ties, self._fixed = policy, ties, expected is not None
         self._demand, self._built_from = expected or Demand(), 0
         self.allocators = [_allocator(f"n{number:05d}", node) for number, node in enumerate(nodes)]

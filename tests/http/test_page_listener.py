@@ -23,7 +23,7 @@ ROUTES = {
 
 
 class RunningListener:
-    """Makes a listener with PAGE_LIMITS, of which the arguments replace some."""
+    """Makes a listener with PAGE_LIMITS; the arguments replace single limits."""
 
     def __init__(self, **limits: float) -> None:
         self.loop = Loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from agent.model.devices.gpus import Gpu, GpuInventory, GpuPair, GpuReading, GpuReport, MigInstance
@@ -18,9 +19,10 @@ from agent.model.devices.pci import (
 )
 from agent.model.devices.visibility import NodeDevice, NodeVisibility
 from agent.model.pod.qos import QoS
-from agent.model.snapshot import NOTHING, PodWanted, Snapshot, Wanted
+from agent.model.snapshot import NOTHING, PodWanted, Wanted
 from agent.view import devices
 from agent.view.devices import DeviceSources
+from tests.hooks.snapshots import EMPTY
 
 GIB = 1 << 30
 ROOT, SWITCH = "pci0000:17", ("0000:17:00.0", "0000:18:00.0", "0000:19:00.0")
@@ -173,19 +175,13 @@ def test_a_tree_has_the_memory_of_mig_instances() -> None:
 
 def test_a_device_names_the_pods_that_run_elsewhere() -> None:
     wanted = {"main": Wanted(numa_nodes="1"), "side": Wanted()}
-    snapshot = Snapshot(
-        generation=1,
-        listed_at=0,
-        boot_id="boot",
-        kubelet_static=False,
-        pools={},
-        owners=(),
+    snapshot = msgspec.structs.replace(
+        EMPTY,
         pods={
             "far": PodWanted("ml/far", QoS.LS, NOTHING, wanted),
             "near": PodWanted("ml/near", QoS.LS, NOTHING, {"main": Wanted(numa_nodes="0-1")}),
             "without": PodWanted("ml/without", QoS.LS, NOTHING),
         },
-        containers={},
         devices=NodeVisibility((NodeDevice(NIC.address, holders=("far", "near", "without")),)),
     )
     sources = DeviceSources(

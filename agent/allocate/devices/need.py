@@ -192,12 +192,12 @@ class Candidates(msgspec.Struct, frozen=True):
     per: dict[str, int]
     """What the pod gets of each device."""
     allowed: int
-    """Those that hint, NUMA nodes and exclusivity admit."""
+    """The devices that hint, NUMA nodes and exclusivity admit."""
     fitting: int
-    """Those of `allowed` that have `per` free."""
+    """The devices of `allowed` that have `per` free."""
     used: int
-    """Those that packing counts as in use. An unhealthy card counts only if labels or NUMA nodes
-    exclude it."""
+    """The devices that packing counts as in use. An unhealthy card counts only if labels or NUMA
+    nodes exclude it."""
     strategy: Strategy | CardOrder | None
     """None for no preference."""
 

@@ -64,11 +64,11 @@ def assigned_pod_of(pod: ApiPod) -> AssignedPod:
     """Reads a pod's allocation. Never fails: a part that can't be read is a fault, and the others
     count."""
     requests = pod_requests(pod)
-    found = _assigned_pod(pod.uid, pod.title, pod.annotations, requests, pod.priority or 0)
+    assigned = _assigned_pod(pod.uid, pod.title, pod.annotations, requests, pod.priority or 0)
     if pod.kube_class not in (None, "guaranteed"):
-        return found
+        return assigned
     cpus = numa_request_of(pod).whole.exclusive_milli // 1000
-    return msgspec.structs.replace(found, kubelet_cpus=cpus) if cpus else found
+    return msgspec.structs.replace(assigned, kubelet_cpus=cpus) if cpus else assigned
 
 
 def reserved_by(uid: str, title: str, annotations: Mapping[str, str]) -> AssignedPod:

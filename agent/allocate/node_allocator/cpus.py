@@ -922,8 +922,11 @@ class Trials:
             or self.counted_memory
         ):
             return None
-        known = [name for name in self._request.requests if name in self.numa_resources]
-        requested = [(name, self._request.requests[name], self.unit(name)) for name in known]
+        requested = [
+            (name, amount, self.unit(name))
+            for name, amount in self._request.requests.items()
+            if name in self.numa_resources
+        ]
         if any(amount % unit for _, amount, unit in requested):
             return None
         return [(name, amount // unit, unit) for name, amount, unit in requested]
