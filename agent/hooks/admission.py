@@ -3,6 +3,7 @@ snapshot and the assumed containers, and notifies the agent."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -313,9 +314,11 @@ class Admission:
             AssumedContainer(request.pod.uid, title, cpus, given)
         )
         cpus_folder = ""
-        if given.exclusive and snapshot is not None and cpuset.reads_own_cpus(request, snapshot):
+        if snapshot is not None and cpuset.reads_cpus(request, snapshot, given):
             folder = notice.folder(request.pod.uid, request.container_name)
-            cpus_folder = f"{self._state_dir}/{folder}"
+            path = f"{self._state_dir}/{folder}"
+            # Some runtimes can't mount a folder that is missing, because the agent could not write.
+            cpus_folder = path if os.path.isdir(path) else ""
         changes = cpuset.changes(request, answer, cpus_folder)
         creation.kept = changes.resources.unset
         return changes

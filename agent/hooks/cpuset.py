@@ -163,9 +163,13 @@ def local_request(request: CreateContainer, snapshot: Snapshot) -> int:
     return cpus if cpus and may_own(announced(request.pod, 0)) else 0
 
 
-def reads_own_cpus(request: CreateContainer, snapshot: Snapshot) -> bool:
-    """Whether the container's CPUs may change, so that it gets a file with its CPUs."""
-    return snapshot.cpu_policy == "dynamic" and bool(local_request(request, snapshot))
+def reads_cpus(request: CreateContainer, snapshot: Snapshot, wanted: Wanted) -> bool:
+    """Whether the container gets a file with its CPUs, which may change: it has devices, or owns
+    CPUs that the node-local policy may replace."""
+    if wanted.numa_nodes:
+        return True
+    dynamic = wanted.exclusive and snapshot.cpu_policy == "dynamic"
+    return dynamic and bool(local_request(request, snapshot))
 
 
 def _outdated(decided: Wanted, cpus: int) -> bool:

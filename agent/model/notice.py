@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -11,6 +13,8 @@ from agent.model.bounds import JsonError
 
 MOUNTED_AT: Final = "/run/topolet"
 """The folder's path in containers."""
+_ABOVE: Final = frozenset({"/run", "/var/run"})
+"""In most images one of them is a link to the other."""
 FOLDER: Final = "containers"
 """Below the state folder, with a folder for each pod, and in that one for each container."""
 FILE_NAME: Final = "cpus"
@@ -45,6 +49,19 @@ def named(folder_name: str) -> str:
     return unquote(folder_name)
 
 
+def taken_paths(mounts: Iterable[tuple[str, bool]]) -> frozenset[str]:
+    """The paths in a container where nothing more can be mounted: those of its mounts, and
+    MOUNTED_AT if a read-only mount is above it, in which a runtime can't make the folder.
+
+    `mounts`: path and whether it is read-only."""
+    taken = set()
+    for path, read_only in mounts:
+        taken.add(path)
+        if read_only and posixpath.normpath(path) in _ABOVE:
+            taken.add(MOUNTED_AT)
+    return frozenset(taken)
+
+
 def encode(notice: Notice) -> bytes:
     """JSON, one line."""
     return msgspec.json.encode(notice) + b"\n"
@@ -60,6 +77,6 @@ def decode(text: bytes) -> Notice | None:
 
 def _as_name(text: str) -> str:
     """The text without dots and slashes, which a caller of the runtime may have used."""
-    from urllib.parse import quote  # a quarter of a megabyte that only cpu-policy dynamic needs
+    from urllib.parse import quote  # a quarter of a megabyte that not every node needs
 
     return quote(text, safe="").replace(".", "%2E")

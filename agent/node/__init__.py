@@ -8,9 +8,9 @@ writes cgroups and updates the runtime, `publisher` replaces the snapshot that t
 `report` and `change_log` report it to the cluster, the log, metrics and Events:
 `node_resource_topology` builds the report of the node, with what pods hold by the kubelet's
 PodResources API (`kubelet_view`), and `device_listing` that of its devices, with the health of GPUs
-(`gpu_health`). `originals` and the
-journal keep the values from before the agent's writes. If a source fails, only what depends on it
-stops (`sources`).
+(`gpu_health`). `cpu_notices` tells containers their CPUs. `originals` and the journal keep the
+values from before the agent's writes. If a source fails, only what depends on it stops
+(`sources`).
 
 `doctor`, `takeover` and `originals.restore` are commands; they need no agent.
 """

@@ -39,6 +39,7 @@ from agent.model.settings.agent import AGENT_PORT, AgentSettings
 from agent.node import device_visibility, node_local
 from agent.node.change_log import PodEvents
 from agent.node.cluster_view import ClusterCache, ClusterView, cluster_objects
+from agent.node.cpu_notices import CpuNotices
 from agent.node.device_visibility import DeviceVisibilityView
 from agent.node.devices import device_view
 from agent.node.enforcement import Enforcement
@@ -54,7 +55,6 @@ from agent.node.locality import LocalityView
 from agent.node.lookup import locality_of_namespaces, locations_of_claims
 from agent.node.loop import Health, PassLoop, excluded
 from agent.node.node_configuration import NodeObject
-from agent.node.node_local import CpuNotices
 from agent.node.notifications import NotificationSocket
 from agent.node.outbox import RECHECK_SECONDS, ReportPace
 from agent.node.publisher import Publisher

@@ -25,7 +25,7 @@ from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import DEFAULT_POOL, pool_cpus
 from agent.model.snapshot import Wanted
 from agent.node.audit import Written
-from agent.node.node_local import CpuNotices
+from agent.node.cpu_notices import CpuNotices
 from agent.node.originals import AnnouncedPodGroups, OriginalValues
 from agent.node.reserved_load import ReservedLoad
 from agent.node.runtime_updater import RuntimeUpdater, stores

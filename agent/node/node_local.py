@@ -1,14 +1,9 @@
-"""The node-local CPU policy: derives CPU claims from the settings and the requests of containers.
-
-Under the dynamic policy a container reads its CPUs from a file in a folder that a frontend mounts
-for it alone (agent.model.notice).
-"""
+"""The node-local CPU policy: derives claims of CPUs from settings and requests of containers."""
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
@@ -18,22 +13,18 @@ import msgspec
 
 from agent.allocate.kubelet.static_policy import PolicyStartError, StaticOptions, check_options
 from agent.allocate.node_local.claim import LocalInput, LocalPolicy, LocalRequest, LocalRules
-from agent.allocate.pools import Decision
 from agent.allocate.shares import may_own, whole_cpus
 from agent.discover.cpus import TopologyView, huge_pages
 from agent.discover.sysfs import DiscoveryError
-from agent.host import files
 from agent.kubelet import cpu_manager_state
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.kubelet.statefile import StateFileError
-from agent.model import notice
 from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.cpu.layout import Layout
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.cpu.topology import Topology
 from agent.model.devices.holding import DeviceNodes
-from agent.model.notice import Notice
 from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
@@ -317,64 +308,3 @@ def static_options(names: str) -> StaticOptions:
             )
         chosen[fields[name]] = True
     return StaticOptions(**chosen)
-
-
-class CpuNotices:
-    """Writes the files with the CPUs of containers. A file is replaced by a rename, which a watch
-    of its folder reports as IN_MOVED_TO. Generations continue those of the last agent."""
-
-    def __init__(self, state_dir: str) -> None:
-        self._tree = files.Tree(state_dir)
-        self._written: dict[tuple[str, str], Notice] | None = None
-
-    def write(self, decision: Decision, *, dynamic: bool) -> list[str]:
-        """Writes the changed files, and returns the failures. A container that has owned CPUs under
-        a dynamic policy keeps its file as long as its pod exists."""
-        if self._written is None:
-            self._written = self._found(decision)
-        written = {key: last for key, last in self._written.items() if key[0] in decision.pods}
-        owners: set[tuple[str, str]] = set()
-        if dynamic:
-            owners = {(each.uid, each.name) for each in decision.local_owners if each.cpuset}
-        failures = []
-        for uid, name in sorted(owners | written.keys()):
-            cpus = decision.pods[uid].of(name).cpuset
-            last = written.get((uid, name))
-            if cpus is None or (last is not None and last.cpus == cpus):
-                continue
-            now = Notice(cpus, last.generation + 1 if last else 1)
-            try:
-                self._write(notice.folder(uid, name), now)
-                written[uid, name] = now
-            except OSError as error:
-                title = decision.pods[uid].title
-                failures.append(f"{title} {name} can't read its CPUs: {error}")
-        self._written = written
-        return failures + self._remove_others(decision)
-
-    def _write(self, folder: str, now: Notice) -> None:
-        path = self._tree.path(folder)
-        files.make_folders(path)
-        files.replace(f"{path}/{notice.FILE_NAME}", notice.encode(now), durable=False)
-
-    def _found(self, decision: Decision) -> dict[tuple[str, str], Notice]:
-        """The files of the last agent."""
-        by_container = {}
-        for uid in decision.pods:
-            for each in self._tree.names(notice.of_pod(uid)):
-                name = notice.named(each)
-                text = self._tree.read(f"{notice.folder(uid, name)}/{notice.FILE_NAME}")
-                if text is not None and (last := notice.decode(text)):
-                    by_container[uid, name] = last
-        return by_container
-
-    def _remove_others(self, decision: Decision) -> list[str]:
-        """Removes the folders of pods that do not exist any more. Returns the failures."""
-        failures = []
-        for each in self._tree.names(notice.FOLDER):
-            if notice.named(each) not in decision.pods:
-                try:
-                    shutil.rmtree(self._tree.path(f"{notice.FOLDER}/{each}"))
-                except OSError as error:
-                    failures.append(str(error))
-        return failures

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +35,7 @@ from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
 from agent.model.snapshot import NOTHING, Snapshot
 from agent.node.audit import Append, Written, write_records
+from agent.node.cpu_notices import CpuNotices, Key
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 
@@ -270,7 +271,7 @@ class Restored(msgspec.Struct, frozen=True):
 def restore(settings: RestoreSettings, append: Append) -> Restored:
     """Updates the runtime with the original values of its containers, so that it does not write the
     agent's values again, restores every journalled file, and removes the snapshot, so that the
-    proxy rewrites no more requests.
+    proxy rewrites no more requests. Containers that read their CPUs in a file get the new ones.
 
     `append`: adds records to the audit trail.
 
@@ -288,37 +289,36 @@ def restore(settings: RestoreSettings, append: Append) -> Restored:
     path = state / snapshots.FILE
     last = _last_snapshot(path)
     cri = Cri(options.socket_path(settings.runtime_endpoint))
-    chosen, unchecked = _restore_runtime(cri, last, hierarchy, controllers, journal)
+    managed, unlisted = _managed(last, cri, hierarchy) if last else ([], "")
+    containers = [container for _, container in managed]
+    chosen, failed = _restore_runtime(cri, containers, hierarchy, controllers, journal)
     cri.close()
     outcome = writer.restore(hierarchy, journal, chosen)
     others = limit_files.restore(controllers, journal)
     written = Written(WriteReason.RESTORE, outcome, others)
     append(write_records(written, last.pods if last else {}))
-    hierarchy.close()
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
+    CpuNotices(settings.state_dir).restored(dict(_effective(managed, hierarchy)))
+    hierarchy.close()
     no_plugin.release()
     lock.release()
-    return Restored(outcome, others, unchecked)
+    return Restored(outcome, others, unlisted or failed)
 
 
 def _restore_runtime(
     cri: Cri,
-    last: Snapshot | None,
+    containers: Iterable[Container],
     hierarchy: Hierarchy,
     controllers: Controllers,
     journal: Journal,
 ) -> tuple[dict[str, CpuSet], str]:
-    """Updates the runtime with the original values of the containers of the last snapshot. Returns
-    the cpusets of groups that are not in the journal, because the proxy created the container with
-    CPUs of the agent's choice: they get the CPUs of their parent. Also returns `unchecked`."""
+    """Updates the runtime with the original values of the containers. Returns the cpusets of groups
+    that are not in the journal, because the proxy created the container with CPUs of the agent's
+    choice: they get the CPUs of their parent. Also returns `unchecked`."""
     unchecked = ""
     chosen: dict[str, CpuSet] = {}
-    try:
-        managed = _managed(last, cri, hierarchy) if last else []
-    except RpcError as error:
-        managed, unchecked = [], str(error)
-    for container in managed:
+    for container in containers:
         try:
             if container.group is not None:
                 cri.update(
@@ -340,15 +340,31 @@ def _last_snapshot(path: Path) -> Snapshot | None:
         return None
 
 
-def _managed(last: Snapshot, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
-    """The containers for which the last snapshot has a cpuset."""
-    observed = RuntimeView(cri, CgroupLocator(hierarchy)).observe()
-    return [
-        container
+def _managed(
+    last: Snapshot, cri: Cri, hierarchy: Hierarchy
+) -> tuple[list[tuple[Key, Container]], str]:
+    """The containers for which the last snapshot has a cpuset. Also returns `unchecked`."""
+    try:
+        observed = RuntimeView(cri, CgroupLocator(hierarchy)).observe()
+    except RpcError as error:
+        return [], str(error)
+    managed = [
+        ((pod.uid, container.name), container)
         for pod in observed.pods
         for container in pod.containers
         if not last.containers.get(container.id, NOTHING).unmanaged
     ]
+    return managed, ""
+
+
+def _effective(
+    managed: Iterable[tuple[Key, Container]], hierarchy: Hierarchy
+) -> Iterator[tuple[Key, CpuSet]]:
+    """The CPUs that containers run on, without containers that have ended meanwhile."""
+    for key, container in managed:
+        if container.group is not None:
+            with contextlib.suppress(CgroupError):
+                yield key, hierarchy.effective_cpus(container.group)
 
 
 def _original_values(

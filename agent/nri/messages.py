@@ -166,7 +166,7 @@ def _allows_all(rule: pb.LinuxDeviceCgroup) -> bool:
 
 def adjustment(changes: Changes, mounted: Collection[str]) -> pb.ContainerAdjustment | None:
     """The adjustment of a container that is being created; None without changes. `mounted`: the
-    paths in the container that its own request mounts."""
+    paths in the container where no further mount is possible."""
     if changes == UNCHANGED:
         return None
     mounts = [

@@ -26,6 +26,7 @@ from agent.hooks.requests import (
     UpdateContainer,
     Verdict,
 )
+from agent.model import notice
 from agent.model.linux_resources import LinuxResources
 from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Code, FailureReason, Refuse, Wait, undecided
@@ -70,8 +71,8 @@ log = logging.getLogger(__name__)
 class PluginCall:
     """One request to create or update a container, until its answer. `budget_seconds`: how long the
     answer may be Wait, from `started` (monotonic seconds) on. Of a container to create, `mounted`
-    has the paths in the container that its request mounts, and `carried` reads the devices that the
-    request names. `state`: what the plugin keeps for the call, None at first."""
+    has the paths in the container where no further mount is possible, and `carried` reads the
+    devices that the request names. `state`: what the plugin keeps for the call, None at first."""
 
     __slots__ = ("budget_seconds", "carried", "container", "mounted", "request", "started", "state")
 
@@ -288,7 +289,9 @@ class PluginService:
         if method == "CreateContainer":
             pod, name = messages.pod(event.pod), event.container.name
             request = CreateContainer(pod, name, container.requested)
-            mounted = frozenset(each.destination for each in event.container.mounts)
+            mounted = notice.taken_paths(
+                (each.destination, "ro" in each.options) for each in event.container.mounts
+            )
             carried = partial(messages.carried, event.container, event.pod)
             call = PluginCall(container, request, self._budget_seconds, mounted, carried)
         else:

@@ -25,6 +25,7 @@ from agent.hooks.requests import (
     Waiting,
     announced_pod,
 )
+from agent.model import notice
 from agent.model.devices import visibility
 from agent.model.devices.visibility import Mount
 from agent.model.linux_resources import NO_RESOURCES, from_cri, to_cri
@@ -77,9 +78,12 @@ def create_container(message: bytes) -> CreateContainer:
 
 
 def mounted(message: bytes) -> frozenset[str]:
-    """The paths in the container that a request to create it mounts. Raises WireError."""
+    """The paths in the container that a request to create it mounts, and those where a mount is
+    impossible. Raises WireError."""
     mounts = payloads(merged(message, CONFIG), _MOUNTS)
-    return frozenset(text(each, _CONTAINER_PATH) for each in mounts)
+    return notice.taken_paths(
+        (text(each, _CONTAINER_PATH), bool(number(each, _READ_ONLY))) for each in mounts
+    )
 
 
 def update_container(message: bytes) -> UpdateContainer:

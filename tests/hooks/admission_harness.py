@@ -60,7 +60,12 @@ class _Notifier(Notifier):
 class AdmissionHarness:
     """`records`: those of the audit trail."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, policy: str = DEFAULT_POLICY) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        policy: str = DEFAULT_POLICY,
+        state_dir: str = "/nowhere",
+    ) -> None:
         self._now = 1000.0
         monkeypatch.setattr("time.monotonic", lambda: self._now)
         self.snapshots = _Snapshots()
@@ -72,7 +77,7 @@ class AdmissionHarness:
             self.notifier,
             self.assumed,
             failure_policy.parse_policies(policy),
-            "/state",
+            state_dir,
             DeviceFields(),
             self.records.extend,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -597,23 +598,33 @@ def held(harness: AdmissionHarness) -> Creation:
 
 
 @pytest.mark.parametrize(
-    ("policy", "wanted", "mounts"),
+    ("policy", "wanted", "written", "mounted"),
     [
-        ("static", EXCLUSIVE_CPU, ()),
-        ("dynamic", EXCLUSIVE_CPU, (Mount("/state/containers/g/main", "/run/topolet"),)),
-        ("dynamic", Wanted(LinuxResources("0,2-3")), ()),
+        ("static", EXCLUSIVE_CPU, True, False),
+        ("dynamic", EXCLUSIVE_CPU, True, True),
+        ("dynamic", EXCLUSIVE_CPU, False, False),
+        ("dynamic", Wanted(LinuxResources("0,2-3")), True, False),
+        ("static", Wanted(LinuxResources("0,2-3"), numa_nodes="1"), True, True),
+        ("static", Wanted(LinuxResources("0,2-3"), numa_nodes="1"), False, False),
     ],
 )
 def test_a_container_has_its_cpus_and_its_folder_if_they_can_change(
+    tmp_path: Path,
     harness: AdmissionHarness,
     held: Creation,
     policy: CpuPolicy,
     wanted: Wanted,
-    mounts: tuple[Mount, ...],
+    written: bool,
+    mounted: bool,
 ) -> None:
+    folder = tmp_path / "containers" / "g" / "main"
+    if written:
+        folder.mkdir(parents=True)
     harness.publish(decided(wanted, policy))
-    cpus = wanted.resources.cpuset
-    assert harness.create(held) == Changes(LinuxResources(cpus), mounts=mounts)
+    changes = harness.create(held)
+    assert isinstance(changes, Changes)
+    assert changes.resources == LinuxResources(wanted.resources.cpuset)
+    assert changes.mounts == ((Mount(str(folder), "/run/topolet"),) if mounted else ())
     harness.admission.created(held, "c")
     (created,) = harness.notifications()
     assert isinstance(created, Created)

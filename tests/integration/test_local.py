@@ -144,3 +144,7 @@ def test_dynamic_container_reads_its_cpus_in_a_file(node: TestNode) -> None:
     with open(f"/proc/{pid}/mountinfo", encoding="ascii") as file:
         (mount,) = [line.split() for line in file if " /run/topolet " in line]
     assert "ro" in mount[5].split(",")
+    node.stop_agent()
+    assert node.restore().returncode == 0
+    with open(f"/proc/{pid}/root/run/topolet/cpus", encoding="ascii") as file:
+        assert json.load(file) == {"cpus": "0-1", "generation": 2}

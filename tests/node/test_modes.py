@@ -21,7 +21,7 @@ from agent.model.pod.apiobjects import ApiNode
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import LocalOwner, PodWanted, Wanted
 from agent.node.cluster_view import ClusterCache, ClusterState
-from agent.node.node_local import CpuNotices
+from agent.node.cpu_notices import CpuNotices
 from agent.node.notifications import NotificationSocket
 from agent.node.publisher import Publisher
 from agent.scheduler.leader.candidate import IdentityFile, SentBindings

@@ -32,6 +32,7 @@ from agent.model.verdict import Code
 from agent.node.audit import Append
 from agent.node.change_log import PodEvents
 from agent.node.cluster_view import ClusterCache, ClusterState
+from agent.node.cpu_notices import CpuNotices
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet_configuration import KubeletConfigurationView
 from agent.node.kubelet_view import (
@@ -42,7 +43,7 @@ from agent.node.kubelet_view import (
     PodResourcesStateView,
 )
 from agent.node.node_configuration import NodeObject
-from agent.node.node_local import CpuNotices, NodeLocalCpus
+from agent.node.node_local import NodeLocalCpus
 from agent.node.outbox import deliver
 from agent.node.publisher import Publisher
 from agent.node.reconcile import Reconciler

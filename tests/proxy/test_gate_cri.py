@@ -86,11 +86,22 @@ def test_removed_fields_are_removed_and_everything_else_stays_byte_for_byte() ->
     assert changed == expected
 
 
-@pytest.mark.parametrize("in_use", [False, True])
-def test_folder_is_mounted_read_only_unless_the_path_is_in_use(in_use: bool) -> None:
+@pytest.mark.parametrize(
+    ("path", "read_only", "in_use"),
+    [
+        ("/x", True, False),
+        ("/run/topolet", False, True),
+        ("/run", False, False),
+        ("/run/", True, True),
+        ("/var/run", True, True),
+    ],
+)
+def test_folder_is_mounted_read_only_unless_the_path_is_in_use(
+    path: str, read_only: bool, in_use: bool
+) -> None:
     message = pb.CreateContainerRequest()
     message.config.metadata.name = "main"
-    message.config.mounts.add(container_path="/run/topolet" if in_use else "/x", host_path="/y")
+    message.config.mounts.add(container_path=path, host_path="/y", readonly=read_only)
     raw = message.SerializeToString()
     two_cpus = Wanted(LinuxResources("1-2"), exclusive=True)
     changes = cpuset.changes(cri.create_container(raw), Override(two_cpus), "/state/g/main")
