@@ -51,6 +51,7 @@ _FILES: Final = "/dev/infiniband/"
 _FOLDERS: Final = ("infiniband_verbs", "infiniband_mad", "infiniband_cm")
 _COMMON: Final = "rdma_cm"
 _STATE: Final = re.compile(r"[0-9]+: *(\w+)")
+_VIRTIO: Final = re.compile(r"virtio[0-9]+")
 _RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
 
 
@@ -58,6 +59,23 @@ def interfaces(root: str, addresses: Iterable[str]) -> dict[str, tuple[str, ...]
     """The names of the functions' network interfaces, by address; none where they can't be read."""
     reader = SysfsReader(Tree(root))
     return {address: _interfaces(reader, address) for address in addresses}
+
+
+_NETWORK: Final = 0x02
+"""The base class of PCI functions for networks."""
+_WITHOUT_INTERFACE: Final = frozenset(
+    {"", "vfio-pci", "uio_pci_generic", "igb_uio", "pci-stub", "pciback", "xen-pciback"}
+)
+"""Drivers with which programs or virtual machines use a function."""
+
+
+def with_network_driver(functions: Mapping[str, Function]) -> tuple[str, ...]:
+    """The addresses of the functions for networks that have interfaces by their drivers."""
+    return tuple(
+        each.address
+        for each in functions.values()
+        if (each.class_code or 0) >> 16 == _NETWORK and each.driver not in _WITHOUT_INTERFACE
+    )
 
 
 def rdma(root: str, functions: Mapping[str, Function]) -> Rdma:
@@ -101,7 +119,13 @@ def _virtual(
 
 
 def _interfaces(reader: SysfsReader, address: str) -> tuple[str, ...]:
-    return tuple(reader.names(f"{DEVICES}/{address}/net"))
+    path = f"{DEVICES}/{address}"
+    names = reader.names(f"{path}/net")
+    if not names:
+        # The interface of a virtio device is below it.
+        inner = filter(_VIRTIO.fullmatch, reader.names(path))
+        names = [name for each in inner for name in reader.names(f"{path}/{each}/net")]
+    return tuple(names)
 
 
 def _links(reader: SysfsReader, address: str) -> tuple[RdmaLink, ...]:

@@ -105,6 +105,11 @@ class Process:
         with self._errors_of(f"ns/{kind}"):
             return os.readlink(f"ns/{kind}", dir_fd=self._folder)
 
+    def open_namespace(self, kind: str) -> int:
+        """A descriptor of its namespace of a kind, which the caller closes."""
+        with self._errors_of(f"ns/{kind}"):
+            return os.open(f"ns/{kind}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
+
     def _read(self, name: str, most_bytes: int) -> bytes:
         with (
             self._errors_of(name),

@@ -54,6 +54,7 @@ from agent.node.kubelet_view import (
 from agent.node.locality import LocalityView
 from agent.node.lookup import locality_of_namespaces, locations_of_claims
 from agent.node.loop import Health, PassLoop, excluded
+from agent.node.network_devices import NetworkDevices
 from agent.node.node_configuration import NodeObject
 from agent.node.notifications import NotificationSocket
 from agent.node.outbox import RECHECK_SECONDS, ReportPace
@@ -219,16 +220,24 @@ class _Agent:
             podresources.socket_path(settings.kubelet_dir), wake, sources=self.sources
         )
         closing.callback(self.pod_resources.close)
+        cri = Cri(options.socket_path(settings.runtime_endpoint))
+        closing.callback(cri.close)
+        runtime = RuntimeView(
+            cri,
+            CgroupLocator(hierarchy),
+            requests=settings.cpu_policy != "none",
+            devices=True,
+        )
         checkpoint = DeviceCheckpointView(settings.kubelet_dir, self.sources)
-        self.devices = device_view(settings, wake, checkpoint, cache.known.files, self.sources)
+        network = NetworkDevices(settings.root, runtime.process_of)
+        self.devices = device_view(
+            settings, wake, checkpoint, cache.known.files, self.sources, network
+        )
         if self.devices is not None:
             closing.callback(self.devices.close)
         self.corrected = _corrected(settings, serve) if serve else None
         if self.corrected:
             closing.callback(self.corrected.close)
-        cri = Cri(options.socket_path(settings.runtime_endpoint))
-        closing.callback(cri.close)
-        locator = CgroupLocator(hierarchy)
         locations = namespaces = None
         if isinstance(objects, Cluster):
             locations = locations_of_claims(objects, node_name, wake, self.sources)
@@ -237,7 +246,7 @@ class _Agent:
             closing.callback(namespaces.close)
         self.reconciler = Reconciler(
             topology,
-            RuntimeView(cri, locator, requests=settings.cpu_policy != "none", devices=True),
+            runtime,
             cache,
             NodeObject(node_name, self.sources),
             KubeletView(

@@ -35,7 +35,7 @@ from agent.model.devices.device_allocation import (
 from agent.model.devices.device_files import NO_FILES, DeviceFiles, capabilities, device_files
 from agent.model.devices.device_object import Device, DeviceType
 from agent.model.devices.gpus import Gpu, GpuReading, GpuReport
-from agent.model.devices.holding import DeviceHolding, Form, ReportedDevices
+from agent.model.devices.holding import DeviceHolding, Form, HoldingSource, ReportedDevices
 from agent.model.devices.pci import Function
 from agent.model.devices.visibility import DeviceNode
 from agent.model.pod.annotations import AnnotationError
@@ -55,6 +55,7 @@ from agent.node.device_listing import (
 from agent.node.gpu_health import GpuActionError, GpuActions, GpuHealth
 from agent.node.gpus import GpuView
 from agent.node.kubelet_view import DeviceCheckpointView
+from agent.node.network_devices import NetworkDevices, of_containers
 from agent.node.node_resource_topology import DeviceReport
 from agent.node.sources import SourceName, Sources
 
@@ -86,6 +87,9 @@ class DeviceState(msgspec.Struct, frozen=True):
     """Why the driver could not be queried."""
     functions: Mapping[str, Function] = {}
     """All PCI functions by address."""
+    network: Mapping[tuple[str, str], tuple[str, ...]] = {}
+    """By pod uid and container name, the addresses of the PCI functions whose interfaces are in the
+    network namespace of the pod."""
 
 
 class DeviceView:
@@ -95,7 +99,8 @@ class DeviceView:
     `root`: where the host's /sys and /proc are.
     `watch`: makes the watcher of GPUs.
     `withhold`: the Device object omits devices that a device plugin gave to pods.
-    `files`: the files that the last agent found."""
+    `files`: the files that the last agent found.
+    `network`: finds network devices in the namespaces of pods; None if they are not searched."""
 
     def __init__(
         self,
@@ -107,8 +112,10 @@ class DeviceView:
         withhold: bool = False,
         files: DeviceFiles = NO_FILES,
         sources: Sources | None = None,
+        network: NetworkDevices | None = None,
     ) -> None:
         self._checkpoint = checkpoint
+        self._network = network
         self._root = root
         self._withhold = withhold
         self._plugged = SysfsDevices(root)
@@ -154,7 +161,8 @@ class DeviceView:
         reported_devices: Iterable[ReportedDevices] = (),
     ) -> DeviceState | None:
         """The devices in this pass; None before PCI could be listed, and on a node with devices
-        before `published` is known. What can't be read is logged once.
+        before `published` is known. What can't be read is logged once. Raises RpcError when the
+        runtime does not answer.
 
         `published`: the Device object when the agent started, None while it is not known.
         `reported_devices`: devices that the kubelet gave to pods according to PodResources, and
@@ -178,8 +186,14 @@ class DeviceView:
         self._log_foreign(pods, allocations)
         self.state = numbered = self._numbered(topology, node, health, allocations)
         device_keys = keys(numbered.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
+        moved = self._network.observe(plugged.functions, pods) if self._network else {}
+        network = of_containers(moved, pods) if moved else {}
         resolved = resolve_holdings(
-            (*reported_devices, *self._checkpoint.reported_devices()),
+            (
+                *reported_devices,
+                *self._checkpoint.reported_devices(),
+                *_known(network, device_keys),
+            ),
             device_keys,
             {uid: names(of_pod, numbered.devices) for uid, of_pod in allocations.items()},
             {pod.uid for pod in pods},
@@ -218,6 +232,7 @@ class DeviceView:
             health.unclaimed,
             self._gpus.fault,
             plugged.functions,
+            network,
         )
 
     def _numbered(
@@ -350,6 +365,7 @@ def device_view(
     checkpoint: DeviceCheckpointView,
     files: DeviceFiles = NO_FILES,
     sources: Sources | None = None,
+    network: NetworkDevices | None = None,
 ) -> DeviceView | None:
     """The view that the settings configure; None when they switch devices off. Raises
     SettingsError."""
@@ -370,7 +386,18 @@ def device_view(
         withhold=settings.managed_by == "Koordinator",
         files=files,
         sources=sources,
+        network=network,
     )
+
+
+def _known(
+    network: Mapping[tuple[str, str], tuple[str, ...]], keys: Keys
+) -> Iterator[ReportedDevices]:
+    """The devices in network namespaces that the Device object lists."""
+    for (uid, name), addresses in network.items():
+        listed = tuple(each for each in addresses if each in keys)
+        if listed:
+            yield ReportedDevices(uid, name, "", listed, HoldingSource.NETWORK)
 
 
 def _logged(texts: Iterable[str], before: frozenset[str]) -> frozenset[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
+from types import MappingProxyType
 from typing import Final
 
 from agent.allocate.device_holders.names import Keys
@@ -43,6 +44,8 @@ def device_nodes(
     allocated: Mapping[tuple[str, str], Collection[str]],
     devices: Iterable[Device],
     keys: Keys,
+    network: Mapping[Key, Collection[str]] = MappingProxyType({}),
+    functions: Mapping[str, Function] = MappingProxyType({}),
 ) -> dict[Key, tuple[CpuSet, ...]]:
     """The NUMA nodes of all devices of the containers that have some. What a device plugin says of
     its own device counts instead of what the machine shows.
@@ -51,7 +54,9 @@ def device_nodes(
     `holdings`: the devices that containers hold without an allocation of a scheduler.
     `allocated`: the names of the devices that a scheduler allocated, by pod uid and container name.
     `devices`: all devices of the machine.
-    `keys`: the devices by each of their names."""
+    `keys`: the devices by each of their names.
+    `network`: the addresses of the PCI functions in the network namespaces of containers.
+    `functions`: by address."""
     node_of = {
         (device.type, device.uuid): device.topology.node
         for device in devices
@@ -75,6 +80,9 @@ def device_nodes(
             if target := keys.get(name):
                 nodes = nodes_of((target.type, target.device))
                 located.setdefault(container, []).append(nodes)
+    for container, addresses in network.items():
+        for address in addresses:
+            located.setdefault(container, []).append(_node_of(functions.get(address)))
     return {container: tuple(nodes) for container, nodes in located.items()}
 
 
@@ -148,6 +156,8 @@ class LocalityView:
             dict(self._allocated(pods, visibility.pods if visibility else {})),
             devices.report.devices,
             devices.keys,
+            devices.network,
+            devices.functions,
         )
         for key, of_container in claimed.items():
             of_claims = tuple(
@@ -338,6 +348,8 @@ def _requests(pods: Iterable[Pod], in_cluster: Mapping[str, ApiPod]) -> dict[Key
 
 def _nodes_of(location: DraLocation, functions: Mapping[str, Function]) -> CpuSet:
     """The NUMA nodes that the attributes of a device name, else that of its PCI address."""
-    function = functions.get(location.bus)
-    node = -1 if function is None else function.node
-    return location.nodes or CpuSet((node,) if node >= 0 else ())
+    return location.nodes or _node_of(functions.get(location.bus))
+
+
+def _node_of(function: Function | None) -> CpuSet:
+    return CpuSet((function.node,) if function is not None and function.node >= 0 else ())

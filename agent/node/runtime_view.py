@@ -145,6 +145,21 @@ class RuntimeView:
         self._stale.add(container_id)
         self._too_large.pop(container_id, None)
 
+    def process_of(self, pod: Pod) -> tuple[str, int]:
+        """A sandbox or container of the pod, and its process on the host, 0 if the runtime does not
+        report one. A runtime may have no process for sandboxes.
+
+        Raises RpcError when the runtime does not answer."""
+        for sandbox in pod.sandboxes:
+            if pid := self._status(sandbox.id).pid:
+                return sandbox.id, pid
+        for container in pod.containers:
+            if container.state is ContainerState.RUNNING:
+                status = self._inspect(container.id, self._cri.container_status, container.state)
+                if status is not None and status.pid:
+                    return container.id, status.pid
+        return "", 0
+
     def _container(
         self, listed: RuntimeContainer, statuses: dict[str, VerboseStatus], uid: str
     ) -> Container | None:

@@ -636,6 +636,27 @@ def test_only_a_pool_with_the_setting_installs_the_proxy_with_rights_of_the_host
     assert init["volumeMounts"] == [{"name": "host", "mountPath": "/host"}]
 
 
+def test_only_a_pool_with_the_setting_lets_its_agent_enter_network_namespaces(
+    tmp_path: Path,
+) -> None:
+    pools = [
+        {"name": "nics", "nodeSelector": {"site": "a"}, "mode": "nri", "networkNamespaces": True},
+        {"mode": "nri"},
+    ]
+    found = of_kind("DaemonSet", rendered(tmp_path, {"pools": pools}))
+    added = {
+        (name, container["name"]): container["securityContext"]["capabilities"].get("add", [])
+        for name, each in found.items()
+        for container in pod_spec(each)["containers"]
+    }
+    assert added == {
+        ("topolet-agent-nics", "agent"): ["SYS_ADMIN", "SYS_PTRACE"],
+        ("topolet-agent-nics", "nri"): [],
+        ("topolet-agent", "agent"): [],
+        ("topolet-agent", "nri"): [],
+    }
+
+
 def test_a_hung_agent_does_not_get_the_time_of_the_installer(tmp_path: Path) -> None:
     for name, each in of_kind("DaemonSet", rendered(tmp_path, {"pools": PROXY_POOLS})).items():
         of_pod = pod_spec(each)["terminationGracePeriodSeconds"]

@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from agent.model.nrt import node_status
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.pod.apiobjects import ApiNode
-from agent.model.pod.pods import Pod
+from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.node.device_listing import Published, published
@@ -36,6 +37,7 @@ from agent.node.devices import DeviceState, DeviceView, device_view
 from agent.node.gpu_health import GpuActions
 from agent.node.gpus import GPU_DRIVER, RELEASED
 from agent.node.kubelet_view import DeviceCheckpointView
+from agent.node.network_devices import NetworkDevices
 from agent.node.node_resource_topology import DeviceReport, ReportValues, Reserved, build
 from agent.node.outbox import deliver
 from tests.builders import machine, pod
@@ -58,9 +60,18 @@ def view_of(
     *,
     withhold: bool = False,
     files: DeviceFiles = NO_FILES,
+    network: NetworkDevices | None = None,
 ) -> DeviceView:
     checkpoint = DeviceCheckpointView(str(root / "kubelet"))
-    return DeviceView(str(root), watch, GpuActions({}), checkpoint, withhold=withhold, files=files)
+    return DeviceView(
+        str(root),
+        watch,
+        GpuActions({}),
+        checkpoint,
+        withhold=withhold,
+        files=files,
+        network=network,
+    )
 
 
 def observed(
@@ -442,6 +453,33 @@ def test_devices_continue_from_the_published_object(tmp_path: Path) -> None:
     seen = observed(view, Published(gone={"rdma": {"0000:17:00.0": 5}}))
     assert [each.minor for each in seen.report.devices] == [5]
     assert view.observe(TOPOLOGY, None, ApiNode(), ()) == seen, "the published object is read once"
+
+
+def test_a_network_device_in_the_namespace_of_a_pod_is_held_and_healthy(tmp_path: Path) -> None:
+    root, address = tmp_path / "root", "0000:17:00.0"
+    files = {"driver@": "../mlx5_core", "infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"}
+    nic = buses.add_function(root, f"pci0000:17/{address}", {"net/eth0/mtu": "", **files})
+    holder = msgspec.structs.replace(
+        pod("holder"),
+        sandboxes=(Container("s", "", ContainerState.RUNNING),),
+        containers=(Container("c", "main", ContainerState.RUNNING),),
+    )
+    read = {"s": (address, "")}
+    network = NetworkDevices(str(root), lambda _: ("s", 7), lambda object_id, _: read[object_id])
+    view = view_of(root, network=network)
+    assert observed(view).existing == ()
+    for part in ("net", "infiniband"):
+        shutil.rmtree(nic / part)
+    view.rescan()
+    unheld = observed(view)
+    assert [each.healthy for each in unheld.report.devices] == [False]
+    seen = observed(view, pods=(holder,))
+    (held,) = seen.existing
+    assert (held.uid, held.container, held.device) == ("holder", "main", address)
+    assert seen.network == {("holder", "main"): (address,)}
+    assert DEVICES_CHECKPOINTS in seen.report.annotations
+    seen = observed(view, pods=(holder,))
+    assert [each.healthy for each in seen.report.devices] == [True]
 
 
 def test_cards_are_not_queried_before_their_published_conditions_are_known(mixed: Node) -> None:

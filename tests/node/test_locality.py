@@ -371,6 +371,17 @@ def test_devices_of_claims_are_where_their_slices_say(node: Node) -> None:
     assert node.near() == {"named": "1", "on-bus": "1"}, "a claim that goes moves no container"
 
 
+def test_network_devices_in_the_namespace_of_a_pod_have_the_numa_node_of_their_function(
+    node: Node,
+) -> None:
+    node.pods = (with_containers("p", "a", "b"), with_containers("q", "c"))
+    node.plugins = {("p", "b"): (CpuSet((0,)),)}
+    functions = {bus: Function(bus, node=at) for bus, at in (("net", 1), ("unknown", -1))}
+    network = {("p", "a"): ("net",), ("p", "b"): ("net",), ("q", "c"): ("unknown", "gone")}
+    node.devices = msgspec.structs.replace(node.devices, functions=functions, network=network)
+    assert node.near() == {"a": "1", "b": "0-1"}
+
+
 def test_pods_whose_claims_are_not_reported_yet_are_read_at_once(node: Node) -> None:
     node.api_pods = [
         ApiPod(name, "ns", name, "n", Phase.PENDING, {}, {}, "burstable", 0, has_claims=claims)

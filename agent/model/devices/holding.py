@@ -94,6 +94,8 @@ class HoldingSource(enum.StrEnum):
     container holds by another source."""
     NODE = "node"
     """The device nodes of the running container."""
+    NETWORK = "network"
+    """The network interfaces in the pod's network namespace."""
 
 
 DeviceNodes = Mapping[tuple[str, str], tuple[CpuSet, ...]]

@@ -1,0 +1,33 @@
+"""Processes in network namespaces of their own, by unshare(1) and ip(8); needs root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None or not os.path.exists("/dev/net/tun"),
+    reason="needs root, ip(8) and the driver tun",
+)
+BUS = "tap"
+"""The kernel's bus address of an interface of tun."""
+
+
+@contextlib.contextmanager
+def process_with_tap() -> Iterator[int]:
+    """A process in a network namespace with `lo` and an interface `tap0`."""
+    script = "ip tuntap add dev tap0 mode tap; echo; read end"
+    with subprocess.Popen(
+        ["unshare", "--net", "sh", "-ec", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        try:
+            yield process.pid
+        finally:
+            process.kill()
