@@ -53,7 +53,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import msgspec
 
 from agent.allocate.kubelet.static_policy import StaticOptions
-from agent.allocate.locality import Distances, Key, LocalityInput, NearContainer, places
+from agent.allocate.locality import Distances, Key, LocalityInput, NearContainer, NearNodes, places
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import zoned_node
 from agent.allocate.nrt.score import score as zone_score
@@ -66,7 +66,7 @@ from agent.model.cpu.layout import Layout
 from agent.model.cpu.policies import NumaPolicy, Strategy
 from agent.model.cpu.topology import NumaNode, Topology
 from agent.model.devices.device_object import Portion
-from agent.model.nrt.node_annotations import NodeConfiguration
+from agent.model.nrt.node_annotations import NearRequests, NodeConfiguration
 from agent.model.nrt.resource_topology import NodeTopology, fingerprint_of
 from agent.model.pod import apiobjects
 from agent.model.pod.annotations import DEVICE_LOCALITY
@@ -74,6 +74,7 @@ from agent.model.pod.numa_request import NumaRequest, numa_request_of
 from agent.model.pod_request import ContainerCpu, PodCpu
 from agent.model.settings.plugin_args import Rules, defaults
 from agent.node.node_resource_topology import Allocated, ReportValues, Reserved, build
+from agent.node.report import near_requests
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.extender import ExtenderArgs, ExtenderPreemptionResult
 from agent.scheduler.extender.handlers import ExtenderHandlers
@@ -274,6 +275,11 @@ class Kubelet:
             self.free_gpus[node] += count
         self._state = static_cpu_manager.remove(self._state, name, CONTAINER)
 
+    @property
+    def near(self) -> tuple[NearRequests, ...] | None:
+        """What the node's agent reports of containers near to devices; None without an agent."""
+        return None
+
     def _placed(self, pod: Pod, placement: Placement) -> Placement:
         self.placements[pod.name] = placement
         return placement
@@ -327,7 +333,7 @@ class KubeletWithAgent(Kubelet):
         super().__init__(machine, numa)
         self._distances = _distances(machine)
         self._containers: dict[str, NearContainer] = {}
-        self._places: dict[Key, CpuSet] = {}
+        self._places: dict[Key, NearNodes] = {}
         self._started = 0
         self._pool = {node.id: node.cpus - machine.reserved for node in machine.topology.numa_nodes}
 
@@ -348,7 +354,7 @@ class KubeletWithAgent(Kubelet):
                 self._started,
             )
             self._containers[pod.name] = container
-            near = self._place()[container.key] <= CpuSet(gpus) and near
+            near = self._place()[container.key].nodes <= CpuSet(gpus) and near
         return self._placed(pod, Placement(gpus, 0, near))
 
     def end(self, name: str) -> None:
@@ -357,10 +363,14 @@ class KubeletWithAgent(Kubelet):
         if self._containers.pop(name, None) is not None:
             self._place()
 
-    def _place(self) -> dict[Key, CpuSet]:
-        wanted = LocalityInput(tuple(self._containers.values()), self._places)
-        decided = places(self._distances, self._pool, wanted, {})
-        self._places = {key: place.nodes for key, place in decided.items()}
+    @property
+    def near(self) -> tuple[NearRequests, ...]:
+        return near_requests(self._places.values())
+
+    def _place(self) -> dict[Key, NearNodes]:
+        before = {key: place.nodes for key, place in self._places.items()}
+        wanted = LocalityInput(tuple(self._containers.values()), before)
+        self._places = places(self._distances, self._pool, wanted, {})
         return self._places
 
 
@@ -476,13 +486,20 @@ def reported(node: Node, policy: str) -> NodeTopology:
     for placement in kubelet.placements.values():
         owned |= placement.cpus
     pods = ((NAMESPACE, name) for name in kubelet.placements)
-    topology = _report(kubelet.machine, policy, gpus, owned)
+    topology = _report(kubelet.machine, policy, gpus, owned, kubelet.near)
     return msgspec.structs.replace(topology, name=node.name, fingerprint=fingerprint_of(pods))
 
 
 @functools.lru_cache(maxsize=10_000)
-def _report(machine: Machine, policy: str, gpus: tuple[int, ...], owned: int) -> NodeTopology:
-    """`gpus`: those that pods hold, by NUMA node. `owned`: the CPUs of pods that own some."""
+def _report(
+    machine: Machine,
+    policy: str,
+    gpus: tuple[int, ...],
+    owned: int,
+    near: tuple[NearRequests, ...] | None,
+) -> NodeTopology:
+    """`gpus`: those that pods hold, by NUMA node. `owned`: the CPUs of pods that own some.
+    `near`: None without an agent that keeps containers near to their devices."""
     values = ReportValues(
         "",
         machine.topology,
@@ -494,11 +511,13 @@ def _report(machine: Machine, policy: str, gpus: tuple[int, ...], owned: int) ->
             kubelet_policy="static" if policy == SINGLE_NUMA_NODE else "none",
             kubelet_reserved=machine.reserved,
             topology_policy=policy,
+            device_locality="" if near is None else PREFER,
         ),
         plugged=tuple(
             Portion(GPU, node, machine.gpus, machine.gpus, held) for node, held in enumerate(gpus)
         ),
         fingerprint="",
+        near=near or (),
     )
     return build(values).topology
 
@@ -542,10 +561,7 @@ class TopoletScheduler:
             self._cache,
             GroupReservations(self._cache),
             _bind_nothing,
-            PodInfoCache(
-                device_resources=self._cache.device_resources,
-                default_bind=self._cache.default_bind,
-            ),
+            PodInfoCache(defaults=lambda: self._cache.pod_defaults),
             EquivalenceCache(self._cache),
             lambda args: ExtenderPreemptionResult(args.victims),
         )

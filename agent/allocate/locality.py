@@ -5,7 +5,8 @@ its devices; of several such sets all count. A NUMA node without CPUs (HBM, CXL,
 GPU) is replaced by the nearest ones with CPUs; of equally near ones by those of one socket, as
 KEP-6072 defines the NUMA node of a DRA device. Pods that share a card have the same near nodes.
 
-**Enough CPUs.** The containers take their places one after the other, the older ones first. A
+**Enough CPUs.** The containers take their places one after the other: first those whose policy is
+`require`, for which the scheduler has found room, then the others, the older ones first. A
 container gets its near nodes if its pool has CPUs there, and if these suffice for the CPU requests
 of all containers that have no other place. Otherwise it gets the next nodes by distance too. So the
 newest containers widen first.
@@ -57,6 +58,8 @@ class NearContainer(msgspec.Struct, frozen=True):
     """Its policy is `bind`."""
     memory_bytes: int = 0
     """Its memory limit, 0 without one."""
+    required: bool = False
+    """Its policy is `require`."""
 
     @property
     def key(self) -> Key:
@@ -82,6 +85,8 @@ class NearNodes(msgspec.Struct, frozen=True):
     """The NUMA nodes that its memory comes from; None for any."""
     unbound: str = ""
     """Why its memory is not bound; "" if it is, or if its policy does not bind it."""
+    cpu_milli: int = 0
+    """Its CPU request, which counts on `nodes`."""
 
     def problem(self, container_name: str) -> str:
         """What is not as its policy says, for the log and Events; "" for nothing."""
@@ -203,8 +208,8 @@ def places(
 
     `pool`: the CPUs of the pool by NUMA node; without any, no container has a place.
     `memory_bytes`: by NUMA node."""
-    load = _Load({node: 1000 * len(cpus) for node, cpus in pool.items()})
-    memory_load = _Load(memory_bytes)
+    load = Load({node: 1000 * len(cpus) for node, cpus in pool.items()})
+    memory_load = Load(memory_bytes)
     if not load.nodes:
         return {}
     decided = {}
@@ -213,14 +218,15 @@ def places(
         nodes = _place(container, distances.levels(near), wanted, load)
         load.add(nodes, container.cpu_milli)
         reason = FarReason.REQUESTS if near & load.nodes else FarReason.NO_CPUS
-        place = NearNodes(nodes, near, None if nodes <= near else reason)
+        far = None if nodes <= near else reason
+        place = NearNodes(nodes, near, far, cpu_milli=container.cpu_milli)
         if container.bound:
             place = _with_memory(container, place, memory_load)
         decided[container.key] = place
     return decided
 
 
-def _with_memory(container: NearContainer, place: NearNodes, load: _Load) -> NearNodes:
+def _with_memory(container: NearContainer, place: NearNodes, load: Load) -> NearNodes:
     """The place with bound memory, or with the reason why it is not bound."""
     nodes = place.nodes & load.nodes
     if not container.memory_bytes:
@@ -235,12 +241,12 @@ def _with_memory(container: NearContainer, place: NearNodes, load: _Load) -> Nea
     return msgspec.structs.replace(place, unbound=unbound)
 
 
-def _order(container: NearContainer) -> tuple[int, str, str]:
-    return container.created_at, container.uid, container.name
+def _order(container: NearContainer) -> tuple[bool, int, str, str]:
+    return not container.required, container.created_at, container.uid, container.name
 
 
 def _place(
-    container: NearContainer, levels: tuple[CpuSet, ...], wanted: LocalityInput, load: _Load
+    container: NearContainer, levels: tuple[CpuSet, ...], wanted: LocalityInput, load: Load
 ) -> CpuSet:
     usable = [level for level in levels if level & load.nodes]
     before = wanted.before.get(container.key)
@@ -253,7 +259,7 @@ def _place(
     return usable[-1]
 
 
-class _Load:
+class Load:
     """The amounts of one resource, milli-CPU or bytes, that containers have on NUMA nodes. Its
     tables have NUMA nodes as masks: a node with hundreds of containers asks thousands of times."""
 
@@ -269,16 +275,23 @@ class _Load:
 
     def fits(self, nodes: CpuSet, amount: int, tenths: int) -> bool:
         """Whether one more container fits on these NUMA nodes, and on all sets that contain them,
-        into this many tenths of the room. All nodes together do not count: more than there is can
-        be requested, and no other place would help."""
+        into this many tenths of the room."""
+        left = self.left(nodes, tenths)
+        return left is None or amount <= left
+
+    def left(self, nodes: CpuSet, tenths: int = 10) -> int | None:
+        """How large one more container may be to fit so, below 0 if there is too much already; None
+        for any size. All nodes together do not count: more than there is can be requested, and no
+        other place would help."""
         whole, taken = self.nodes.mask, self._taken
+        least = None
         for wider in {nodes.mask, *taken}:
             if nodes.mask & ~wider or not whole & ~wider:
                 continue
             on_wider = sum(each for part, each in taken.items() if not part & ~wider)
-            if (on_wider + amount) * 10 > self._room_of(wider) * tenths:
-                return False
-        return True
+            left = self._room_of(wider) * tenths // 10 - on_wider
+            least = left if least is None else min(least, left)
+        return least
 
     def _room_of(self, mask: int) -> int:
         if mask not in self._room_on:

@@ -123,10 +123,15 @@ class PodAllocation(msgspec.Struct, frozen=True):
     cpu_milli: int = 0
     memory: dict[str, int] = {}
 
+    @property
+    def bound(self) -> bool:
+        """Whether the pod has CPUs of its own, or NUMA nodes."""
+        return bool(self.cpus or self.amounts)
+
     def annotations(self, pools: Collection[SharedPool] = ()) -> dict[str, str]:
         """The annotation that `pod_allocation` reads; empty for a pod without CPUs and amounts.
         `pools`: on which a pod without CPUs of its own runs."""
-        if not self.cpus and not self.amounts:
+        if not self.bound:
             return {}
         return {RESOURCE_STATUS: status_text(self.cpus, self.amounts, pools)}
 

@@ -62,6 +62,12 @@ class Reason(enum.StrEnum):
     earlier one are left out."""
     SIZES_DIFFER = "sizes-differ"
     """The kubelet prefers another number of NUMA nodes for this resource than for others."""
+    DEVICES_APART = "devices-apart"
+    """The free devices are on more NUMA nodes than on an empty machine."""
+    NO_CPUS_NEAR = "no-cpus-near"
+    """The NUMA nodes of the devices do not have the CPUs."""
+    NOT_NEAR = "not-near"
+    """The node gives CPUs without regard to devices."""
 
     DEVICE_INSUFFICIENT = "device-insufficient"
     """Fewer devices fit than are requested."""
@@ -199,6 +205,11 @@ class Refusal(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
                 return f"all NUMA nodes together have {left} left"
             case Reason.NO_PREFERRED_HOLDS:
                 return f"{_PREFERRED.format(self.detail)}: at most {left} left there"
+            case Reason.DEVICES_APART | Reason.NO_CPUS_NEAR:
+                nodes = ", ".join(map(str, self.nodes))
+                if self.reason is Reason.NO_CPUS_NEAR:
+                    return f"NUMA nodes {nodes} of its devices have {left} left"
+                return f"{_TEXTS[self.reason]}: NUMA nodes {nodes}"
             case Reason.NO_ZONE_HOLDS:
                 several = len(self.nodes) > 1
                 nodes = f"NUMA node{'s' if several else ''} {', '.join(map(str, self.nodes))}"
@@ -229,6 +240,8 @@ _TEMPORARY: Final = frozenset(
         Reason.NO_ZONE_HOLDS,
         Reason.ZONES_TOGETHER,
         Reason.NO_PREFERRED_HOLDS,
+        Reason.DEVICES_APART,
+        Reason.NO_CPUS_NEAR,
         Reason.DEVICE_INSUFFICIENT,
         Reason.DEVICE_SCOPE,
         Reason.DEVICE_PARTITION,
@@ -261,6 +274,9 @@ _TEXTS: Final = {
     Reason.ZONES_TOGETHER: "all NUMA nodes together do not have that much left",
     Reason.NO_PREFERRED_HOLDS: f"{_PREFERRED}: not that much is left there",
     Reason.SIZES_DIFFER: f"{_PREFERRED} for it, and more for the rest",
+    Reason.DEVICES_APART: "the free ones are on more NUMA nodes than on an empty machine",
+    Reason.NO_CPUS_NEAR: "the NUMA nodes of its devices do not have that much left",
+    Reason.NOT_NEAR: "CPUs do not follow devices there",
     Reason.DEVICE_INSUFFICIENT: "not enough devices are free",
     Reason.DEVICE_NO_DEVICES: "the node has none",
     Reason.DEVICE_SEVERAL_TYPES: "the node lists the resource for several device types",

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from agent.model.cpu.policies import BindPolicy, NumaPolicy
+from agent.model.cpu.policies import BindPolicy, DeviceLocality, NumaPolicy
 from agent.model.devices.device_allocation import (
     DEVICE_ALLOCATE_HINT,
     DEVICE_JOINT_ALLOCATE,
@@ -24,6 +24,7 @@ from agent.model.devices.device_allocation import (
 )
 from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY_RATIO, DeviceType
 from agent.model.devices.device_request import (
+    CARD_RESOURCES,
     FULL,
     DeviceRequest,
     RequestError,
@@ -39,6 +40,7 @@ from agent.model.pod.annotations import (
     RESOURCE_SPEC,
     RESOURCE_STATUS,
     AnnotationError,
+    device_locality,
     shared_containers,
 )
 from agent.model.pod.apiobjects import ApiPod, unequal_cpu
@@ -155,10 +157,12 @@ class NodeRules(Protocol):
 
 
 class Reads(enum.Enum):
-    """What an offer reads of a node: its report of NUMA nodes, also its CPUs and NUMA amounts, also
-    its devices."""
+    """What an offer reads of a node: its report of NUMA nodes, as far as its kubelet aligns pods to
+    them; also the report's devices of plugins; instead of these its CPUs and NUMA amounts; also its
+    devices."""
 
     ZONES = enum.auto()
+    DEVICE_ZONES = enum.auto()
     CPUS = enum.auto()
     DEVICES = enum.auto()
 
@@ -226,6 +230,8 @@ class PodRequest(msgspec.Struct, frozen=True):
     """The requests to NUMA nodes, as the kubelet counts them."""
     kind: PodKind = NO_KIND
     """What placements read of the pod."""
+    device_locality: DeviceLocality | None = None
+    """The policy of the pod or of its namespace; None for the one of the node's agent."""
 
     @property
     def uid(self) -> str:
@@ -244,17 +250,37 @@ class PodRequest(msgspec.Struct, frozen=True):
         """What an offer to the pod reads at most of a node with these properties."""
         if self.devices is not None:
             return Reads.DEVICES
-        return Reads.CPUS if self.needs or node.binds_all else Reads.ZONES
+        if self.needs or node.binds_all:
+            return Reads.CPUS
+        return Reads.DEVICE_ZONES if self.numa_request.devices else Reads.ZONES
 
-    def without_listed(self, names: Collection[str]) -> PodRequest:
-        """The same request, with these of its `devices.listed` as plain extended resources."""
+    def reads_zones(self, node: NodeRules) -> bool:
+        """Whether an offer reads of such a node no more than its report of NUMA nodes."""
+        return self.reads(node) in (Reads.ZONES, Reads.DEVICE_ZONES)
+
+    @property
+    def cards(self) -> frozenset[str]:
+        """The resource of whole cards, if the pod requests such cards, without preferences, and no
+        other devices of known types."""
+        devices = self.devices
+        if devices is None or devices.requests.keys() != _ONLY_CARDS or self.isolation:
+            return frozenset()
+        if devices.preferences != _NO_PREFERENCES:
+            return frozenset()
+        return CARD_RESOURCES & self.requests.keys()
+
+    def without_devices(self, names: Collection[str]) -> PodRequest:
+        """The same request, with these of its `devices.listed` and `cards` as plain extended
+        resources."""
         if self.devices is None:
             return self
         plain = {name: self.requests[name] for name in names}
         listed = {name: amount for name, amount in self.devices.listed.items() if name not in plain}
         devices = msgspec.structs.replace(self.devices, listed=listed)
-        has_devices = bool(listed or devices.requests)
         needs = self.needs if listed else self.needs & ~Needs.LISTED
+        if plain.keys() & self.cards:
+            devices, needs = msgspec.structs.replace(devices, requests={}), needs & ~Needs.DEVICES
+        has_devices = bool(listed or devices.requests)
         resources = msgspec.structs.replace(
             self.resources, requests={**self.resources.requests, **plain}
         )
@@ -269,18 +295,22 @@ def request_of(
     pod: ApiPod,
     device_resources: Container[str] = (),
     default_bind: BindPolicy = BindPolicy.FULL_PCPUS,
+    of_namespace: DeviceLocality | None = None,
 ) -> PodRequest:
     """Reads what a pod requests.
 
     `device_resources` are the resources that Device objects of the cluster list.
     `default_bind` is the configured bind policy, which Koordinator's pods without one get.
+    `of_namespace` is the device locality in the label of the pod's namespace.
     Raises PodRequestError."""
     try:
-        return _pod_request(pod, device_resources, default_bind)
+        return _pod_request(pod, device_resources, default_bind, of_namespace)
     except (AnnotationError, RequestError) as error:
         raise PodRequestError(f"pod {pod.title}: {error}") from None
 
 
+_ONLY_CARDS: Final = frozenset((DeviceType.GPU.value,))
+_NO_PREFERENCES: Final = DevicePreferences()
 _SPECS: Final = (RESOURCE_SPEC, NUMA_TOPOLOGY_SPEC)
 _DEVICE_NOTES: Final = (DEVICE_ALLOCATE_HINT, DEVICE_JOINT_ALLOCATE, GPU_PARTITION_SPEC)
 _WRITTEN: Final = (RESOURCE_STATUS, DEVICE_ALLOCATED)
@@ -288,7 +318,10 @@ _CLASSES: Final = frozenset(QoS)
 
 
 def _pod_request(
-    pod: ApiPod, device_resources: Container[str], default_bind: BindPolicy
+    pod: ApiPod,
+    device_resources: Container[str],
+    default_bind: BindPolicy,
+    of_namespace: DeviceLocality | None,
 ) -> PodRequest:
     notes, labels = pod.annotations, pod.labels
     requests = pod_requests(pod)
@@ -322,6 +355,7 @@ def _pod_request(
         taken = {name: amount for name, amount in requests.items() if foreign(name)}
     without_cpus, unequal = (shared_reason(pod), unequal) if _binds(resources) else ("", "")
     isolation = labels.get(GPU_ISOLATION_PROVIDER, "") if devices else ""
+    locality = device_locality(notes, of_namespace) if numa_request.devices else None
     return PodRequest(
         resources,
         requests,
@@ -342,12 +376,14 @@ def _pod_request(
             _read_of_numa_request(numa_request),
             without_cpus,
             unequal,
+            locality,
         ),
         taken=taken,
         shared_reason=without_cpus,
         unequal=unequal,
         numa_request=numa_request,
         kind=_kind(requests, devices.requests if devices else {}, pod.gpu_models),
+        device_locality=locality,
     )
 
 

@@ -187,7 +187,15 @@ class LocalityView:
             # The runtime does not show the memory limit of a pod that the API has not listed.
             bound = policy is DeviceLocality.BIND and pod.uid in in_cluster
             containers.append(
-                NearContainer(*key, nodes, cpu_milli, pod.created_at, bound, memory_bytes)
+                NearContainer(
+                    *key,
+                    nodes,
+                    cpu_milli,
+                    pod.created_at,
+                    bound,
+                    memory_bytes,
+                    policy is DeviceLocality.REQUIRE,
+                )
             )
         before = self._places if self._places is not None else self._running(pods, holds, topology)
         since = self._clock() - REST_SECONDS

@@ -19,12 +19,11 @@ from agent.kube import objects
 from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
 from agent.kube.errors import KubeError, NotFoundError
-from agent.model.bounds import unknown_value
 from agent.model.cpu.policies import DeviceLocality
 from agent.model.devices import resource_slice
 from agent.model.devices.resource_slice import DraDevice, DraLocation
 from agent.model.objects import ObjectError
-from agent.model.pod.annotations import DEVICE_LOCALITY
+from agent.model.pod.annotations import label_locality
 from agent.node.sources import SourceName, Sources
 
 log = logging.getLogger(__name__)
@@ -158,15 +157,11 @@ def locality_of_namespaces(
 
     def policy(name: str) -> DeviceLocality | None:
         namespace = cluster.get(objects.NAMESPACE.name, name, cached=True) or {}
-        labels = namespace.get("metadata", {}).get("labels") or {}
-        text = str(labels.get(DEVICE_LOCALITY, ""))
-        if not text or text in tuple(DeviceLocality):
-            return DeviceLocality(text) if text else None
-        problem = unknown_value(f"label {DEVICE_LOCALITY}", text, tuple(DeviceLocality))
-        if (name, problem) not in logged:
+        locality, problem = label_locality(namespace.get("metadata", {}).get("labels") or {})
+        if problem and (name, problem) not in logged:
             logged.add((name, problem))
             log.warning("namespace %s: %s", name, problem)
-        return None
+        return locality
 
     source = SourceName.NAMESPACES
     return Lookup(source, read, NAMESPACES_SECONDS, lambda _: False, wake, sources)

@@ -140,6 +140,7 @@ def with_settings(node: NodeConfiguration, settings: AgentSettings) -> NodeConfi
         be_on_reserved=settings.be_on_reserved,
         managed_by=settings.managed_by,
         bind_memory=node.bind_memory or settings.bind_memory,
+        device_locality=settings.device_locality,
     )
 
 

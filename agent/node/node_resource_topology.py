@@ -18,6 +18,7 @@ from agent.model.devices.device_object import Device, Portion, portions
 from agent.model.devices.gpus import GpuInfo
 from agent.model.nrt import node_status
 from agent.model.nrt.node_annotations import (
+    NearRequests,
     NodeConfiguration,
     PodCpuAlloc,
     RefusedClaim,
@@ -184,6 +185,7 @@ class ReportValues(msgspec.Struct, frozen=True):
     owner: OwnerReference | None = None
     fingerprint: str | None = None
     refused: tuple[RefusedClaim, ...] = ()
+    near: tuple[NearRequests, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -224,6 +226,7 @@ def build(values: ReportValues) -> Report:
             values.allocs,
             configured,
             values.refused,
+            values.near,
         ),
         values.owner,
     )

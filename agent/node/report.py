@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from agent.allocate.cpu_claims import ClaimRefusal
+from agent.allocate.locality import NearNodes
 from agent.allocate.pools import Decision
 from agent.allocate.reserved_cpus import KubeletCpus, cpus_outside_scheduling
 from agent.allocate.visibility.pod_devices import UNDECIDED, DeviceVisibility
@@ -17,7 +18,12 @@ from agent.model.cpu.topology import Topology
 from agent.model.devices.gpus import GpuReading
 from agent.model.devices.holding import GpuUse, gpu_users
 from agent.model.nrt import resource_topology
-from agent.model.nrt.node_annotations import NodeConfiguration, PodCpuAlloc, RefusedClaim
+from agent.model.nrt.node_annotations import (
+    NearRequests,
+    NodeConfiguration,
+    PodCpuAlloc,
+    RefusedClaim,
+)
 from agent.model.nrt.resource_topology import OwnerReference
 from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status
 from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
@@ -236,6 +242,18 @@ def report_values(name: str, moment: ReportInput) -> ReportValues:
         OwnerReference(name, uid) if uid else None,
         _fingerprint(cluster.pods.values()) if uid else None,
         _refused(pods, decision),
+        near_requests(decision.places.values()),
+    )
+
+
+def near_requests(places: Iterable[NearNodes]) -> tuple[NearRequests, ...]:
+    """The CPU requests on the NUMA nodes of these places."""
+    requests: dict[CpuSet, int] = {}
+    for place in places:
+        requests[place.nodes] = requests.get(place.nodes, 0) + place.cpu_milli
+    return tuple(
+        NearRequests(str(nodes), cpu_milli)
+        for nodes, cpu_milli in sorted(requests.items(), key=lambda item: item[0].mask)
     )
 
 

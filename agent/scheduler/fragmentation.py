@@ -37,7 +37,6 @@ from agent.model.pod_request import (
     PodRequest,
     PodRequestError,
     kind_of_requests,
-    request_of,
 )
 from agent.model.rebind_resource import StatusMeasures
 from agent.scheduler.rebind.progress import fixed_pods, requests_of, status_measures
@@ -300,7 +299,7 @@ def fragmentation(
         nodes = sorted(cluster.nodes(), key=lambda each: each.name)
         request = None
         if sample is not None:
-            request = request_of(sample, cluster.device_resources(), cluster.default_bind)
+            request = cluster.pod_defaults.request(sample)
         live = [each for each in pods if not each.terminal]
         demand = _demand(live, nodes, cluster)
         by_node: dict[str, list[ApiPod]] = {}
@@ -323,7 +322,7 @@ def _demand(
     kinds: Counter[PodKind] = Counter()
     for pod in pods:
         try:
-            request = request_of(pod, cluster.device_resources(), cluster.default_bind)
+            request = cluster.pod_defaults.request(pod)
         except PodRequestError:
             continue
         kinds[request.kind] += 1

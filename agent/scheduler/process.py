@@ -164,9 +164,7 @@ class _State:
         self.rules = allocator_rules(args)
         agents = agent_selector(settings)
         self.cluster = SchedulerCache(rules=self.rules, agents=bool(agents.labels))
-        self.pod_infos = PodInfoCache(
-            device_resources=self.cluster.device_resources, default_bind=self.cluster.default_bind
-        )
+        self.pod_infos = PodInfoCache(defaults=lambda: self.cluster.pod_defaults)
         self.groups = GroupReservations(self.cluster)
         self.cache = EquivalenceCache(self.cluster)
         self.numbering = StateNumbering(self.cluster)

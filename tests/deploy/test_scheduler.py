@@ -246,6 +246,7 @@ def test_the_schedulers_role_has_exactly_the_used_verbs() -> None:
     assert rules(roles["topolet-scheduler"]) == {
         ("", "pods"): {"get", "list", "watch", "patch"},
         ("", "nodes"): {"list", "watch"},
+        ("", "namespaces"): {"list", "watch"},
         ("topology.node.k8s.io", "noderesourcetopologies"): {"list", "watch"},
         ("scheduling.koordinator.sh", "devices"): {"list", "watch"},
         ("scheduling.koordinator.sh", "reservations"): {"list", "watch"},

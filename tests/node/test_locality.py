@@ -100,7 +100,8 @@ def test_containers_stay_while_the_checkpoint_cannot_be_read_or_no_longer_names_
         ("off", "0-7", ""),
         ("prefer", "4-7", ""),
         ("bind", "4-7", ""),
-        ("near", "4-7", "value: 'near' is not one of off, prefer, bind"),
+        ("require", "4-7", ""),
+        ("near", "4-7", "value: 'near' is not one of off, prefer, bind, require"),
     ],
 )
 def test_the_annotation_of_the_pod_decides(

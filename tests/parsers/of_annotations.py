@@ -219,7 +219,12 @@ _TEXTS: Final[list[tuple[str, Read, tuple[str, ...]]]] = [
     (
         node_annotations.AGENT_SETTINGS,
         node_annotations.reported_settings,
-        ('{"ownersOnReserved": true, "memoryManagerPolicy": "Static"}',),
+        ('{"ownersOnReserved": true, "memoryManagerPolicy": "Static", "deviceLocality": "off"}',),
+    ),
+    (
+        node_annotations.NEAR_DEVICES,
+        node_annotations.near_requests,
+        ('[{"numaNodes": "0,2-3", "cpuMilli": 12000}]',),
     ),
     (
         node_annotations.POD_CPU_ALLOCS,
@@ -480,6 +485,12 @@ def _objects() -> Iterator[Target]:
         lambda text: (apiobjects.decode_node(text), records.node(text)),
         _NODE,
         raises={ObjectError: "Node "},
+    )
+    yield json_target(
+        "Namespace",
+        records.namespace,
+        {"metadata": {"name": "n", "labels": {"topolet.io/device-locality": "prefer"}}},
+        raises={ObjectError: "Namespace "},
     )
     yield json_target("NodeResourceTopology", records.topology, _TOPOLOGY)
     yield json_target(

@@ -129,7 +129,7 @@ class Extender:
     ) -> None:
         self.cluster = cluster
         self.groups = GroupReservations(cluster, clock=clock)
-        self.pod_infos = pod_infos or PodInfoCache(device_resources=cluster.device_resources)
+        self.pod_infos = pod_infos or PodInfoCache(defaults=lambda: cluster.pod_defaults)
         self.binder = Binder(cluster, self.groups, bindings, self.pod_infos)
         self.handlers = ExtenderHandlers(
             cluster,

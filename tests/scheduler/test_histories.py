@@ -368,7 +368,7 @@ def state_of(cluster: SchedulerCache, uids: Collection[str]) -> dict[str, object
     return {
         "nodes": nodes,
         "ineligibility": reasons,
-        "device resources": cluster.device_resources(),
+        "device resources": cluster.pod_defaults.device_resources,
         "pods": {uid: cluster.pod(uid) for uid in uids},
         "reservations": {uid: cluster.reservation(uid) for uid in uids},
     }

@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.kube.auth import FileAccess
-from agent.kube.objects import ChangeKind
+from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.kube.transport import Transport
-from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY
+from agent.model.cpu.policies import DeviceLocality
+from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY, NEAR_DEVICES
 from agent.model.pod import apiobjects
+from agent.model.pod.annotations import DEVICE_LOCALITY
 from agent.scheduler.extender.extender import (
     ExtenderFilterResult,
 )
@@ -219,6 +221,116 @@ def test_pods_with_a_koordinator_qos_class_are_not_checked_by_zones(scene: Scene
     scene.add_node("a", TWO_ZONES, with_koordinator_annotations(report))
     assert scene.fits(pod("p", ONE_CPU, labels={"koordinator.sh/qosClass": "LS"})) == ["a"]
     assert scene.fits(pod("q", ONE_CPU)) == []
+
+
+CARD = "vendor.com/card"
+CARDS = {zone: {"cpu": 16000, CARD: 4} for zone in (0, 1)}
+
+
+def with_agent(report: Object, policy: str = "prefer", near: Object | None = None) -> Object:
+    """The report of an agent with this device locality. `near`: the requests near to devices in
+    milli-CPU, by NUMA nodes."""
+    requests = [
+        {"numaNodes": nodes, "cpuMilli": cpu_milli} for nodes, cpu_milli in (near or {}).items()
+    ]
+    annotations = {
+        AGENT_SETTINGS: json.dumps({"deviceLocality": policy}),
+        NEAR_DEVICES: json.dumps(requests),
+    }
+    return {**report, "metadata": {**report["metadata"], "annotations": annotations}}
+
+
+def cards_used(name: str, *used_of_zones: int) -> Object:
+    of_zones = {zone: {CARD: cards} for zone, cards in enumerate(used_of_zones)}
+    return topology(name, CARDS, of_zones, policy="best-effort")
+
+
+def with_cards(name: str, count: int, locality: str = "") -> Object:
+    """A Burstable pod."""
+    body = pod(name, {"cpu": "4", CARD: str(count)}, limited=False)
+    body["metadata"]["annotations"] = {DEVICE_LOCALITY: locality} if locality else {}
+    return body
+
+
+def test_nodes_where_devices_and_cpus_are_near_are_preferred(scene: Scene) -> None:
+    scene.add_node("apart", CARDS, with_agent(cards_used("apart", 3, 3)))
+    scene.add_node("no-cpus", CARDS, with_agent(cards_used("no-cpus", 2, 2), near={"0": 13000}))
+    scene.add_node("near", CARDS, with_agent(cards_used("near", 2, 2), near={"0": 12000}))
+    scene.add_node("empty", CARDS, with_agent(cards_used("empty", 0, 0)))
+    scene.add_node("without-report", CARDS)
+    body = with_cards("p", 2)
+    assert scene.fits(body) == scene.names, "no node is excluded"
+    scores = scene.extender.scores(apiobjects.from_object(body), scene.names)
+    assert sorted(scores, key=lambda name: -scores[name])[:2] == ["near", "empty"]
+    assert scores["near"] == 10
+    assert max(scores["apart"], scores["no-cpus"], scores["without-report"]) < scores["empty"]
+
+
+@pytest.mark.parametrize(
+    ("node", "of_namespace", "of_pod", "nodes"),
+    [
+        ("prefer", None, "require", ["near"]),
+        ("prefer", "require", "", ["near"]),
+        ("require", None, "", ["near"]),
+        ("require", "prefer", "", ["apart", "near"]),
+        ("prefer", "require", "off", ["apart", "near"]),
+        ("off", None, "require", ["near"]),
+    ],
+)
+def test_the_pod_or_else_its_namespace_or_else_the_node_requires_it(
+    scene: Scene, node: str, of_namespace: str | None, of_pod: str, nodes: list[str]
+) -> None:
+    scene.add_node("apart", CARDS, with_agent(cards_used("apart", 3, 3), node))
+    scene.add_node("near", CARDS, with_agent(cards_used("near", 2, 2), node))
+    if of_namespace is not None:
+        locality = DeviceLocality(of_namespace)
+        scene.cluster.namespaces_changed(
+            [Change(ChangeKind.ADDED, ObjectKey("", "default"), locality)]
+        )
+    assert scene.fits(with_cards("p", 2, of_pod)) == nodes
+
+
+def test_a_node_that_does_not_meet_the_requirement_has_a_reason(scene: Scene) -> None:
+    scene.add_node("apart", CARDS, with_agent(cards_used("apart", 3, 3)))
+    scene.add_node("full", CARDS, with_agent(cards_used("full", 2, 2), near={"0": 13000}))
+    scene.add_node("other-agent", CARDS, cards_used("other-agent", 0, 0))
+    scene.add_node("without-report", CARDS)
+    result = scene.filter(with_cards("p", 2, "require"))
+    assert result.failed_nodes == {
+        "apart": "container c0 requests 2 vendor.com/card: the free ones are on more NUMA nodes "
+        "than on an empty machine: NUMA nodes 0, 1",
+        "full": "container c0 requests 4 cpu: NUMA nodes 0 of its devices have 3 left",
+    }
+    no_agent = "vendor.com/card: CPUs do not follow devices there (without Topolet's agent)"
+    assert result.failed_and_unresolvable_nodes == {
+        "other-agent": no_agent,
+        "without-report": no_agent,
+    }
+    refused = scene.filter(with_cards("q", 2, "near")).failed_and_unresolvable_nodes
+    assert set(refused.values()) == {
+        "pod default/q: annotation topolet.io/device-locality: value: 'near' is not one of off, "
+        "prefer, bind, require"
+    }
+
+
+def test_cards_that_no_device_object_lists_are_placed_by_zones(scene: Scene) -> None:
+    """Without the report of Topolet's agent, it is not known whether the node's Device object is
+    only missing yet."""
+    zones = {zone: {"cpu": 16000, "nvidia.com/gpu": 4} for zone in (0, 1)}
+    scene.add_node("without-agent", zones, topology("without-agent", zones, policy="none"))
+    scene.add_node("of-plugin", zones, with_agent(topology("of-plugin", zones, policy="none")))
+    body = pod("p", {"cpu": "4", "nvidia.com/gpu": "2"}, limited=False)
+    assert scene.fits(body) == ["of-plugin"]
+    assert scene.bind(body, "of-plugin") == ""
+
+
+def test_a_bound_pod_counts_near_to_its_devices_before_a_report_does(scene: Scene) -> None:
+    scene.add_node("a", CARDS, with_agent(cards_used("a", 0, 0), near={"0": 9000}))
+    first, second = with_cards("p", 1, "require"), with_cards("q", 1, "require")
+    assert scene.fits(second) == ["a"]
+    assert scene.bind(first, "a") == ""
+    assert scene.fits(second) == []
+    assert "NUMA nodes 0 of its devices have 3 left" in scene.bind(second, "a")
 
 
 class World:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.devices.allocation import Allocation
+from agent.allocate.devices.allocation import Allocation, DeviceHintProvider
 from agent.allocate.devices.inventory import NodeDevices
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.answer import NodeOffer
@@ -71,7 +71,7 @@ class NodeAllocator:
 
     def state(self, reads: Reads) -> tuple[object, ...]:
         """What an offer reads besides the properties; equal for equal states."""
-        if reads is Reads.ZONES:
+        if reads in (Reads.ZONES, Reads.DEVICE_ZONES):
             return (self._zones.state(reads),)
         return tuple(part.state(reads) for part in self._parts())
 
@@ -133,7 +133,7 @@ class NodeAllocator:
     def score_bound(self, pod_request: PodRequest) -> int:
         """No offer to the pod, which holds nothing here, has a higher score."""
         here = self.as_here(pod_request)
-        if self.properties.rules.placement or here.reads(self.properties) is Reads.ZONES:
+        if self.properties.rules.placement or here.reads_zones(self.properties):
             return HIGHEST
         bound = self._cpus.score_bound(here)
         return bound if here.devices is None else (bound + HIGHEST) // 2
@@ -162,7 +162,7 @@ class NodeAllocator:
 
     def _unplaced(self, pod_request: PodRequest, steps: Steps) -> NodeOffer | Refusal:
         """The offer without the rating of a placement."""
-        by_zones = pod_request.reads(self.properties) is Reads.ZONES
+        by_zones = pod_request.reads_zones(self.properties)
         if not by_zones and pod_request.uid in self._assigned:
             return self.without((pod_request.uid,))._unplaced(pod_request, steps)
         zones = self._zones if by_zones or self._zones.checks_all else None
@@ -183,7 +183,36 @@ class NodeAllocator:
         of_devices = devices.offer(pod_request, steps, hints) if devices else None
         if isinstance(of_devices, Refusal):
             return of_devices
+        bound = of_cpus and of_cpus.choice and of_cpus.choice.allocation.bound
+        if of_devices and hints and not bound:
+            of_devices = self._near(pod_request, hints, of_devices, steps)
+            if isinstance(of_devices, Refusal):
+                return of_devices
         return _node_offer(pod_request, of_cpus, of_zones, of_devices)
+
+    def _near(
+        self,
+        pod_request: PodRequest,
+        hints: DeviceHintProvider,
+        offer: Priced[Allocation],
+        steps: Steps,
+    ) -> Priced[Allocation] | Refusal:
+        """The offer of devices to a pod that shares CPUs. If it would be far from them, the node
+        counts half under the policy `prefer`; under `require` it gets devices to which it is
+        near."""
+        far = self._zones.far(pod_request, offer.choice, steps)
+        if far is None:
+            return offer
+        if not self._zones.requires(pod_request):
+            return msgspec.structs.replace(offer, score=(offer.score or 0) // 2)
+        for mask in self._zones.near_masks(offer.choice):
+            steps.take(_STEPS_OF_MASK)
+            allocation = hints.find(mask)
+            if isinstance(allocation, Refusal):
+                continue
+            if self._zones.far(pod_request, allocation, steps) is None:
+                return Priced(allocation, hints.score(allocation), (hints.opened(allocation),))
+        return far
 
     def _cards(self, pod_request: PodRequest) -> CardOrder | None:
         """The order of the cards for a part of a GPU, if a placement has one."""
@@ -193,17 +222,22 @@ class NodeAllocator:
     def as_here(self, pod_request: PodRequest) -> PodRequest:
         """The request as this node serves it: a resource that a Device object of another node
         lists is the kubelet's here, if the Node has it and the node's Device object does not list
-        it. Nobody but a Device object gives resources of Koordinator's domain."""
+        it. Nobody but a Device object gives resources of Koordinator's domain. Whole cards are the
+        kubelet's if the node's Device object lists no cards, and the zones of its agent have
+        them."""
         devices, properties = pod_request.devices, self.properties
-        if devices is None or not devices.listed:
+        if devices is None:
             return pod_request
-        types = properties.inventory.types if properties.inventory else {}
+        inventory = properties.inventory
+        types = inventory.types if inventory else {}
         of_kubelet = [
             name
             for name in devices.listed
             if name not in types and name in properties.allocatable and not name.startswith(DOMAIN)
         ]
-        return pod_request.without_listed(of_kubelet) if of_kubelet else pod_request
+        if (inventory is None or _GPU not in inventory.fleets) and self._zones.of_agent:
+            of_kubelet += (name for name in pod_request.cards if self._zones.have(name))
+        return pod_request.without_devices(of_kubelet) if of_kubelet else pod_request
 
     def offer_all(self, pod_requests: Sequence[PodRequest]) -> tuple[NodeOffer, ...] | Refusal:
         """One offer for each request, all of which can be committed; the requests have different
@@ -241,7 +275,7 @@ class NodeAllocator:
         pod = node_offer.assigned_pod()
         self.record(pod)
         allocation = node_offer.cpus.allocation if node_offer.cpus else None
-        self._zones.place(pod.uid, allocation, pod_request.taken)
+        self._zones.place(allocation, pod_request)
         return pod
 
     def record(self, pod: AssignedPod) -> None:
@@ -281,9 +315,19 @@ class NodeAllocator:
                 self._zones.missing(pod_request, None, steps)
                 or others._devices.missing(pod_request, node_offer.device_allocation, steps)
                 or others._cpus.missing(pod_request, node_offer.cpus, steps)
+                or self._far(node_offer, steps)
             )
         except TooComplexError:
             return self._too_complex(OFFER_STEPS).text
+
+    def _far(self, node_offer: NodeOffer, steps: Steps) -> str:
+        """Why a pod that has to be near to the offered devices would not be; "" if it would."""
+        cpus, devices = node_offer.cpus, node_offer.device_allocation
+        bound = cpus is not None and cpus.allocation.bound
+        if devices is None or bound or not self._zones.requires(node_offer.pod_request):
+            return ""
+        far = self._zones.far(node_offer.pod_request, devices, steps)
+        return far.text if far else ""
 
     def _in_turn(
         self, pod_requests: Sequence[PodRequest], steps: Steps
@@ -312,6 +356,7 @@ class NodeAllocator:
 
 
 _GPU: Final = DeviceType.GPU.value
+_STEPS_OF_MASK: Final = 100
 _OTHERS: Final = "cards outside"
 
 

@@ -37,9 +37,11 @@ class NodeStates:
         cpus, rules = properties.cpus, properties.rules
         if rules.placement is not None:
             return None
-        if reads is Reads.ZONES:
-            no_zones = properties.zones is None
-            return self._number((_hashable(rules), no_zones, properties.whole_cores))
+        if reads in (Reads.ZONES, Reads.DEVICE_ZONES):
+            zones = properties.zones_align or (
+                reads is Reads.DEVICE_ZONES and properties.zones is not None
+            )
+            return self._number((_hashable(rules), zones, properties.whole_cores))
         if cpus is None:
             return None
         whole: dict[str, int] = {}

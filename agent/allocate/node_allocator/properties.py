@@ -148,6 +148,13 @@ class NodeProperties(msgspec.Struct, frozen=True):
         return cpus.cpu_ratio > 1 or cpus.policies.bind_label is not None or self.aligns_all
 
     @property
+    def zones_align(self) -> bool:
+        """Whether pods without devices have to fit on NUMA nodes of the report, or are scored by
+        them."""
+        zones, strategy = self.zones, self.rules.zones.type
+        return zones is not None and (zones.declines or strategy is Strategy.LEAST_NUMA_NODES)
+
+    @property
     def whole_cores(self) -> WholeCores | None:
         """The cores that the kubelet assigns to pods, None unless its option is full-pcpus-only."""
         cpus = self.cpus

@@ -10,22 +10,31 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 
 import msgspec
 
+from agent.allocate.devices.allocation import Allocation
 from agent.allocate.kubelet.static_policy import RefusalReason
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.part import Priced
 from agent.allocate.node_allocator.properties import NodeProperties
+from agent.allocate.nrt.device_locality import (
+    far_from_devices,
+    has_plugin_devices,
+    near_milli_of,
+    rate,
+)
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.filter import preferred_misfit, restricts
 from agent.allocate.nrt.node import Assumed, ZonedNode, ZoneReport, with_freed, without
 from agent.allocate.nrt.score import score
+from agent.allocate.numa.hint import fewest_nodes, of_nodes, subsets
 from agent.allocate.refusal import Reason, Refusal
-from agent.allocate.steps import Steps
-from agent.model.pod.numa_request import NumaRequest
+from agent.allocate.steps import Steps, TooComplexError
+from agent.model.cpu.policies import DeviceLocality
+from agent.model.pod.numa_request import NumaRequest, foreign
 from agent.model.pod_request import PodRequest, Reads
 
 
@@ -39,7 +48,7 @@ class ZoneAllocator:
         self._since: dict[str, Assumed] = {}
         self._left: ZonedNode | None = None
         self._whole_cores = properties.whole_cores
-        self.checks_all = report is not None or self._whole_cores is not None
+        self.checks_all = self._kubelet_rejects()
         """Whether the kubelet may reject pods that have CPUs or devices from Topolet."""
         self._kubelet_cpus: Counter[str] = Counter()
         self._taken = 0
@@ -61,7 +70,7 @@ class ZoneAllocator:
         """`left`: the amounts that all pods but those of `uncounted` leave free; None: unknown."""
         self.properties, self._report = properties, properties.zones
         self._reported, self._left = left, None
-        self.checks_all = self._report is not None or self._whole_cores is not None
+        self.checks_all = self._kubelet_rejects()
         self._since = {uid: each for uid, each in self._since.items() if uid in uncounted}
 
     def admits(self, pod_request: PodRequest, steps: Steps) -> Refusal | None:
@@ -78,7 +87,9 @@ class ZoneAllocator:
         under its policy restricted, or because of an init container under single-numa-node."""
         if self._alone(pod_request):
             answer = self._by_zones(pod_request, steps)
-            return answer if isinstance(answer, Refusal) else Priced(None, answer)
+            if isinstance(answer, Refusal):
+                return answer
+            return self._by_locality(pod_request, steps) or Priced(None, answer)
         return self._restricted(pod_request, steps) or Priced(None)
 
     def missing(self, pod_request: PodRequest, choice: None, steps: Steps) -> str:
@@ -109,14 +120,20 @@ class ZoneAllocator:
 
     def state(self, reads: Reads) -> tuple[object, ...]:
         report, left = self._report, self._left_for("")
-        zones = None if report is None else (report.reported, report.empty, left)
+        zones: object = None
+        if report is not None and (reads is Reads.DEVICE_ZONES or self.properties.zones_align):
+            zones = report.reported, report.empty, left
+        elif report is not None and reads is Reads.DEVICES:
+            room = left and (left.available.get("cpu"), left.near)
+            zones = report.reported.device_locality, report.empty.available.get("cpu"), room
         return zones, self._taken if self._whole_cores is not None else None
 
-    def place(self, uid: str, allocation: PodAllocation | None, taken: Mapping[str, int]) -> None:
-        """Subtracts a pod until the node's report counts it; `taken`: see `assumed_of`."""
+    def place(self, allocation: PodAllocation | None, pod_request: PodRequest) -> None:
+        """Subtracts a pod until the node's report counts it."""
         if self._report is None:
             return
-        if assumed := assumed_of(allocation, taken, self.properties.cpus):
+        uid, taken, pod = pod_request.uid, pod_request.taken, pod_request.numa_request
+        if assumed := assumed_of(allocation, taken, pod, self.properties.cpus):
             self._since[uid] = assumed
         self._left = None
 
@@ -128,7 +145,7 @@ class ZoneAllocator:
     def _alone(self, pod_request: PodRequest) -> bool:
         """Whether an offer to the pod has no CPUs or devices: neither the pod nor the labels of the
         node ask for them."""
-        return pod_request.reads(self.properties) is Reads.ZONES
+        return pod_request.reads_zones(self.properties)
 
     def _by_zones(self, pod_request: PodRequest, steps: Steps) -> int | Refusal:
         """The score. A request for NUMA nodes may have no amount: then only the reported resources
@@ -140,6 +157,96 @@ class ZoneAllocator:
                 return refusal
         scoring = self.properties.rules.zones
         return score(left, pod, scoring.type, scoring.weights, steps)
+
+    def _by_locality(self, pod_request: PodRequest, steps: Steps) -> Priced[None] | Refusal | None:
+        """The price of a node for a pod with devices of plugins; None for other pods, and under the
+        policy `off`."""
+        report, pod = self._report, pod_request.numa_request
+        policy = self._locality_of(pod_request)
+        if not pod.devices or policy is DeviceLocality.OFF:
+            return None
+        left = self._left_for(pod_request.uid)
+        unknown = Priced[None](None, 0)
+        if policy is not DeviceLocality.REQUIRE:
+            if report is None or left is None or not has_plugin_devices(left, pod):
+                return unknown
+            try:
+                rating = rate(left, report.empty, pod, steps)
+            except TooComplexError:
+                return unknown
+            return Priced(None, rating.score, rating.order)
+        if report is None or not self.of_agent:
+            return _without_agent(_device_of(pod))
+        if not has_plugin_devices(report.empty, pod):
+            return Refusal(Reason.NOT_IN_ZONES, _device_of(pod))
+        if left is None:
+            return Refusal(Reason.STALE_REPORT)
+        rating = rate(left, report.empty, pod, steps)
+        if rating.refusal is not None:
+            lasting = rate(report.empty, report.empty, pod, steps).refusal is not None
+            return msgspec.structs.replace(rating.refusal, lasting=lasting)
+        return Priced(None, rating.score, rating.order)
+
+    def _kubelet_rejects(self) -> bool:
+        report = self._report
+        return (report is not None and report.declines) or self._whole_cores is not None
+
+    @property
+    def of_agent(self) -> bool:
+        """Whether Topolet's agent has reported the zones."""
+        return self._report is not None and self._report.reported.device_locality is not None
+
+    def have(self, resource: str) -> bool:
+        """Whether zones have the resource of a device plugin."""
+        return self._report is not None and resource in self._report.reported.hinted
+
+    def requires(self, pod_request: PodRequest) -> bool:
+        """Whether the pod has to be near to its devices."""
+        return self._locality_of(pod_request) is DeviceLocality.REQUIRE
+
+    def _locality_of(self, pod_request: PodRequest) -> DeviceLocality | None:
+        of_node = self._report.reported.device_locality if self._report is not None else None
+        return pod_request.device_locality or of_node
+
+    def far(self, pod_request: PodRequest, allocation: Allocation, steps: Steps) -> Refusal | None:
+        """Why the pod, which shares CPUs, would run far from these devices; None if it would not,
+        and under the policies by which this does not matter or is not known."""
+        policy, report = self._locality_of(pod_request), self._report
+        devices = self._numa_nodes_of(allocation)
+        if policy is DeviceLocality.OFF or not devices:
+            return None
+        required = policy is DeviceLocality.REQUIRE
+        if report is None or not self.of_agent:
+            return _without_agent(next(iter(devices))) if required else None
+        left = self._left_for(pod_request.uid)
+        if left is None:
+            return Refusal(Reason.STALE_REPORT) if required else None
+        return far_from_devices(left, report.empty, pod_request.numa_request, devices, steps)
+
+    def near_masks(self, allocation: Allocation) -> Iterator[int]:
+        """The sets of NUMA nodes, by their masks, that could have these devices on an empty
+        machine, none of more NUMA nodes than needed."""
+        devices = self._numa_nodes_of(allocation)
+        fewest = max((needed for _, needed in devices.values()), default=0)
+        zones = self._report.empty.zones if self._report is not None else ()
+        for mask in subsets(zones, fewest):
+            if mask.bit_count() > fewest:
+                return
+            yield mask
+
+    def _numa_nodes_of(self, allocation: Allocation) -> dict[str, tuple[int, int]]:
+        """By type, the mask of the NUMA nodes of these devices, and how many NUMA nodes so many
+        devices need on an empty machine; without devices whose NUMA node is not known."""
+        inventory = self.properties.inventory
+        devices: dict[str, tuple[int, int]] = {}
+        for kind, chosen in allocation.devices.items():
+            numa = inventory.fleets[kind].numa if inventory else {}
+            minors = of_nodes(each.minor for each in chosen)
+            mask = of_nodes(node for node, there in numa.items() if node >= 0 and there & minors)
+            if mask:
+                capacity = [(node, there.bit_count()) for node, there in numa.items() if node >= 0]
+                devices[kind] = mask, fewest_nodes((len(chosen), capacity))
+        return devices
 
     def _restricted(self, pod_request: PodRequest, steps: Steps) -> Refusal | None:
         report, pod = self._report, pod_request.numa_request
@@ -179,6 +286,14 @@ class ZoneAllocator:
         return self._left
 
 
+def _device_of(pod: NumaRequest) -> str:
+    return next(filter(foreign, pod.whole.taken))
+
+
+def _without_agent(resource: str) -> Refusal:
+    return Refusal(Reason.NOT_NEAR, resource, detail="without Topolet's agent")
+
+
 def _lack(
     check: Callable[[ZonedNode, NumaRequest, Steps], object],
     report: ZoneReport,
@@ -197,11 +312,18 @@ def _lack(
 
 
 def assumed_of(
-    allocation: PodAllocation | None, taken: Mapping[str, int], cpus: TopologyOptions | None
+    allocation: PodAllocation | None,
+    taken: Mapping[str, int],
+    pod: NumaRequest,
+    cpus: TopologyOptions | None,
 ) -> Assumed | None:
     """The pod's own CPUs and amounts by its allocation; a pod on a shared pool takes no CPU.
     `taken`: the amounts that the kubelet takes for the pod, from any NUMA node if the allocation
     names none. A static kubelet follows no allocation."""
+    static = cpus is not None and cpus.kubelet_static
+    near_milli = near_milli_of(pod, static=static)
+    if allocation is not None and allocation.cpus:
+        near_milli = 0
     zones = _zones_of(allocation, cpus) if allocation is not None else {}
     if cpus and cpus.kubelet_static:
         owned: Counter[str] = Counter()
@@ -210,7 +332,7 @@ def assumed_of(
         zones, taken = {}, {**owned, **taken}
     named = {name for amounts in zones.values() for name in amounts}
     anywhere = {name: amount for name, amount in taken.items() if name not in named}
-    return Assumed(zones, anywhere) if zones or anywhere else None
+    return Assumed(zones, anywhere, near_milli) if zones or anywhere else None
 
 
 def _zones_of(allocation: PodAllocation, cpus: TopologyOptions | None) -> dict[int, dict[str, int]]:

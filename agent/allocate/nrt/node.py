@@ -13,13 +13,20 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope, kubelet_numa_policy
+from agent.model.cpu.policies import (
+    DeviceLocality,
+    NumaPolicy,
+    TopologyManagerScope,
+    kubelet_numa_policy,
+)
 from agent.model.devices.device_object import DOMAIN
 from agent.model.nrt import resource_topology
 from agent.model.nrt.node_annotations import (
     NO_MEMORY_MANAGER,
     STATIC_MEMORY,
+    ReportedSettings,
     cpu_manager,
+    near_requests,
     reported_settings,
 )
 from agent.model.nrt.resource_topology import FINGERPRINT_METHOD, FingerprintMethod, NodeTopology
@@ -60,6 +67,11 @@ class ZonedNode(msgspec.Struct, frozen=True):
     node; these decide how many NUMA nodes the kubelet prefers."""
     aligns_memory: bool = True
     """False: the kubelet is known to take memory and huge pages from any NUMA node."""
+    device_locality: DeviceLocality | None = None
+    """The policy of the node's agent; None without Topolet's agent."""
+    near: dict[int, int] = {}
+    """The CPU requests in milli-CPU of containers with devices that run on some NUMA nodes only, by
+    the mask of these."""
 
     def aligns(self, resource: str) -> bool:
         """Whether NUMA nodes must have the amount of an aligned pod."""
@@ -102,7 +114,8 @@ def zoned_node(
 
     `empty`: the node without any pod; no eviction helps a pod that does not fit on it."""
     zones = sorted(topology.zones, key=lambda zone: zone.node)
-    memory_policy = _memory_manager_policy(topology)
+    settings = _settings(topology)
+    memory_policy = settings.memory_manager_policy
     ids = tuple(zone.node for zone in zones)
     available: dict[str, dict[int, int]] = {}
     for zone in zones:
@@ -120,14 +133,29 @@ def zoned_node(
         _ON_EVERY_NODE.union(allocatable),
         _hinted(topology, memory=memory_policy == STATIC_MEMORY),
         memory_policy != NO_MEMORY_MANAGER,
+        _device_locality(settings),
+        {} if empty else _near(topology),
     )
 
 
-def _memory_manager_policy(topology: NodeTopology) -> str:
+def _settings(topology: NodeTopology) -> ReportedSettings:
     try:
-        return reported_settings(topology.annotations).memory_manager_policy
+        return reported_settings(topology.annotations)
     except AnnotationError:
-        return ""
+        return ReportedSettings()
+
+
+def _device_locality(settings: ReportedSettings) -> DeviceLocality | None:
+    policy = settings.device_locality
+    return DeviceLocality(policy) if policy in tuple(DeviceLocality) else None
+
+
+def _near(topology: NodeTopology) -> dict[int, int]:
+    try:
+        requests = near_requests(topology.annotations)
+    except AnnotationError:
+        return {}
+    return {nodes.mask: cpu_milli for nodes, cpu_milli in requests.items()}
 
 
 def _hinted(topology: NodeTopology, *, memory: bool) -> dict[str, dict[int, int]]:
@@ -145,9 +173,14 @@ def _hinted(topology: NodeTopology, *, memory: bool) -> dict[str, dict[int, int]
             if of_memory(name):
                 if memory:
                     hinted.setdefault(name, {})[zone.node] = amounts.allocatable
-            elif cpus if name == "cpu" else foreign(name) and not name.startswith(DOMAIN):
+            elif cpus if name == "cpu" else of_plugin(name):
                 hinted.setdefault(name, {})[zone.node] = amounts.capacity
     return hinted
+
+
+def of_plugin(resource: str) -> bool:
+    """Whether it is a resource that only a device plugin gives."""
+    return foreign(resource) and not resource.startswith(DOMAIN)
 
 
 def method_of(topology: NodeTopology) -> FingerprintMethod:
@@ -170,6 +203,8 @@ class Assumed(msgspec.Struct, frozen=True):
     """By NUMA node and resource."""
     anywhere: Mapping[str, int] = {}
     """By resource, from NUMA nodes that the kubelet chooses, so that it may be any of them."""
+    near_milli: int = 0
+    """The CPU request in milli-CPU of containers that will run near to devices of `anywhere`."""
 
 
 def without(node: ZonedNode, pods: Iterable[Assumed]) -> ZonedNode:
@@ -178,7 +213,11 @@ def without(node: ZonedNode, pods: Iterable[Assumed]) -> ZonedNode:
     becomes negative; resources that the zones do not report are ignored."""
     zones: dict[str, dict[int, int]] = {}
     total = dict(node.together)
+    near = dict(node.near)
     for pod in pods:
+        if pod.near_milli:
+            for zone in node.zones:
+                near[1 << zone] = near.get(1 << zone, 0) + pod.near_milli
         for zone, amounts in pod.zones.items():
             for resource, amount in amounts.items():
                 there = node.available.get(resource, {})
@@ -190,7 +229,9 @@ def without(node: ZonedNode, pods: Iterable[Assumed]) -> ZonedNode:
             if there:
                 _take(zones.setdefault(resource, dict(there)), node.zones, amount)
                 _take(total, (resource,), amount)
-    return msgspec.structs.replace(node, available={**node.available, **zones}, together=total)
+    return msgspec.structs.replace(
+        node, available={**node.available, **zones}, together=total, near=near
+    )
 
 
 def with_freed(

@@ -86,6 +86,8 @@ class DeviceLocality(enum.StrEnum):
     PREFER = "prefer"
     BIND = "bind"
     """As `prefer`, and its memory comes from these NUMA nodes alone."""
+    REQUIRE = "require"
+    """As `prefer`, and Topolet's scheduler binds the pod only where it has room for this."""
 
 
 class NumaExclusive(enum.StrEnum):

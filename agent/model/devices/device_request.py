@@ -40,6 +40,9 @@ NPU_CORE: Final = "huawei.com/npu-core"
 NPU_CPU: Final = "huawei.com/npu-cpu"
 NPU_DVPP: Final = "huawei.com/npu-dvpp"
 
+CARD_RESOURCES: Final = frozenset((_NVIDIA_GPU, _AMD_GPU, _HYGON_DCU))
+"""Whole cards, by the names of device plugins."""
+
 FULL: Final = 100
 """Percent of one device."""
 
@@ -107,7 +110,7 @@ class _Rule(enum.Enum):
 _RULES: Final = {
     frozenset(names): rule
     for rule, combinations in {
-        _Rule.CARDS: ([_NVIDIA_GPU], [_AMD_GPU], [_HYGON_DCU]),
+        _Rule.CARDS: [[name] for name in sorted(CARD_RESOURCES)],
         _Rule.GPU: ([GPU],),
         _Rule.PERCENT: (
             [GPU_MEMORY],

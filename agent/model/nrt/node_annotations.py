@@ -55,6 +55,7 @@ POD_CPU_ALLOCS = "node.koordinator.sh/pod-cpu-allocs"
 REFUSED_CLAIMS = "topolet.io/refused-claims"
 CPU_MANAGER_POLICY = "kubelet.koordinator.sh/cpu-manager-policy"
 AGENT_SETTINGS: Final = "topolet.io/agent-settings"
+NEAR_DEVICES: Final = "topolet.io/near-devices"
 
 Object = dict[str, Any]
 
@@ -247,6 +248,21 @@ class ReportedSettings(msgspec.Struct, frozen=True, rename="camel", omit_default
     """Pods that own CPUs or are bound to NUMA nodes get memory of their CPUs' NUMA nodes alone."""
     memory_manager_policy: str = ""
     """The kubelet's policy, "" if unknown or aligns no pod."""
+    device_locality: str = ""
+    """The policy of pods without one of their own; "" without Topolet's agent."""
+
+
+MAX_NEAR: Final = 64
+"""The most sets of NUMA nodes in a report."""
+
+
+class NearRequests(msgspec.Struct, frozen=True, rename="camel"):
+    """The containers with devices that run on these NUMA nodes and own no CPUs."""
+
+    numa_nodes: str
+    """A list in the kernel's form."""
+    cpu_milli: int
+    """The sum of their CPU requests."""
 
 
 class NodeConfiguration(msgspec.Struct, frozen=True):
@@ -271,6 +287,8 @@ class NodeConfiguration(msgspec.Struct, frozen=True):
     owners_on_reserved: bool = False
     be_on_reserved: bool = False
     managed_by: str = "topolet"
+    device_locality: str = ""
+    """The agent's setting."""
 
 
 def koordinator_annotations(
@@ -279,13 +297,16 @@ def koordinator_annotations(
     allocs: tuple[PodCpuAlloc, ...],
     configured: NodeConfiguration,
     refused: tuple[RefusedClaim, ...] = (),
+    near: tuple[NearRequests, ...] = (),
 ) -> dict[str, str]:
-    """Koordinator's annotations of a NodeResourceTopology, the settings of the agent, and the
-    refused claims."""
+    """Koordinator's annotations of a NodeResourceTopology, the settings of the agent, the refused
+    claims, and the requests near to devices."""
     memory = STATIC_MEMORY if configured.kubelet_memory else ""
     if not memory and configured.topology_policy != "none":
         memory = NO_MEMORY_MANAGER
-    settings = ReportedSettings(configured.owners_on_reserved, configured.bind_memory, memory)
+    settings = ReportedSettings(
+        configured.owners_on_reserved, configured.bind_memory, memory, configured.device_locality
+    )
     optional = {
         SYSTEM_QOS: configured.system_qos,
         RESERVATION: configured.reservation,
@@ -298,6 +319,7 @@ def koordinator_annotations(
         CPU_MANAGER_POLICY: _text(_cpu_manager_fields(configured)),
         **{key: text for key, value in optional.items() if (text := _text(value)) != "{}"},
         **({REFUSED_CLAIMS: _text(refused[:MAX_REFUSED])} if refused else {}),
+        **({NEAR_DEVICES: _text(near[:MAX_NEAR])} if near else {}),
     }
 
 
@@ -312,6 +334,9 @@ _refused: Final = msgspec.json.Decoder(
 )
 _cpu_manager_decoder: Final = msgspec.json.Decoder(CpuManager | None)
 _settings: Final = msgspec.json.Decoder(ReportedSettings | None)
+_near: Final = msgspec.json.Decoder(
+    Annotated[tuple[NearRequests, ...], msgspec.Meta(max_length=MAX_NEAR)] | None
+)
 
 
 _Id = Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)]
@@ -360,6 +385,17 @@ def reported_settings(annotations: Mapping[str, str]) -> ReportedSettings:
         decoded(annotations, AGENT_SETTINGS, _settings, bounds.OBJECT_VALUE_BYTES)
         or ReportedSettings()
     )
+
+
+def near_requests(annotations: Mapping[str, str]) -> dict[CpuSet, int]:
+    """The annotation near-devices: CPU requests in milli-CPU by NUMA nodes. Raises
+    AnnotationError."""
+    entries = decoded(annotations, NEAR_DEVICES, _near, bounds.OBJECT_LIST_BYTES) or ()
+    requests: dict[CpuSet, int] = {}
+    for entry in entries:
+        nodes = cpu_list(NEAR_DEVICES, "numaNodes", entry.numa_nodes)
+        requests[nodes] = requests.get(nodes, 0) + max(0, entry.cpu_milli)
+    return requests
 
 
 def kubelet_allocated(annotations: Mapping[str, str]) -> dict[str, CpuSet]:

@@ -91,7 +91,10 @@ def cpu_list(key: str, field: str, text: str) -> CpuSet:
         raise AnnotationError(key, f"{field}: {error}") from None
 
 
-def device_locality(annotations: Mapping[str, str], default: DeviceLocality) -> DeviceLocality:
+Default = TypeVar("Default")
+
+
+def device_locality(annotations: Mapping[str, str], default: Default) -> DeviceLocality | Default:
     """The pod's policy. Raises AnnotationError."""
     text = text_of(annotations, DEVICE_LOCALITY, bounds.POD_VALUE_BYTES)
     if not text:
@@ -101,6 +104,14 @@ def device_locality(annotations: Mapping[str, str], default: DeviceLocality) -> 
     except ValueError:
         problem = unknown_value("value", text, tuple(DeviceLocality))
         raise AnnotationError(DEVICE_LOCALITY, problem) from None
+
+
+def label_locality(labels: Mapping[str, str]) -> tuple[DeviceLocality | None, str]:
+    """The policy in the label of a namespace, and why it has none, "" without the label."""
+    text = labels.get(DEVICE_LOCALITY, "")
+    if not text or text in tuple(DeviceLocality):
+        return DeviceLocality(text) if text else None, ""
+    return None, unknown_value(f"label {DEVICE_LOCALITY}", text, tuple(DeviceLocality))
 
 
 class ResourceSpec(msgspec.Struct, frozen=True):

@@ -159,6 +159,8 @@ class ApiPod(msgspec.Struct, frozen=True):
     """The GPU models that the pod admits, as in the labels of nodes; empty for any."""
     has_claims: bool = False
     """A container of it uses a ResourceClaim."""
+    pod_group: str = ""
+    """The PodGroup of kube-scheduler that it belongs to."""
 
     @property
     def pod_level(self) -> bool:
@@ -266,6 +268,7 @@ def value(raw: PodObject) -> ApiPod:
         controller(metadata.owner_references or (), "v1", NODE_KIND, raw.spec.node_name),
         admitted_values(GPU_MODEL, raw.spec.node_selector, raw.spec.affinity),
         any(each.resources.claims for each in (raw.spec.containers or ())),
+        (raw.spec.scheduling_group or _NO_GROUP).pod_group_name or "",
     )
 
 
@@ -294,6 +297,13 @@ class _RawContainer(msgspec.Struct, frozen=True, rename="camel"):
     restart_policy: str = ""
 
 
+class _RawSchedulingGroup(msgspec.Struct, frozen=True, rename="camel"):
+    pod_group_name: str | None = None
+
+
+_NO_GROUP: Final = _RawSchedulingGroup()
+
+
 class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
     node_name: str = ""
     containers: tuple[_RawContainer, ...] | None = None
@@ -305,6 +315,7 @@ class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
     scheduler_name: str = ""
     node_selector: dict[str, str] | None = None
     affinity: PodAffinity | None = None
+    scheduling_group: _RawSchedulingGroup | None = None
 
 
 class _RawInForce(msgspec.Struct, frozen=True, rename="camel"):
@@ -495,10 +506,17 @@ class PodGroup(msgspec.Struct, frozen=True):
 
 
 def group_of(pod: ApiPod) -> PodGroup | None:
-    """The group that the pod's annotation names; None without the annotation. Raises GroupError."""
+    """The group that the pod's annotation names; None without the annotation. Raises GroupError,
+    also for a pod of a PodGroup: kube-scheduler filters nodes for these without a bind that
+    follows, and a reservation would stay."""
     text = pod.annotations.get(GROUP_ANNOTATION)
     if text is None:
         return None
+    if pod.pod_group:
+        raise GroupError(
+            f"pod {pod.title}: annotation {GROUP_ANNOTATION}: the pod belongs to PodGroup "
+            f"{pod.pod_group[:80]!r} (spec.schedulingGroup), and can't belong to two groups"
+        )
     match = _GROUP_TEXT.fullmatch(text)
     if match is None:
         raise GroupError(

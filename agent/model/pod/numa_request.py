@@ -75,6 +75,8 @@ class NumaRequest(msgspec.Struct, frozen=True):
     """The total as the API server counts it, with overhead and pod-level requests."""
     indifferent: bool
     """The pod requests nothing of a NUMA node."""
+    devices: bool = False
+    """It requests resources that are not Kubernetes' own, usually devices."""
 
 
 NO_NUMA_REQUEST: Final = NumaRequest(False, (), PodPart(PartKind.POD, "", {}, ()), True)
@@ -113,8 +115,8 @@ def numa_request_of(pod: ApiPod) -> NumaRequest:
     whole = msgspec.structs.replace(
         _part(PartKind.POD, "", total, aligned), exclusive_milli=own.get("cpu", 0)
     )
-    indifferent = kube_class == "besteffort" and not any(map(foreign, total))
-    return NumaRequest(aligned, parts, whole, indifferent)
+    devices = any(map(foreign, whole.taken))
+    return NumaRequest(aligned, parts, whole, kube_class == "besteffort" and not devices, devices)
 
 
 def kube_class_of(pod: ApiPod) -> KubeClass:

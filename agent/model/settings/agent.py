@@ -139,11 +139,12 @@ class AgentSettings(KubeletStateSettings, frozen=True):
         msgspec.Meta(description="the agent discovers GPUs, RDMA devices and FPGAs"),
     ] = True
     device_locality: Annotated[
-        Literal["off", "prefer", "bind"],
+        Literal["off", "prefer", "bind", "require"],
         msgspec.Meta(
             description="containers without CPUs of their own run on the NUMA nodes of their "
             "devices. prefer: also on the next nodes, while the CPU requests there exceed the CPUs "
-            "of their pool; bind: as prefer, with memory of these nodes alone; off: on their "
+            "of their pool; bind: as prefer, with memory of these nodes alone; require: as prefer, "
+            "and Topolet's scheduler binds pods only where there is room for it; off: on their "
             "whole pool. A pod's annotation topolet.io/device-locality has the same values"
         ),
     ] = "prefer"

@@ -23,6 +23,7 @@ from agent.model.devices.device_object import GPU_PARTITIONS
 from agent.model.explanation import Cause, NumaTrial, ObjectField, OfferFacts, PolicyFact
 from agent.model.nrt.node_annotations import AMPLIFICATION_RATIO, RESERVATION
 from agent.model.pod.annotations import (
+    DEVICE_LOCALITY,
     GPU_ISOLATION_PROVIDER,
     NUMA_TOPOLOGY_SPEC,
     RESOURCE_SPEC,
@@ -267,6 +268,7 @@ _POD_REQUESTS: Final = ("Pod", REQUESTS)
 _NODE_PODS: Final = ("Node", "its pods")
 _POD_SPEC: Final = _annotation("Pod", RESOURCE_SPEC)
 _NUMA_SPEC: Final = _annotation("Pod", NUMA_TOPOLOGY_SPEC)
+_LOCALITY: Final = _annotation("Pod", DEVICE_LOCALITY)
 _DEVICE: Final = ("Device", "spec.devices")
 _FULL_PCPUS_ONLY: Final = (KUBELET, "cpuManagerPolicyOptions[full-pcpus-only]")
 
@@ -325,6 +327,9 @@ _OBJECTS: Final[dict[Reason, tuple[_Place, ...]]] = {
     Reason.ZONES_TOGETHER: _ZONE_OBJECTS,
     Reason.NO_PREFERRED_HOLDS: _ZONE_OBJECTS,
     Reason.SIZES_DIFFER: _ZONE_OBJECTS,
+    Reason.DEVICES_APART: (_POD_REQUESTS, _LOCALITY, _NODE_PODS),
+    Reason.NO_CPUS_NEAR: (_POD_REQUESTS, _LOCALITY, _NODE_PODS),
+    Reason.NOT_NEAR: (_LOCALITY, _AGENT, (KUBELET, "topologyManagerPolicy")),
     Reason.NODE_UNKNOWN: (("Node", "metadata.name"),),
     Reason.NO_REPORT: ((REPORT, "the object"), _AGENT),
     Reason.NO_DEVICE_OBJECT: (("Device", "the object"), _AGENT),

@@ -129,7 +129,7 @@ class Explainer:
 
     def _explain(self, pod: ApiPod, scope: _Scope) -> Explanation:
         try:
-            info = pod_info(pod, self._cluster.device_resources(), self._cluster.default_bind)
+            info = pod_info(pod, self._cluster.pod_defaults)
         except (PodRequestError, GroupError) as error:
             objects = (ObjectField("Pod", pod.title, "metadata.annotations, or its requests"),)
             cause = Cause(INVALID, str(error), str(error), objects=objects)

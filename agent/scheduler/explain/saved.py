@@ -10,6 +10,7 @@ from agent.kube import documents
 from agent.kube.documents import DocumentError
 from agent.kube.objects import (
     DEVICE,
+    NAMESPACE,
     NODE,
     POD,
     RESERVATION,
@@ -62,6 +63,8 @@ class SavedCluster:
             koordinator_reservations.reservation,
             cluster.koordinator_reservations_changed,
         )
+        namespaces = by_kind.get(NAMESPACE.name, [])
+        self._add(namespaces, records.namespace, cluster.namespaces_changed)
         budgets = by_kind.get(disruption_budgets.KIND, [])
         self._add(budgets, disruption_budgets.read, self.budgets.changed)
         if policy is not None:

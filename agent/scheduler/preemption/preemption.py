@@ -68,7 +68,7 @@ class Preemption:
         victims that release as much: its other reasons are not known here.
         """
         try:
-            info = pod_info(args.pod, self._cluster.device_resources(), self._cluster.default_bind)
+            info = pod_info(args.pod, self._cluster.pod_defaults)
         except (PodRequestError, GroupError):
             return ExtenderPreemptionResult({})
         if not info.pod_request.preempts:

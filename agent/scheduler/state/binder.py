@@ -175,7 +175,7 @@ class Binder:
                 if found is None:
                     raise BindError(f"pod {pod.title} no longer exists")
                 bound = found.node
-                info = pod_info(found, self._cluster.device_resources(), self._cluster.default_bind)
+                info = pod_info(found, self._cluster.pod_defaults)
             except (PodError, PodRequestError, GroupError) as error:
                 raise BindError(str(error)) from None
         if bound and bound != node:

@@ -25,7 +25,7 @@ from agent.allocate.node_allocator.properties import (
 from agent.allocate.refusal import Reason, Refusal
 from agent.kube.objects import Change, ChangeKind
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.policies import BindPolicy
+from agent.model.cpu.policies import BindPolicy, DeviceLocality
 from agent.model.devices.device_object import DeviceObject
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod.apiobjects import PodGroup
@@ -42,6 +42,7 @@ from agent.scheduler.state.node_info import (
     NodeInfo,
 )
 from agent.scheduler.state.pod_info import (
+    PodDefaults,
     PodInfo,
     Requirements,
 )
@@ -181,6 +182,8 @@ class SchedulerCache:
         self._reservations: dict[str, Reservation] = {}
         self._koordinator_reservations = KoordinatorReservations(self._pods)
         self._device_resources = DeviceResources()
+        self._device_localities: dict[str, DeviceLocality] = {}
+        self._pod_defaults = PodDefaults()
         self._log, self._placement_log, self._report_log = ChangeLog(), ChangeLog(), ChangeLog()
 
     # queries
@@ -202,6 +205,8 @@ class SchedulerCache:
             node_info = self._nodes.get(name)
             if node_info is None:
                 return Refusal(Reason.NODE_UNKNOWN, detail="the node is not known")
+            if pod_request.cards:
+                pod_request = node_info.allocator.as_here(pod_request)
             return node_info.ineligibility(pod_request.needs)
 
     def lock_node(self, name: str, reason: str) -> None:
@@ -250,16 +255,18 @@ class SchedulerCache:
             return any(each.node == name for each in self._reservations.values())
 
     @property
-    def default_bind(self) -> BindPolicy:
-        """The configured bind policy."""
+    def pod_defaults(self) -> PodDefaults:
+        """What the requests of pods depend on."""
         with self.lock:
+            names, localities = self._device_resources.names, self._device_localities
             scoring = self._rules.scoring if self._rules is not None else None
-        return BindPolicy.FULL_PCPUS if scoring is None else scoring.bind
-
-    def device_resources(self) -> frozenset[str]:
-        """Those that the Device objects of all nodes list."""
-        with self.lock:
-            return self._device_resources.names
+            bind = BindPolicy.FULL_PCPUS if scoring is None else scoring.bind
+            if self._pod_defaults.device_resources is not names or (
+                self._pod_defaults.device_localities is not localities
+                or self._pod_defaults.bind is not bind
+            ):
+                self._pod_defaults = PodDefaults(names, bind, localities)
+            return self._pod_defaults
 
     def changed_since(self, serial: int) -> ChangedNodes:
         """The nodes whose feasibility for some pod may have changed after that serial (0 is the
@@ -413,6 +420,18 @@ class SchedulerCache:
                 node_info = self._node_info(change.key.name)
                 self._device_resources.update(node_info.name, found)
                 self._apply(node_info, node_info.update_devices(found))
+
+    def namespaces_changed(self, changes: Sequence[Change[DeviceLocality | None]]) -> None:
+        """Namespaces with a label for device locality; None for a value that is not known."""
+        with self.lock:
+            localities = dict(self._device_localities)
+            for change in changes:
+                locality = _value(change)
+                if locality is None:
+                    localities.pop(change.key.name, None)
+                else:
+                    localities[change.key.name] = locality
+            self._device_localities = localities
 
     def koordinator_reservations_changed(
         self, changes: Sequence[Change[ReservationRecord]]

@@ -50,7 +50,7 @@ from agent.model.nrt import node_annotations, resource_topology
 from agent.model.nrt.node_status import GPU_MODEL
 from agent.model.nrt.resource_topology import FingerprintMethod, NodeTopology
 from agent.model.pod.annotations import AnnotationError
-from agent.model.pod.numa_request import NumaRequest, exclusive
+from agent.model.pod.numa_request import NO_NUMA_REQUEST, NumaRequest, exclusive, foreign
 from agent.model.pod_request import Needs, Reads
 from agent.scheduler.state.records import InternPool, NodeRecord, PodRecord, Unreadable
 
@@ -170,7 +170,9 @@ def _hash(pod: PodRecord) -> int:
 def zones_matter(topology: NodeTopology, strategy: Strategy) -> bool:
     """Whether the feasibility or score of any pod depends on the report."""
     policy = kubelet_numa_policy(topology.policy)
-    return policy in DECLINING or strategy is Strategy.LEAST_NUMA_NODES
+    if policy in DECLINING or strategy is Strategy.LEAST_NUMA_NODES:
+        return True
+    return any(foreign(name) for zone in topology.zones for name in zone.resources)
 
 
 def zone_report_of(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneReport:
@@ -207,8 +209,8 @@ def _assumed(pod: PodRecord, cpus: TopologyOptions | None) -> Assumed | None:
     unknown."""
     if pod.assigned is None:
         return None
-    taken = pod.numa_request.whole.taken if pod.numa_request is not None else {}
-    return assumed_of(pod.assigned.allocation, taken, cpus)
+    request = pod.numa_request or NO_NUMA_REQUEST
+    return assumed_of(pod.assigned.allocation, request.whole.taken, request, cpus)
 
 
 log = logging.getLogger(__name__)
@@ -272,6 +274,7 @@ class NodeInfo:
         "_report_freshness",
         "_rules",
         "_state_numbers",
+        "_zones_matter",
         "devices",
         "foreign_bound_at",
         "lock_reason",
@@ -310,6 +313,7 @@ class NodeInfo:
         self._kubelet_cpus: Mapping[str, CpuSet] = {}
         self._outdated = False
         self._recount = self._new_report = self._new_rules = False
+        self._zones_matter = False
         self._report_freshness = ReportFreshness(pods)
         self._allocator = NodeAllocator(node_properties(name, {}, rules=self._rules))
 
@@ -372,13 +376,16 @@ class NodeInfo:
         if before == topology:
             return NodeChange.NOTHING
         self._recount = self._new_report = True
+        self._zones_matter = isinstance(topology, NodeTopology) and zones_matter(
+            topology, self._rules.zones.type
+        )
         self._kubelet_cpus = _kubelet_cpus(topology)
         self._report_freshness.reported()
         both_readable = isinstance(before, NodeTopology) and isinstance(topology, NodeTopology)
         if both_readable and not self._outdated:
             current = self._allocator.properties
             if msgspec.structs.replace(self._properties(), zones=current.zones) == current:
-                return NodeChange.ZONE_REPORT if self._zones_matter() else NodeChange.NOTHING
+                return NodeChange.ZONE_REPORT if self._zones_matter else NodeChange.NOTHING
         self._outdated = True
         return NodeChange.ALL
 
@@ -419,7 +426,7 @@ class NodeInfo:
         return self._recount_pods()
 
     def _recount_pods(self) -> NodeChange:
-        if not self._zones_matter():
+        if not self._zones_matter:
             return NodeChange.NOTHING
         self._recount = True
         return NodeChange.ZONE_REPORT
@@ -523,7 +530,7 @@ class NodeInfo:
 
     def _zone_report(self) -> ZoneReport | None:
         """Returns None also if no pod's feasibility or score depends on the report."""
-        if not isinstance(self.topology, NodeTopology) or not self._zones_matter():
+        if not isinstance(self.topology, NodeTopology) or not self._zones_matter:
             return None
         return zone_report_of(self.topology, self.node.allocatable if self.node else ())
 
@@ -538,10 +545,6 @@ class NodeInfo:
         pods = [self._pods[uid] for uid in self._allocator.assigned_pods if uid in self._pods]
         left = remaining(report, self._report_freshness, pods, self._allocator.properties.cpus)
         self._allocator.update_report(report, left, self._reserved_uids())
-
-    def _zones_matter(self) -> bool:
-        topology = self.topology
-        return isinstance(topology, NodeTopology) and zones_matter(topology, self._rules.zones.type)
 
     def lack(self, needs: Needs) -> Refusal | None:
         """Which object or agent such a pod lacks here, whether the node is locked or not; None if

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -20,7 +20,7 @@ from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.refusal import Reason, Refusal
-from agent.model.cpu.policies import BindPolicy
+from agent.model.cpu.policies import BindPolicy, DeviceLocality
 from agent.model.pod.apiobjects import ApiPod, PodGroup, group_of
 from agent.model.pod_request import PodRequest, request_of
 from agent.scheduler.state.node_info import NodeInfo
@@ -67,15 +67,29 @@ class PodInfo(msgspec.Struct, frozen=True):
         return GroupRequirements(self.pod_request, max(1, self.group.size - bound_members))
 
 
-def pod_info(
-    pod: ApiPod,
-    device_resources: Container[str] = (),
-    default_bind: BindPolicy = BindPolicy.FULL_PCPUS,
-) -> PodInfo:
-    """`device_resources`, `default_bind`: those of the cluster. Raises PodRequestError and
-    GroupError, which name the pod and the field."""
+class PodDefaults(msgspec.Struct, frozen=True):
+    """What the request of a pod depends on, beside the pod."""
+
+    device_resources: frozenset[str] = frozenset()
+    """The resources that the Device objects of all nodes list."""
+    bind: BindPolicy = BindPolicy.FULL_PCPUS
+    """The configured bind policy."""
+    device_localities: Mapping[str, DeviceLocality] = {}
+    """By the name of a namespace with such a label."""
+
+    def request(self, pod: ApiPod) -> PodRequest:
+        """Raises PodRequestError."""
+        of_namespace = self.device_localities.get(pod.namespace)
+        return request_of(pod, self.device_resources, self.bind, of_namespace)
+
+
+_NO_DEFAULTS: Final = PodDefaults()
+
+
+def pod_info(pod: ApiPod, defaults: PodDefaults = _NO_DEFAULTS) -> PodInfo:
+    """Raises PodRequestError and GroupError, which name the pod and the field."""
     name = PodName(pod.namespace, pod.name, pod.uid)
-    return PodInfo(name, request_of(pod, device_resources, default_bind), group_of(pod))
+    return PodInfo(name, defaults.request(pod), group_of(pod))
 
 
 MAX_PODS: Final = 4096
@@ -83,10 +97,10 @@ MAX_PODS: Final = 4096
 
 
 class _KeptPod(msgspec.Struct, frozen=True):
-    """A pod of that resourceVersion, decoded with these device resources of the cluster."""
+    """A pod of that resourceVersion, decoded with these defaults."""
 
     version: str
-    device_resources: frozenset[str]
+    defaults: PodDefaults
     info: PodInfo
 
 
@@ -96,30 +110,28 @@ class PodInfoCache:
     def __init__(
         self,
         *,
-        device_resources: Callable[[], frozenset[str]] = frozenset,
-        default_bind: BindPolicy = BindPolicy.FULL_PCPUS,
+        defaults: Callable[[], PodDefaults] = PodDefaults,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`device_resources` returns those of the cluster; `default_bind`: see `request_of`."""
-        self._device_resources = device_resources
-        self._default_bind = default_bind
+        """`defaults` returns those of the cluster."""
+        self._defaults = defaults
         self._clock = clock
         self._lock = threading.Lock()
         self._by_uid: OrderedDict[str, _KeptPod] = OrderedDict()
         self._filtered_at: dict[str, float] = {}
 
     def of(self, pod: ApiPod) -> PodInfo:
-        """Decodes the pod again if its resourceVersion or the device resources of the cluster have
-        changed. Raises PodRequestError and GroupError."""
-        device_resources = self._device_resources()
+        """Decodes the pod again if its resourceVersion or the defaults of the cluster have changed.
+        Raises PodRequestError and GroupError."""
+        defaults = self._defaults()
         with self._lock:
             kept = self._by_uid.get(pod.uid)
-        same = (pod.resource_version, device_resources)
-        if kept is not None and kept.version and (kept.version, kept.device_resources) == same:
+        same = (pod.resource_version, defaults)
+        if kept is not None and kept.version and (kept.version, kept.defaults) == same:
             return kept.info
-        info = pod_info(pod, device_resources, self._default_bind)
+        info = pod_info(pod, defaults)
         with self._lock:
-            self._by_uid[pod.uid] = _KeptPod(pod.resource_version, device_resources, info)
+            self._by_uid[pod.uid] = _KeptPod(pod.resource_version, defaults, info)
             self._by_uid.move_to_end(pod.uid)
             if len(self._by_uid) > MAX_PODS:
                 oldest, _ = self._by_uid.popitem(last=False)
@@ -141,10 +153,10 @@ class PodInfoCache:
 
     def get(self, uid: str) -> PodInfo | None:
         """Returns None for a pod that has to be decoded again."""
-        device_resources = self._device_resources()
+        defaults = self._defaults()
         with self._lock:
             kept = self._by_uid.get(uid)
-        if kept is None or kept.device_resources != device_resources:
+        if kept is None or kept.defaults != defaults:
             return None
         return kept.info
 

@@ -17,6 +17,7 @@ import msgspec
 from agent.allocate.device_holders import reported_devices
 from agent.allocate.node_allocator.assigned_pods import AssignedPod, assigned_pod_of
 from agent.model import bounds
+from agent.model.cpu.policies import DeviceLocality
 from agent.model.devices import device_object, holding, interconnect
 from agent.model.devices.device_allocation import DeviceAmounts, VirtualFunctions
 from agent.model.devices.device_object import DeviceObject
@@ -24,7 +25,7 @@ from agent.model.nrt import node_annotations, resource_topology
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.objects import ObjectError, ObjectMetadata, decoded
 from agent.model.pod import apiobjects
-from agent.model.pod.annotations import AnnotationError, reservation_uid
+from agent.model.pod.annotations import AnnotationError, label_locality, reservation_uid
 from agent.model.pod.apiobjects import (
     ApiPod,
     GroupError,
@@ -261,6 +262,16 @@ def node(text: bytes) -> NodeRecord:
     )
 
 
+def namespace(text: bytes) -> DeviceLocality | None:
+    """The device locality in the label of a Namespace; None without a known value. Raises
+    ObjectError."""
+    metadata = decoded(text, "Namespace", _named).metadata
+    locality, problem = label_locality(metadata.labels or {})
+    if problem:
+        log.warning("namespace %s: %s", metadata.name, problem)
+    return locality
+
+
 def topology(text: bytes) -> NodeTopology | Unreadable:
     """Never raises."""
     try:
@@ -311,6 +322,10 @@ class _NodeStatus(msgspec.Struct, frozen=True):
     allocatable: dict[str, Quantity] | None = None
 
 
+class _Named(msgspec.Struct, frozen=True):
+    metadata: ObjectMetadata
+
+
 class _Node(msgspec.Struct, frozen=True):
     metadata: ObjectMetadata
     status: _NodeStatus = _NodeStatus()
@@ -320,6 +335,7 @@ _SCHEDULED: Final = "PodScheduled"
 _SCHEDULER_ERROR: Final = "SchedulerError"
 _pods: Final = msgspec.json.Decoder(PodObject)
 _conditions: Final = msgspec.json.Decoder(_WithConditions)
+_named: Final = msgspec.json.Decoder(_Named)
 _nodes: Final = msgspec.json.Decoder(_Node)
 _objects: Final = msgspec.json.Decoder(object)
 _NODE_READ: Final = dict.fromkeys(
@@ -339,6 +355,7 @@ _TOPOLOGY_READ: Final = {
     node_annotations.SYSTEM_QOS: bounds.OBJECT_VALUE_BYTES,
     node_annotations.RESERVATION: bounds.OBJECT_VALUE_BYTES,
     node_annotations.AGENT_SETTINGS: bounds.OBJECT_VALUE_BYTES,
+    node_annotations.NEAR_DEVICES: bounds.OBJECT_LIST_BYTES,
 }
 _DEVICE_READ: Final = dict.fromkeys(
     (

@@ -18,6 +18,7 @@ from agent.kube.objects import Change, Changed, ChangeKind, Discovery, Kind, Rea
 from agent.kube.schedule import WatchPace
 from agent.kube.transport import Transport
 from agent.model import rebind_resource
+from agent.model.pod.annotations import DEVICE_LOCALITY
 from agent.model.rebind_resource import RebindRequest
 from agent.scheduler.state import koordinator_reservations, records
 from agent.scheduler.state.cluster import SchedulerCache
@@ -162,6 +163,14 @@ class Watches:
         self._nodes = ListWatch(
             transport, nodes, {}, records.node, cluster.nodes_changed, pace=pace
         )
+        self._namespaces = ListWatch(
+            transport,
+            objects.path("", "v1", objects.NAMESPACE.plural),
+            {"labelSelector": DEVICE_LOCALITY},
+            records.namespace,
+            cluster.namespaces_changed,
+            pace=pace,
+        )
         self._kinds: tuple[KindWatch[Any], ...] = (
             KindWatch(
                 transport,
@@ -197,6 +206,7 @@ class Watches:
         self._core: dict[str, ListWatch[Any]] = {
             objects.POD.plural: self._pods,
             objects.NODE.plural: self._nodes,
+            objects.NAMESPACE.plural: self._namespaces,
         }
         self._all: Mapping[str, ListWatch[Any] | KindWatch[Any]] = {
             **self._core,
@@ -242,6 +252,7 @@ class Watches:
         self._transport.reachability.listen(self._checking.hurry)
         self._pods.start()
         self._nodes.start()
+        self._namespaces.start()
         self._checking.start()
 
     def stop(self) -> None:

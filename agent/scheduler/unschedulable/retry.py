@@ -103,7 +103,7 @@ def unschedulable_pods(
     """The pods of that `schedulerName` that have no node. Raises KubeError and AccessError."""
     for pod in unscheduled_pods(transport, scheduler):
         try:
-            info = pod_info(pod, cluster.device_resources(), cluster.default_bind)
+            info = pod_info(pod, cluster.pod_defaults)
             yield queued_pod(info, cluster, time.monotonic(), nominated=pod.nominated)
         except (PodRequestError, GroupError):
             continue  # no change of a node helps an invalid pod

@@ -11,12 +11,15 @@ from agent.allocate.node_allocator.assigned_pods import assigned_pod_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.policies_in_force import NodePolicies
-from agent.model.cpu.policies import NumaPolicy, Strategy
-from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY
+from agent.allocate.refusal import Reason, Refusal
+from agent.model.cpu.policies import DeviceLocality, NumaPolicy, Strategy
+from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
+from agent.model.pod.annotations import DEVICE_ALLOCATED, DEVICE_LOCALITY
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod_request import request_of
 from agent.model.settings.plugin_args import ZoneScoring
-from tests.allocate.node_allocator.builders import make_properties, offered, pod, refusal
+from tests.allocate.devices.builders import CARDS, gpu, nic
+from tests.allocate.node_allocator.builders import make_properties, minors, offered, pod, refusal
 from tests.allocate.nrt.values import NIC, node
 
 GIB = 1 << 30
@@ -47,6 +50,87 @@ def fits(allocator: NodeAllocator, api_pod: ApiPod) -> bool:
 
 def commit(allocator: NodeAllocator, api_pod: ApiPod) -> None:
     allocator.commit(offered(allocator, api_pod))
+
+
+WITH_AGENT = {AGENT_SETTINGS: '{"deviceLocality": "prefer"}'}
+
+
+def with_cards(*nodes: int, near: dict[int, int] | None = None, **more: Any) -> NodeAllocator:
+    """A node whose Device object has a card on each of these NUMA nodes. `near`: milli-CPU that are
+    requested near to devices, by the mask of NUMA nodes."""
+    zones = node(TWO, "none", annotations=WITH_AGENT)
+    reported = msgspec.structs.replace(zones, near=near or {})
+    devices = [gpu(minor, node) for minor, node in enumerate(nodes)]
+    rules = AllocatorRules(strategy=Strategy.MOST_ALLOCATED)
+    return NodeAllocator(
+        make_properties(devices=devices, zones=ZoneReport(reported, zones), rules=rules, **more)
+    )
+
+
+def of_cards(count: int, cpu: int = 1, locality: str = "", uid: str = "a") -> ApiPod:
+    notes = {DEVICE_LOCALITY: locality} if locality else {}
+    return pod(uid, {"cpu": cpu, CARDS: count}, notes=notes)
+
+
+@pytest.mark.parametrize(
+    ("held", "near", "count", "cpu", "text"),
+    [
+        ((), {}, 2, 1, ""),
+        ((0, 2), {}, 2, 1, "gpu: the free ones are on more NUMA nodes than on an empty machine"),
+        ((0, 2), {}, 3, 1, None),
+        ((), {1: 4000}, 1, 4, ""),
+        ((), {1: 5000, 2: 1000}, 1, 4, "requests 4 cpu: NUMA nodes 0 of its devices have 3 left"),
+    ],
+)
+def test_where_a_pod_would_be_far_from_cards_the_node_counts_half(
+    held: tuple[int, ...], near: dict[int, int], count: int, cpu: int, text: str | None
+) -> None:
+    """`held`: the cards of other pods. `text`: None for a pod that gets no cards."""
+    allocator = with_cards(0, 0, 1, 1, near=near)
+    for minor in held:
+        notes = {DEVICE_ALLOCATED: {"gpu": [{"minor": minor}]}}
+        allocator.record(assigned_pod_of(pod(f"of-{minor}", {CARDS: 1}, notes=notes)))
+    requiring = allocator.offer(request_of(of_cards(count, cpu, "require")))
+    if text is None:
+        assert isinstance(requiring, Refusal)
+        assert requiring.reason is Reason.DEVICE_INSUFFICIENT
+        return
+    indifferent = offered(allocator, of_cards(count, cpu, "off"))
+    preferring = offered(allocator, of_cards(count, cpu))
+    assert preferring.device_allocation == indifferent.device_allocation
+    assert (preferring.score < indifferent.score) == bool(text)
+    assert isinstance(requiring, Refusal) == bool(text)
+    if isinstance(requiring, Refusal):
+        assert text in requiring.text
+        assert not requiring.unresolvable
+
+
+def test_a_pod_that_requires_it_gets_other_cards_to_which_it_is_near() -> None:
+    """The strategy alone chooses card 0."""
+    allocator = with_cards(0, 0, 1, near={1: 5000})
+    assert minors(offered(allocator, of_cards(1, 4, "prefer"))) == [0]
+    chosen = offered(allocator, of_cards(1, 4, "require"))
+    assert minors(chosen) == [2]
+    other = offered(with_cards(0, 0, 1), of_cards(1, 4, "require", "b"))
+    allocator.commit(chosen)
+    with pytest.raises(StaleOfferError, match="requests 4 cpu: NUMA nodes 0 of its devices have"):
+        allocator.commit(other)
+
+
+def test_the_kubelet_gives_whole_cards_where_the_device_object_has_none() -> None:
+    zones = node({zone: {**of_zone, CARDS: 2} for zone, of_zone in TWO.items()}, "best-effort")
+    of_agent = msgspec.structs.replace(zones, device_locality=DeviceLocality.PREFER)
+    for devices in (None, [nic(0)]):
+        properties = make_properties(devices=devices, zones=ZoneReport(of_agent, of_agent))
+        allocator = NodeAllocator(properties)
+        offer = offered(allocator, of_cards(2))
+        assert (offer.device_allocation, offer.annotations()) == (None, {})
+        assert offer.score >= 50
+        allocator.commit(offer)
+        apart = refusal(allocator, of_cards(2, 1, "require", "b"))
+        assert apart.reason is Reason.DEVICES_APART
+    without_agent = make_properties(zones=ZoneReport(zones, zones))
+    assert "no Device object" in refusal(NodeAllocator(without_agent), of_cards(2)).text
 
 
 def test_an_unlabelled_pod_must_fit_the_reported_zones() -> None:

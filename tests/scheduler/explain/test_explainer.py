@@ -42,7 +42,7 @@ def used() -> Scene:
 def test_a_node_has_an_offer_if_the_filter_returns_it(used: Scene, number: int) -> None:
     body = KINDS[number].pod("p")
     explanation = used.explain_pod(body)
-    info = pod_info(from_object(body), used.cluster.device_resources())
+    info = pod_info(from_object(body), used.cluster.pod_defaults)
     check = RequirementsCheck(used.cluster, PodRequirements(info.pod_request))
     results = [check.run(name, {}) for name in NODES]
     for verdict, result in zip(explanation.nodes, results, strict=True):

@@ -13,8 +13,8 @@ from agent.allocate.refusal import Refusal
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.kube.transport import Transport
 from agent.model.cpu.policies import PlacementPolicy
-from agent.model.pod.apiobjects import GROUP_ANNOTATION
-from agent.model.pod_request import PodRequest
+from agent.model.pod.apiobjects import GROUP_ANNOTATION, ApiPod
+from agent.model.pod_request import PodRequest, Reads
 from agent.scheduler.extender import handlers
 from agent.scheduler.extender.extender import (
     ExtenderPreemptionArgs,
@@ -30,6 +30,7 @@ from tests.fixtures.fleet import (
     SMALL,
     Kind,
     gpu_pod,
+    gpu_share_pod,
     guaranteed_pod,
     owner,
 )
@@ -99,6 +100,41 @@ def test_a_pod_whose_binding_has_an_unknown_outcome_is_offered_only_that_node(sc
     assert scene.fits(pod) == ["a"]
     scene.pods.intercept = None
     assert scene.bind(pod, "a") == ""
+
+
+def in_pod_group(kind: Kind, name: str, **annotations: str) -> ApiPod:
+    body = kind.pod(name)
+    body["metadata"]["annotations"] |= annotations
+    body["spec"]["schedulingGroup"] = {"podGroupName": "workers"}
+    return clusters.api_pod(body)
+
+
+def test_simulated_cycles_of_a_pod_group_leave_nothing_reserved(scene: Scene) -> None:
+    """kube-scheduler filters and scores the pods of a PodGroup, and binds none of them if one does
+    not fit."""
+    kinds = (owner(8, 8), gpu_pod(1), gpu_share_pod(50), NOTHING)
+    cluster = scene.cluster
+    allocators = [state.allocator for state in map(cluster.node, NODES) if state is not None]
+
+    def states() -> list[object]:
+        return [each.state(Reads.DEVICES if each.devices else Reads.CPUS) for each in allocators]
+
+    before = states()
+    for number in range(1000):
+        pod = in_pod_group(kinds[number % len(kinds)], f"p{number}")
+        assert scene.scores(pod, scene.fits(pod)) or not number % len(kinds) < 3
+    assert states() == before
+    assert not any(map(cluster.has_reservation, NODES))
+
+
+def test_a_pod_of_a_pod_group_reserves_no_node_for_a_group_of_its_annotation(scene: Scene) -> None:
+    pod = in_pod_group(owner(12, 8), "p", **{GROUP_ANNOTATION: "g/2"})
+    reasons = scene.filter(pod).failed_and_unresolvable_nodes
+    assert set(reasons.values()) == {
+        "pod default/p: annotation topolet.io/group: the pod belongs to PodGroup 'workers' "
+        "(spec.schedulingGroup), and can't belong to two groups"
+    }
+    assert not any(map(scene.cluster.has_reservation, NODES))
 
 
 def test_the_first_member_reserves_a_node_for_all(scene: Scene) -> None:

@@ -475,7 +475,7 @@ def test_the_rules_of_the_cache_have_the_default_bind_policy() -> None:
         defaultCPUBindPolicy="ConstrainedBurst", numaTopologyAlignmentPolicy="None"
     )
     shares = pod("s", {"cpu": 1}, "LS", limits={"cpu": 2})
-    request = pod_info(shares, cache.device_resources(), cache.default_bind).pod_request
+    request = pod_info(shares, cache.pod_defaults).pod_request
     offer = state.allocator.offer(request)
     assert isinstance(offer, NodeOffer)
     assert offer.assigned_pod().allocation.amounts == {0: {"cpu": 1000}}
@@ -501,7 +501,7 @@ def test_the_device_resources_are_those_of_all_device_objects(
     cache = SchedulerCache()
     for change in changes:
         cache.devices_changed([change])
-    assert cache.device_resources() == listed
+    assert cache.pod_defaults.device_resources == listed
 
 
 @given(names=st.lists(st.sampled_from("abcdef"), max_size=30), serial=st.integers(0, 30))

@@ -12,6 +12,7 @@ from agent.scheduler.state.pod_info import (
     UNKNOWN_NODE,
     Feasible,
     GroupRequirements,
+    PodDefaults,
     PodInfoCache,
     PodRequirements,
     RequirementsCheck,
@@ -73,7 +74,7 @@ def test_a_deleted_node_is_unknown_and_one_without_an_agent_has_a_reason(
 
 def test_a_pod_is_decoded_again_when_a_device_object_lists_its_resource() -> None:
     listed = frozenset[str]()
-    pod_infos = PodInfoCache(device_resources=lambda: listed)
+    pod_infos = PodInfoCache(defaults=lambda: PodDefaults(listed))
     pod = clusters.pod(Kind({"example.com/xpu": "1"}), "p")
     assert pod_infos.of(pod).pod_request.needs is Needs.NOTHING
     assert pod_infos.get(pod.uid) is pod_infos.of(pod)

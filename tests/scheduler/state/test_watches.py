@@ -198,7 +198,7 @@ def watching(server: Server, transport: Transport, pods: PodNames) -> Iterator[W
     server.put("first")
     watches.start()
     eventually("synced", lambda: watches.synced)
-    eventually("watching", lambda: server.watching == 2)
+    eventually("watching", lambda: server.watching == 3)
     watches.mark_behind()
     yield watches
     watches.stop()
@@ -269,9 +269,9 @@ def test_the_most_stale_watch_is_named_with_its_age(server: Server, transport: T
     pace = msgspec.structs.replace(PACE, clock=lambda: now, wait=lambda event, _: event.wait(0.01))
     watches = Watches(transport, SchedulerCache(), stale_seconds=30, pace=pace, check_seconds=0.01)
     watches.start()
-    eventually("synced", lambda: watches.synced and server.watching == 2)
+    eventually("synced", lambda: watches.synced and server.watching == 3)
     listed = {"noderesourcetopologies", "devices", "reservations"}
-    assert set(watches.ages_seconds) == {"pods", "nodes"} | listed
+    assert set(watches.ages_seconds) == {"pods", "nodes", "namespaces"} | listed
     now = 30.0
     assert watches.stale() is None
     server.answer = lambda server, connection, request: fake_api_server.reply(connection, 503, b"")
