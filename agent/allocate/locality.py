@@ -209,13 +209,16 @@ def places(
     `pool`: the CPUs of the pool by NUMA node; without any, no container has a place.
     `memory_bytes`: by NUMA node."""
     load = Load({node: 1000 * len(cpus) for node, cpus in pool.items()})
+    usable: dict[CpuSet, list[CpuSet]] = {}
     memory_load = Load(memory_bytes)
     if not load.nodes:
         return {}
     decided = {}
     for container in sorted(wanted.containers, key=_order):
         near = container.near
-        nodes = _place(container, distances.levels(near), wanted, load)
+        if near not in usable:
+            usable[near] = [level for level in distances.levels(near) if level & load.nodes]
+        nodes = _place(container, usable[near], wanted, load)
         load.add(nodes, container.cpu_milli)
         reason = FarReason.REQUESTS if near & load.nodes else FarReason.NO_CPUS
         far = None if nodes <= near else reason
@@ -246,9 +249,8 @@ def _order(container: NearContainer) -> tuple[bool, int, str, str]:
 
 
 def _place(
-    container: NearContainer, levels: tuple[CpuSet, ...], wanted: LocalityInput, load: Load
+    container: NearContainer, usable: list[CpuSet], wanted: LocalityInput, load: Load
 ) -> CpuSet:
-    usable = [level for level in levels if level & load.nodes]
     before = wanted.before.get(container.key)
     if before in usable and container.key in wanted.resting:
         return before

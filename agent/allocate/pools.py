@@ -385,6 +385,8 @@ def of_spec(pod: Pod, named: Mapping[str, T]) -> dict[str, T]:
 def decided_names(pod: Pod, names: Collection[str]) -> set[str]:
     """The containers of `names` that the pod has, and the next ones that the kubelet will create.
     This bounds the entries in the snapshot: annotations may name any number of containers."""
+    if not names:
+        return set()
     present = _present(pod)
     in_order = names if pod.named is None else pod.named
     coming = (name for name in in_order if name in names and name not in present)
@@ -437,7 +439,8 @@ class _PodValues(msgspec.Struct, frozen=True):
 
         `place`: None for a container without devices."""
         nodes = numa_nodes(pod)
-        key = pool_of(pod).name, nodes, place, pod.kube_class == "guaranteed"
+        at = (place.nodes, place.memory) if place else None
+        key = pool_of(pod).name, nodes, at, pod.kube_class == "guaranteed"
         if (wanted := self._shared.get(key)) is None:
             cpus = shared_cpus(pod, self.pools, tuple(place.nodes) if place else ())
             mems = self._mems(pod, cpus) if nodes else None

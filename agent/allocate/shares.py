@@ -7,7 +7,12 @@ from typing import Final
 
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.linux_resources import LEAST_SHARES, MAX_SHARES
-from agent.model.pod.annotations import AnnotationError, resource_status, shared_containers
+from agent.model.pod.annotations import (
+    RESOURCE_STATUS,
+    AnnotationError,
+    resource_status,
+    shared_containers,
+)
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import (
     DEFAULT_POOL,
@@ -82,6 +87,8 @@ def sharing_containers(pod: Pod) -> tuple[str, ...]:
 
 def numa_nodes(pod: Pod) -> tuple[int, ...]:
     """The NUMA nodes whose pools the pod is bound to; none if its annotation can't be read."""
+    if RESOURCE_STATUS not in pod.annotations:
+        return ()
     try:
         return resource_status(pod.annotations).shared_numa_nodes()
     except AnnotationError:
