@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, shares, take
 from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.model.cpu.layout import of
+from agent.model.cpu.topology import Cpu
 from conformance.machines import cpus
 from tests.allocate.machines import MACHINES, masks
 
@@ -26,6 +27,14 @@ def test_more_than_is_free() -> None:
         with pytest.raises(NotEnoughCpusError) as error:
             take(layout, 0b111, 4, options)
         assert (error.value.requested, error.value.free) == (4, 3)
+
+
+def test_whole_cores_with_fewer_threads_are_taken_first() -> None:
+    """On a machine with cores of one and of two threads."""
+    numbered = [(0, 0), (1, 0), (2, 2), (3, 3)]
+    machine = [Cpu(number, core, 0, 0, 0, 0) for number, core in numbered]
+    assert take(of(machine), 0b1111, 2, PACKED) == 0b1100
+    assert take(of(machine), 0b1111, 3, PACKED) == 0b1101
 
 
 @given(st.data())

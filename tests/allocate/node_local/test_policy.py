@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.node_local.claim import LocalPolicy, LocalRequest
-from agent.allocate.node_local.policy import decide
+from agent.allocate.node_local.claim import LocalInput, LocalPolicy, LocalRequest
+from agent.allocate.node_local.policy import decide, outcome_by_pod
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.layout import Layout
 from agent.model.cpu.topology import HugePages
@@ -229,6 +229,19 @@ def test_cpus_of_terminated_init_containers_are_reused_in_their_pod() -> None:
     assert answers(decide(rules(SMALL), applied(claims, decision, known=False), sharing())) == (
         answers(decision)
     )
+
+
+@pytest.mark.parametrize(
+    ("app", "kept"), [("2,6", {"app"}), ("0,4", {"init", "app"})], ids=["taken over", "not"]
+)
+def test_an_ended_container_keeps_its_cpus_unless_another_of_its_pod_took_them_over(
+    app: str, kept: set[str]
+) -> None:
+    """A container that returns to CPUs of another one needs a new decision."""
+    claims = claim("a/init", 4, owned="2-3,6-7", ended=True), claim("a/app", 2, owned=app)
+    outcome = outcome_by_pod(LocalInput(rules(SMALL), claims), CpuSet.parse("0-7"))
+    assert set(outcome.by_uid["a"].cpus) == kept
+    assert str(outcome.by_uid["a"].all) == ("2-3,6-7" if app == "2,6" else "0,2-4,6-7")
 
 
 def test_incomplete_writes_after_a_restart() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from agent.model.cpu.policies import DeviceLocality
+from agent.model.pod.annotations import DEVICE_LOCALITY
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.watches import Watches
 from tests.deploy.manifests import of_kind
@@ -12,6 +14,7 @@ from tests.scheduler.clusters import ineligibility
 from tests.waiting import eventually
 
 PATIENCE_SECONDS = 60.0
+NAMESPACES = "/api/v1/namespaces"
 NODE = "with-devices-later"
 NAME = "devices.scheduling.koordinator.sh"
 CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{NAME}"
@@ -52,3 +55,34 @@ def test_a_kind_that_is_installed_later_is_watched(apiserver: ApiServer) -> None
     finally:
         watches.stop()
         apiserver.apply(definitions[NAME])
+
+
+def test_the_label_of_a_namespace_is_the_policy_of_its_pods(apiserver: ApiServer) -> None:
+    cluster = SchedulerCache(agents=False)
+    watches = Watches(apiserver.admin, cluster, stale_seconds=30, check_seconds=0.2)
+    watches.start()
+
+    def label(value: str | None) -> None:
+        labels = {"metadata": {"labels": {DEVICE_LOCALITY: value}}}
+        apiserver.admin.merge(f"{NAMESPACES}/trainers", labels)
+
+    try:
+        eventually("synced", lambda: watches.synced, PATIENCE_SECONDS)
+        apiserver.create(NAMESPACES, {"metadata": {"name": "trainers"}})
+        for value, locality in (
+            ("require", DeviceLocality.REQUIRE),
+            ("off", DeviceLocality.OFF),
+            ("near", None),
+            ("prefer", DeviceLocality.PREFER),
+            (None, None),
+        ):
+            label(value)
+            eventually(
+                f"the cache has the label {value}",
+                lambda locality=locality: (
+                    cluster.pod_defaults.device_localities.get("trainers") is locality
+                ),
+                PATIENCE_SECONDS,
+            )
+    finally:
+        watches.stop()
