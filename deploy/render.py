@@ -21,6 +21,7 @@ _GPU_POOL = {"name": "nvidia", "nodeSelector": {"nvidia.com/gpu.present": "true"
 _COMPONENTS: tuple[dict[str, object], ...] = (
     {"webhook.enabled": True, "agent.kubeletConfigz": True, "scheduler.evict": True},
     {"pools": [_GPU_POOL]},
+    {"pools": [{"settings": {"kai-placements": True}}]},
 )
 """Values that make the chart render further files."""
 
@@ -35,6 +36,7 @@ _FILES = {
     "scheduler/account.yaml": "policies/accounts.yaml",
     "scheduler/evict.yaml": "components/scheduler-evict/rbac.yaml",
     "agent/kubelet-configz.yaml": "components/kubelet-configz/rbac.yaml",
+    "agent/kai.yaml": "components/kai/rbac.yaml",
 }
 """Paths below deploy/, by paths below templates/."""
 

@@ -11,7 +11,7 @@ where others own the entries of types that Topolet does not report.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -156,6 +156,14 @@ class Cluster:
         """A merge patch of the status. Raises KubeError and AccessError."""
         path = objects.path(kind.group, kind.versions[0], kind.plural, name)
         self._transport.merge(f"{path}/status", body)
+
+    def annotate_pod(
+        self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]
+    ) -> None:
+        """Sets annotations of a pod; ConflictError if another pod has its name. Raises KubeError
+        and AccessError."""
+        metadata = {"uid": uid, "annotations": dict(annotations)}
+        self._transport.merge(objects.pod_path(namespace, name), {"metadata": metadata})
 
     def _watch(self, kind: Kind, fields: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:
         return ListWatch(

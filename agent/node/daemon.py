@@ -43,6 +43,7 @@ from agent.node.cpu_notices import CpuNotices
 from agent.node.device_visibility import DeviceVisibilityView
 from agent.node.devices import device_view
 from agent.node.enforcement import Enforcement
+from agent.node.kai import KaiPlacements
 from agent.node.kubelet_configuration import KubeletConfigurationView
 from agent.node.kubelet_view import (
     CpuManagerStateView,
@@ -238,8 +239,12 @@ class _Agent:
         self.corrected = _corrected(settings, serve) if serve else None
         if self.corrected:
             closing.callback(self.corrected.close)
-        locations = namespaces = None
+        locations = namespaces = kai = None
         if isinstance(objects, Cluster):
+            if settings.kai_placements:
+                kai = KaiPlacements(objects)
+                kai.start()
+                closing.callback(kai.close)
             locations = locations_of_claims(objects, node_name, wake, self.sources)
             namespaces = locality_of_namespaces(objects, wake, self.sources)
             closing.callback(locations.close)
@@ -265,6 +270,7 @@ class _Agent:
                 hierarchy.group_of,
                 trail.append,
                 self.sources,
+                kai,
             ),
             node_local_cpus,
             DeviceVisibilityView(self.devices, visibility_policy),

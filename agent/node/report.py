@@ -36,6 +36,7 @@ from agent.node.audit import Append, OtherWriters, PassAudit
 from agent.node.change_log import ChangeRecorder, DeviceFaults, NodeNotes, PodEvents
 from agent.node.cluster_view import ClusterState
 from agent.node.devices import DeviceState
+from agent.node.kai import KaiPlacements
 from agent.node.kubelet_view import PodResourcesState
 from agent.node.node_configuration import rules
 from agent.node.node_resource_topology import (
@@ -109,7 +110,8 @@ class Reporter:
     `correct`: gets the input of corrected PodResources.
     `group_of`: the cgroup of a process.
     `append`: adds records to the audit trail.
-    `sources`: their problems are Events of the Node."""
+    `sources`: their problems are Events of the Node.
+    `kai`: None if KAI gets no placements."""
 
     def __init__(
         self,
@@ -120,8 +122,10 @@ class Reporter:
         group_of: Callable[[int], str | None] = lambda pid: None,
         append: Append = lambda records: None,
         sources: Sources | None = None,
+        kai: KaiPlacements | None = None,
     ) -> None:
         self.metrics = metrics
+        self._kai = kai
         self._others = OtherWriters(metrics)
         self.audit = PassAudit(append, self._others.changed)
         self.changes = ChangeRecorder(metrics)
@@ -180,6 +184,9 @@ class Reporter:
         )
         if visibility is not UNDECIDED:
             self._cluster.report(moment)
+        if self._kai is not None:
+            api_pods = moment.cluster.pods.values()
+            self._kai.update(pods, api_pods, held_by_pod(moment), moment.topology)
 
     def failed(self, node: ApiNode | None, problem: str) -> None:
         """A pass failed for this reason.
@@ -234,7 +241,7 @@ def report_values(name: str, moment: ReportInput) -> ReportValues:
         moment.topology,
         decision.pools,
         _allocs(decision, pods, kubelet),
-        held(decision, pods, kubelet, resources.held),
+        tuple(held_by_pod(moment).values()),
         _reserved(moment.configuration, resources),
         msgspec.structs.replace(moment.configuration, kubelet_policy=policy),
         moment.devices,
@@ -257,28 +264,23 @@ def near_requests(places: Iterable[NearNodes]) -> tuple[NearRequests, ...]:
     )
 
 
-def held(
-    decision: Decision,
-    pods: tuple[Pod, ...],
-    kubelet: KubeletCpus,
-    by_kubelet: Mapping[str, Allocated],
-) -> tuple[Allocated, ...]:
-    """The resources that each pod holds: the CPUs that it owns, and its amounts by NUMA node, as
-    assigned by the kubelet (`by_kubelet`, by uid) or else by the scheduler."""
-    cpus: dict[str, CpuSet] = {owner.uid: owner.cpus for owner in decision.owners}
-    for uid, given in cpus_outside_scheduling(pods, kubelet).items():
+def held_by_pod(moment: ReportInput) -> dict[str, Allocated]:
+    """By pod uid, the resources that it holds: the CPUs that it owns, and its amounts by NUMA node,
+    as assigned by the kubelet or else by the scheduler."""
+    cpus: dict[str, CpuSet] = {owner.uid: owner.cpus for owner in moment.decision.owners}
+    for uid, given in cpus_outside_scheduling(moment.pods, moment.kubelet).items():
         cpus[uid] = cpus.get(uid, EMPTY) | given
     amounts = {}
-    for pod in pods:
-        of_kubelet = by_kubelet.get(pod.uid, Allocated())
+    for pod in moment.pods:
+        of_kubelet = moment.resources.held.get(pod.uid, Allocated())
         if of_kubelet.cpus:
             cpus[pod.uid] = cpus.get(pod.uid, EMPTY) | of_kubelet.cpus
         if devices := of_kubelet.amounts or _amounts(pod):
             amounts[pod.uid] = devices
-    return tuple(
-        Allocated(cpus.get(uid, EMPTY), amounts.get(uid, {}))
+    return {
+        uid: Allocated(cpus.get(uid, EMPTY), amounts.get(uid, {}))
         for uid in sorted(cpus.keys() | amounts.keys())
-    )
+    }
 
 
 def _amounts(pod: Pod) -> dict[int, dict[str, int]]:

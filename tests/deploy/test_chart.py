@@ -124,6 +124,7 @@ def test_components_compose_as_values_do(tmp_path: Path) -> None:
         "nri",
         "microk8s",
         "kubelet-configz",
+        "kai",
         "scheduler",
         "scheduler-evict",
         "webhook",
@@ -133,7 +134,7 @@ def test_components_compose_as_values_do(tmp_path: Path) -> None:
     )
     image = {"name": "topolet", "newName": "registry.example.com/team/topolet"}
     folder = kustomization(tmp_path, "overlays/reconcile", components, images=[image])
-    more = {"mode": "nri", "runtime": "microk8s"}
+    more = {"mode": "nri", "runtime": "microk8s", "settings": {"kai-placements": True}}
     values = {
         **SECRET,
         "image": {"registry": "registry.example.com/team"},

@@ -68,6 +68,8 @@ NOT_LISTED = (
     "components/microk8s/agent.yaml",
     "components/kubelet-configz/agent.yaml",
     "components/kubelet-configz/rbac.yaml",
+    "components/kai/flag.yaml",
+    "components/kai/rbac.yaml",
     "components/pull/policy.yaml",
     "authorization/agents.yaml",
     "policies/variables.yaml",
@@ -261,15 +263,17 @@ def test_the_agents_role_has_exactly_the_used_verbs() -> None:
 def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
     """Each resource that the role may change is in a policy."""
     named = of_kind("ValidatingAdmissionPolicy")
-    names = ("topolet-own-node", "topolet-own-rebinds", "topolet-own-events")
+    names = ("topolet-own-node", "topolet-own-rebinds", "topolet-own-events", "topolet-own-pods")
     policies = [named[name] for name in names]
-    assert written(of_kind("ClusterRole")["topolet-agent"]) == matched(policies)
+    roles = of_kind("ClusterRole") | of_kind("ClusterRole", objects("components/kai"))
+    written_by_agents = written(roles["topolet-agent"]) | written(roles["topolet-agent-kai"])
+    assert written_by_agents == matched(policies)
     accounts = [
         re.findall("'(.+?)'", policy["spec"]["matchConditions"][0]["expression"])
         for policy in policies
     ]
     both = [AGENT, f"{AGENT.rpartition(':')[0]}:topolet-uninstall-node"]
-    assert accounts == [both, [AGENT], [AGENT, SCHEDULER]]
+    assert accounts == [both, [AGENT], [AGENT, SCHEDULER], [AGENT]]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -12,6 +12,7 @@ import yaml
 from agent.kube.auth import FileAccess
 from agent.kube.errors import ServerError
 from agent.kube.transport import Transport
+from agent.model.pod.annotations import NUMA_PLACEMENT_OBSERVED
 from tests.deploy.manifests import DEPLOY, of_kind
 from tests.integration.apiserver import server
 from tests.integration.apiserver.server import ApiServer
@@ -46,10 +47,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         )
         for kind in ("ClusterRole", "ClusterRoleBinding"):
             it.apply(of_kind(kind)[ACCOUNT])
-        for each in yaml.safe_load_all(
-            (DEPLOY / "components/kubelet-configz/rbac.yaml").read_text()
-        ):
-            it.apply(each)
+        for component in ("kubelet-configz", "kai"):
+            path = DEPLOY / "components" / component / "rbac.yaml"
+            for each in yaml.safe_load_all(path.read_text()):
+                it.apply(each)
         it.account("default", "default", [])
         for name in ("node-1", "node-2"):
             it.node(name)
@@ -112,6 +113,14 @@ def test_a_stolen_token_reads_nothing_of_other_nodes(cluster: Cluster, path: str
 def test_a_token_that_is_bound_to_no_node_reads_nothing(cluster: Cluster, path: str) -> None:
     with refused():
         cluster.unbound.get(path)
+
+
+def test_an_agent_may_annotate_pods_which_a_policy_restricts_to_its_node(cluster: Cluster) -> None:
+    path = "/api/v1/namespaces/default/pods/user-node-1"
+    change = {"metadata": {"annotations": {NUMA_PLACEMENT_OBSERVED: "[]"}}}
+    assert NUMA_PLACEMENT_OBSERVED.encode() in cluster.agent.merge(path, change)
+    with refused():
+        cluster.agent.get(path)
 
 
 @pytest.mark.parametrize(("node", "allowed"), [("node-1", True), ("node-2", False)])

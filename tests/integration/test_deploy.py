@@ -19,7 +19,11 @@ from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.devices.gpus import GpuInfo
 from agent.model.nrt import node_status, resource_topology
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Version, Zone
-from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESERVATION_ALLOCATED
+from agent.model.pod.annotations import (
+    EXTENDED_RESOURCE_SPEC,
+    NUMA_PLACEMENT_OBSERVED,
+    RESERVATION_ALLOCATED,
+)
 from agent.model.pod.apiobjects import ApiNode, from_object
 from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL
 from agent.node.change_log import DEVICE_UNHEALTHY
@@ -190,9 +194,9 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
     api = deployed.administrator(apiserver, "deployer")
     made = Cluster(apiserver, api)
     deployed.apply(api, deployed.served(apiserver, objects("crds", "base", "policies")))
-    scheduler = objects("components/scheduler", "components/scheduler-evict")
+    others = objects("components/scheduler", "components/scheduler-evict", "components/kai")
     kinds = ("CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding")
-    deployed.apply(api, [each for each in scheduler if each["kind"] in kinds])
+    deployed.apply(api, [each for each in others if each["kind"] in kinds])
     for name in ("node-1", "node-2"):
         api.apply(node(name))
         cpus = {field: {"cpu": "64"} for field in ("capacity", "allocatable")}
@@ -284,6 +288,10 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
         lambda it: it.fail_rebind("node-2"),
         lambda it: it.fail_rebind("node-1"),
     ),
+    "topolet-own-pods": (
+        lambda it: it.change_pod(annotated("other.example.com/a"), AGENT_1, name="owner-of-cpus"),
+        lambda it: it.change_pod(annotated(NUMA_PLACEMENT_OBSERVED), AGENT_1, name="owner-of-cpus"),
+    ),
     "topolet-own-events": (
         lambda it: it.try_event(event("Node", "node-2")),
         lambda it: it.try_event(event("Node", "node-1")),
@@ -345,6 +353,10 @@ def mirror_pod(cluster: Cluster, **annotations: str) -> Object:
     body = pod(annotations=marks, nodeName="node-1")
     body["metadata"]["ownerReferences"] = [owner]
     return body
+
+
+def annotated(key: str, value: str = "[]") -> Object:
+    return {"metadata": {"annotations": {key: value}}}
 
 
 def leader_label(name: str) -> Object:
@@ -597,6 +609,33 @@ def test_an_agent_writes_objects_of_its_own_node(cluster: Cluster) -> None:
         body["metadata"]["name"] = "node-2"
         with pytest.raises(RefusedError, match="node-2 does not belong to node node-1"):
             cluster.api.apply(body, AGENT_1, "topolet")
+
+
+@pytest.mark.parametrize(
+    ("who", "name", "change", "message"),
+    [
+        (AGENT_1, "free", annotated(NUMA_PLACEMENT_OBSERVED), "pod free is not on node node-1"),
+        (UNBOUND, "owner-of-cpus", annotated(NUMA_PLACEMENT_OBSERVED), "is not bound to a node"),
+        (
+            AGENT_1,
+            "owner-of-cpus",
+            annotated(NUMA_PLACEMENT_OBSERVED, "x" * 4097),
+            "at most 4096 characters",
+        ),
+        (AGENT_1, "owner-of-cpus", {"metadata": {"labels": {"a": "b"}}}, "only the annotation"),
+        (
+            AGENT_1,
+            "owner-of-cpus",
+            {"spec": {"activeDeadlineSeconds": 1}},
+            "only the annotation",
+        ),
+    ],
+)
+def test_an_agent_changes_nothing_of_pods_but_the_annotation_of_kai(
+    cluster: Cluster, who: Who, name: str, change: Object, message: str
+) -> None:
+    with pytest.raises(RefusedError, match=message):
+        cluster.change_pod(change, who, name=name)
 
 
 def test_an_agent_writes_events_of_its_node_and_of_pods(cluster: Cluster) -> None:

@@ -30,6 +30,8 @@ SHARED_CONTAINERS = "topolet.io/shared-containers"
 """Topolet's annotation: names of containers, separated by commas, that do not run on the CPUs that
 their pod owns."""
 DEVICE_LOCALITY = "topolet.io/device-locality"
+NUMA_PLACEMENT_OBSERVED = "kai.scheduler/numa-placement-observed"
+"""KAI's NUMA plugin reads it. No decision does."""
 """Topolet's annotation: the pod's DeviceLocality, instead of the node's."""
 REBIND = "topolet.io/rebind"
 """Topolet's annotation: with REBIND_NEVER no rebind of its node moves the pod."""

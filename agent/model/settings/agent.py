@@ -148,6 +148,14 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "whole pool. A pod's annotation topolet.io/device-locality has the same values"
         ),
     ] = "prefer"
+    kai_placements: Annotated[
+        bool,
+        msgspec.Meta(
+            description="the agent writes the annotation kai.scheduler/numa-placement-observed to "
+            "the pods of its node, which KAI's NUMA plugin reads. It needs the permission to patch "
+            "pods"
+        ),
+    ] = False
     gpu_driver_root: GpuDriverRoot = ""
     gpu_actions: Annotated[
         str,
