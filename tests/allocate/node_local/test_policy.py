@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.node_local.claim import LocalInput, LocalPolicy, LocalRequest
+from agent.allocate.node_local.claim import LocalInput, LocalPolicy, LocalRequest, Occupancy
 from agent.allocate.node_local.policy import decide, outcome_by_pod
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.layout import Layout
@@ -242,6 +242,14 @@ def test_an_ended_container_keeps_its_cpus_unless_another_of_its_pod_took_them_o
     outcome = outcome_by_pod(LocalInput(rules(SMALL), claims), CpuSet.parse("0-7"))
     assert set(outcome.by_uid["a"].cpus) == kept
     assert str(outcome.by_uid["a"].all) == ("2-3,6-7" if app == "2,6" else "0,2-4,6-7")
+
+
+def test_containers_of_other_pods_run_on_the_cpus_of_an_ended_container() -> None:
+    init = claim("a/init", 2, held="0-1", ended=True)
+    app, other = claim("a/app", 2, held="0-1"), claim("b", 2, held="2-3")
+    ended = claim("c/init", 2, held="2-3", ended=True)
+    occupancy = Occupancy([init, app, other, ended], 0)
+    assert [occupancy.alone(each) for each in (init, app, other, ended)] == [True] * 3 + [False]
 
 
 def test_incomplete_writes_after_a_restart() -> None:

@@ -50,6 +50,13 @@ def test_fgd_chooses_the_card_with_the_smallest_increase_of_fragmentation() -> N
     assert Fgd(COUNTS).rating(amounts({0: GPU_MILLI, 1: 700}), SMALL).cards == (1,)
 
 
+def test_fgd_counts_what_the_pod_leaves_of_each_of_its_cards() -> None:
+    """Of 2 x 700 thousandths, three of four typical pods can use none: a rise of 1,050."""
+    two_parts = PodKind(2000, 1, 2, 300)
+    rating = Fgd(COUNTS).rating(amounts({0: GPU_MILLI, 1: GPU_MILLI}), two_parts)
+    assert (rating.cards, rating.points) == ((0, 1), 25)
+
+
 def test_the_cost_of_fgd_equals_its_points() -> None:
     found = Fgd(COUNTS).rating(amounts({0: GPU_MILLI}), SMALL)
     assert found.cost == -found.points

@@ -104,6 +104,7 @@ def test_other_memory_is_not_room() -> None:
     found = read(
         bound("a", "0,2", **{STATUS: {"cpuset": "0,2", "numaNodeResources": [part]}}),
         bound("b", "4-5"),
+        bound("c", "1,3", **{STATUS: {"cpuset": "1,3", "numaNodeResources": [part]}}),
         counts_memory=True,
     )
     gib = 1 << 30
