@@ -170,6 +170,8 @@ def decide(
             if (place := decided.get((pod.uid, name)))
         }
         of_pod = values.of(pod, cpus, batches[pod.uid], refusals.reason(pod), placed)
+        if far := {name: text for name, at in placed.items() if (text := at.problem(name))}:
+            of_pod = msgspec.structs.replace(of_pod, far=far)
         others = with_devices.get(pod.uid, set()) - placed.keys()
         wanted[pod.uid] = values.told(pod, of_pod, others) if others else of_pod
     return Decision(

@@ -8,7 +8,11 @@ PodDisruptionBudgets if the caller may list them, in all namespaces or in the na
 With --objects it reads the cluster from files instead, as `kubectl get -o yaml` writes them: nodes,
 pods -A, noderesourcetopologies, devices, and, if they exist, reservations and poddisruptionbudgets.
 
-Exit code 0: the pod gets a node; 1: it gets none; 2: it can't be explained.
+With --place it prints where the pod's containers run on its node, and why not nearer to their
+devices. That needs no scheduler: on the node the snapshot of the agent says it, elsewhere kubectl
+asks the agent's pod there, with the rights of the caller.
+
+Exit code 0: the pod gets a node, or its place is known; 1: it gets none; 2: it can't be explained.
 """
 
 from __future__ import annotations
@@ -61,12 +65,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NODE",
         help="as if the node were drained; without POD: explain each pod that the drain evicts",
     )
+    parser.add_argument(
+        "--place",
+        nargs="?",
+        const="anywhere",
+        choices=("anywhere", "here"),
+        help="where the containers of the pod run on its node; here: only if it is this node",
+    )
+    parser.add_argument("--context", metavar="NAME", help="with --place: context of the kubeconfig")
     options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     try:
         settings = options.load(arguments, SETTINGS)
+        if arguments.place:
+            return _place(arguments, settings)
         found = (_offline if arguments.objects else _online)(arguments, settings)
     except (
         SettingsError,
@@ -82,6 +96,44 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         return format.unwritten("explain", error)
     return 0 if all(each.winner for each in found) else 1
+
+
+def _place(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
+    """Prints the place of a pod's containers. Returns the exit code. Raises ExplainError."""
+    from agent.cli import remote
+    from agent.cli.devices import read_snapshot
+    from agent.model.snapshot import SnapshotError
+    from agent.view import place
+
+    if arguments.pod is None or arguments.objects or arguments.what_if_drained:
+        raise ExplainError("--place needs the name of one pod that runs")
+    title = f"{arguments.namespace}/{arguments.pod}"
+    try:
+        if shown := place.shown(read_snapshot(settings.state_dir), title):
+            draw = place.as_json if arguments.output == "json" else place.as_text
+            print(format.encodable(draw(shown)), end="", flush=True)
+            return 0
+        reason = f"the agent of this node does not know pod {title}"
+    except SnapshotError as error:
+        reason = str(error)
+    except OSError as error:
+        return format.unwritten("explain", error)
+    if arguments.place == "here":
+        raise ExplainError(reason)
+    try:
+        kubectl = remote.kubectl_of(arguments, "--place")
+        words = ("get", "pod", arguments.pod, "-n", arguments.namespace)
+        node = remote.kubectl_output(kubectl, *words, "-o", "jsonpath={.spec.nodeName}").strip()
+        if not node:
+            raise ExplainError(f"pod {title} has no node")
+        at = argparse.Namespace(
+            node=node, namespace=settings.release_namespace, context=arguments.context
+        )
+        agent = remote.find_agent(at)
+    except remote.RemoteError as error:
+        raise ExplainError(str(error)) from None
+    flags = (f"--namespace={arguments.namespace}", f"--output={arguments.output}", "--place=here")
+    return remote.run(agent, ["topolet", "explain", *flags, arguments.pod])
 
 
 def _write(found: Sequence[Explanation], output: str) -> None:

@@ -76,6 +76,9 @@ class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why the pod does not own the CPUs that it claims."""
     group: LinuxResources = NO_RESOURCES
     """The values of the pod's cgroup."""
+    far: Mapping[str, str] = {}
+    """By container name, a sentence about each container that is not as near to its devices as its
+    policy says, with the reason."""
 
     def of(self, container_name: str) -> Wanted:
         return self.containers.get(container_name, self.each)

@@ -103,7 +103,10 @@ def _bound(bound: BoundFacts) -> str:
         parts.append(f"NUMA nodes {_ids(bound.numa_nodes)}")
     parts += [f"{kind} {_ids(minors)}" for kind, minors in sorted(bound.devices.items())]
     held = f" with {', '.join(parts)}" if parts else ""
-    return f"It is on node {bound.node}{held}. The following is as if it were scheduled again now."
+    return (
+        f"It is on node {bound.node}{held} (--place says where its containers run there). The "
+        "following is as if it were scheduled again now."
+    )
 
 
 def _verdict_lines(verdict: NodeVerdict, wins: bool, width: int) -> list[str]:

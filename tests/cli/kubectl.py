@@ -23,7 +23,7 @@ def pod(name: str, *statuses: dict[str, Any], deleting: bool = False) -> dict[st
 
 
 class Kubectl:
-    """Answers `get pods` and `get node`, and records the arguments of `exec`."""
+    """Answers `get pods`, `get node` and `get pod`, and records the arguments of `exec`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,6 +35,7 @@ class Kubectl:
             'case "$1 $2" in\n'
             '"get pods") echo "$@" >listed; cat pods; cat refused >&2; exit $(cat code);;\n'
             '"get node") cat node;;\n'
+            '"get pod") echo "$@" >named; cat node_of_pod;;\n'
             '*) echo "$@" >executed; echo output; cat error >&2; exit $(cat exec_code);;\n'
             "esac\n"
         )
@@ -44,10 +45,14 @@ class Kubectl:
     def set_answers(self, *, pods: list[Any], node: str = "", refused: str = "") -> None:
         self._write("pods", json.dumps({"items": pods}))
         self._write("node", node)
+        self._write("node_of_pod", "n1")
         self._write("refused", refused)
         self._write("code", "1" if refused else "0")
         self._write("hangs", "")
         self.set_exec_result(0, "")
+
+    def set_node_of_pod(self, node: str) -> None:
+        self._write("node_of_pod", node)
 
     def hang(self, command: str) -> None:
         self._write("hangs", command)

@@ -6,12 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
+from agent.model import snapshot as snapshots
+from agent.model.linux_resources import LinuxResources
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import PodWanted, Wanted
 from tests.cli.conftest import Topolet
+from tests.cli.kubectl import RUNNING, Kubectl
+from tests.cli.kubectl import pod as agent_pod
 from tests.cli.saved_objects import bound, of_daemon_set, saved
 from tests.fixtures.fleet import gpu_pod, owner
+from tests.hooks.snapshots import EMPTY
 
 Object = dict[str, Any]
 NAME = "--scheduler-name=topolet"
@@ -161,3 +169,46 @@ def test_other_objects_beside_a_workload_are_named(tmp_path: Path, topolet: Topo
     printed = topolet("explain", str(file), objects, NAME)
     assert printed.out.startswith("Pod default/nightly: node ")
     assert "Service ns/s is neither" in printed.err
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> str:
+    """The state folder of a node with the pod ns/card, as an option."""
+    near = Wanted(LinuxResources("4-7"), numa_nodes="1")
+    card = PodWanted("ns/card", QoS.LS, Wanted(LinuxResources("0-7")), {"main": near})
+    written = msgspec.structs.replace(EMPTY, pods={"u": card})
+    (tmp_path / snapshots.FILE).write_bytes(snapshots.encode(written))
+    return f"--state-dir={tmp_path}"
+
+
+def test_the_place_of_a_pod_of_this_node(state: str, topolet: Topolet) -> None:
+    text = topolet("explain", "card", "-n", "ns", "--place", state).out
+    assert "  container main: CPUs 4-7 on NUMA nodes 1; near to its devices\n" in text
+    printed = topolet("explain", "card", "-n", "ns", "--place", "-o", "json", state).json
+    assert printed["containers"][0]["numa_nodes"] == "1"
+    other = topolet("explain", "other", "-n", "ns", "--place=here", state, code=2)
+    assert "the agent of this node does not know pod ns/other" in other.err
+
+
+def test_the_place_of_a_pod_of_another_node_is_asked_there(
+    programs: Path, state: str, topolet: Topolet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    kubectl = Kubectl(programs)
+    kubectl.set_answers(pods=[agent_pod("a", RUNNING)])
+    words = ("--context=lab", "--release-namespace=tools", state)
+    topolet("explain", "web", "-n", "shop", "--place", *words)
+    assert kubectl.read("named").startswith("get pod web -n shop -o ")
+    assert kubectl.read("executed") == (
+        "exec -n tools a -c agent -- topolet explain"
+        " --namespace=shop --output=text --place=here web"
+    )
+    assert kubectl.read("context") == "--context=lab"
+    kubectl.set_node_of_pod("")
+    waiting = topolet("explain", "web", "-n", "shop", "--place", *words, code=2)
+    assert "pod shop/web has no node" in waiting.err
+
+
+def test_a_place_needs_a_pod(state: str, topolet: Topolet) -> None:
+    for words in ((), ("web", "--objects=x"), ("--what-if-drained=n",)):
+        assert "--place needs" in topolet("explain", "--place=here", state, *words, code=2).err

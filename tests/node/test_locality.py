@@ -147,6 +147,7 @@ def test_a_container_far_from_its_devices_is_reported(
     assert events.events == [(Regarding("ns", "card", "card"), "FarFromDevices", text)]
     assert two_nodes.metric('topolet_containers_far_from_devices{reason="no_cpus"}') == 1
     assert caplog.text.count(f"pod ns/card: {text}") == 1
+    assert two_nodes.snapshot().pods["card"].far == {MAIN: text}
     assert two_nodes.cpus("kubepods/burstable/podcard/c-card-main") == "0-3"
 
 

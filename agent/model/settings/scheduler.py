@@ -146,6 +146,7 @@ class ExplainSettings(Options, frozen=True):
     scheduler_args_file: SchedulerArgsFile = ""
     agent_selector: AgentLabels = AGENT_LABELS
     release_namespace: ReleaseNamespace = RELEASE_NAMESPACE
+    state_dir: StateDir = STATE_DIR
 
 
 class WebhookSettings(Options, frozen=True):
