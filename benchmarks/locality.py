@@ -90,9 +90,9 @@ from conformance.merge_hints import kubelet_merge
 from conformance.static_cpu_manager import Exclusive, StaticPolicy
 
 NODES: Final = 40
-GPU: Final = "vendor.com/gpu"
-"""The resource of a device plugin. It is not nvidia.com/gpu, whose GPUs Topolet's scheduler chooses
-by Device objects: here the kubelet chooses them."""
+GPU: Final = "nvidia.com/gpu"
+"""The nodes have no Device object, so that Topolet's scheduler leaves the choice of the GPUs to the
+kubelet."""
 CPUS_OF_GPU: Final = 12
 MEMORY_OF_GPU: Final = 64 << 30
 MEMORY_OF_CPU: Final = 4 << 30
