@@ -18,10 +18,14 @@ BUS = "tap"
 """The kernel's bus address of an interface of tun."""
 
 
+TAP = "ip tuntap add dev tap0 mode tap"
+
+
 @contextlib.contextmanager
-def process_with_tap() -> Iterator[int]:
-    """A process in a network namespace with `lo` and an interface `tap0`."""
-    script = "ip tuntap add dev tap0 mode tap; echo; read end"
+def process_in_namespace(command: str = TAP) -> Iterator[int]:
+    """A process in a network namespace with `lo` and what the command makes there, by default an
+    interface `tap0`."""
+    script = f"{command}; echo; read end"
     with subprocess.Popen(
         ["unshare", "--net", "sh", "-ec", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

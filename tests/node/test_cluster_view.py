@@ -20,7 +20,7 @@ from agent.model.devices.gpus import Ancestor, GpuInfo, GpuPair
 from agent.model.devices.visibility import DeviceNode, VisibleGpu
 from agent.model.nrt.node_annotations import SYSTEM_QOS
 from agent.model.pod import apiobjects, pods
-from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.annotations import NUMA_PLACEMENT_OBSERVED, RESOURCE_STATUS
 from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.pod.pods import ANNOTATIONS, PodMetadata
 from agent.model.pod.qos import QOS_LABEL
@@ -107,13 +107,13 @@ def test_only_the_name_of_an_ended_pod_is_kept(tmp_path: Path, watches: ClusterW
             tmp_path,
             name,
             labels={QOS_LABEL: "LSE"},
-            annotations=dict.fromkeys(ANNOTATIONS, "x" * 1_000),
+            annotations=dict.fromkeys((*ANNOTATIONS, NUMA_PLACEMENT_OBSERVED), "x" * 1_000),
             status={"phase": phase},
         )
     watches.start()
     pods = watches.now().pods
     assert pods.keys() == {"a", "b", "c"}
-    assert (len(pods["a"].annotations), len(pods["a"].labels)) == (len(ANNOTATIONS), 1)
+    assert (len(pods["a"].annotations), len(pods["a"].labels)) == (len(ANNOTATIONS) + 1, 1)
     for name in "bc":
         assert pods[name].terminal
         assert (pods[name].annotations, pods[name].labels, pods[name].containers) == ({}, {}, ())

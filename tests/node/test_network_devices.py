@@ -18,7 +18,7 @@ from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.node.network_devices import NetworkDevices, of_containers
 from tests.builders import machine, pod
 from tests.discover.buses import add_function, write_files
-from tests.host.namespaces import BUS, needs_namespaces, process_with_tap
+from tests.host.namespaces import BUS, needs_namespaces, process_in_namespace
 
 ONE, TWO = "0000:18:00.1", "0000:18:00.2"
 
@@ -184,7 +184,7 @@ def test_a_real_namespace_is_read_if_the_process_is_of_the_sandbox(
 ) -> None:
     (tmp_path / "proc").symlink_to("/proc")
     functions = {BUS: Function(BUS, class_code=0x020000, driver="iavf", node=1)}
-    with process_with_tap() as pid:
+    with process_in_namespace() as pid:
         with Process("/proc", pid) as process:
             group = next(iter(process.groups().values()))
         of_process = group if right else "another"

@@ -135,6 +135,23 @@ def test_status_of_a_container_without_a_cgroup_is_requested_again(
     assert groups(pods(observer)["p"]) == {container.id: f"/kubepods/burstable/podp/{container.id}"}
 
 
+def test_the_process_of_a_pod_is_that_of_its_sandbox_or_of_a_container_that_runs(
+    world: World, observer: RuntimeView
+) -> None:
+    for uid in ("a", "b", "c"):
+        container = world.container(world.sandbox(uid))
+        world.runtime.statuses[container.id] = msgspec.structs.replace(
+            world.runtime.statuses[container.id], pid={"c": 0}.get(uid, 70)
+        )
+    sandbox = next(each for each in world.runtime.listed_sandboxes if each.uid == "a").id
+    world.runtime.statuses[sandbox] = msgspec.structs.replace(
+        world.runtime.statuses[sandbox], pid=60
+    )
+    seen = pods(observer)
+    processes = [observer.process_of(seen[uid]) for uid in ("a", "b", "c")]
+    assert processes == [(sandbox, 60), ("c-b-main", 70), ("", 0)]
+
+
 @pytest.mark.parametrize("path", ["", "/system.slice/sshd.service", "/"])
 def test_pid_of_another_service_is_not_taken_for_the_container(
     world: World, path: str, tmp_path: Path
