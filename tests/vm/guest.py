@@ -41,13 +41,16 @@ _DEVICES = (
     "x3130-upstream,id=lower,bus=below",
     "xio3130-downstream,id=left,bus=lower,chassis=4,slot=4",
     "xio3130-downstream,id=right,bus=lower,chassis=5,slot=5",
+    "pcie-root-port,id=network,bus=far,chassis=6,slot=6",
+    "e1000e,bus=network",
     "virtio-rng-pci,bus=beside",
     "virtio-rng-pci,bus=left",
     "nvme-subsys,id=disks",
     "nvme,serial=1,subsys=disks,bus=right,max_ioqpairs=6,msix_qsize=5"
     ",sriov_max_vfs=2,sriov_vq_flexible=4,sriov_vi_flexible=2",
 )
-"""A bus of NUMA node 2 with a switch below a switch, and a disk with virtual functions there."""
+"""A bus of NUMA node 2 with a switch below a switch, a disk with virtual functions there, and a
+network card beside the switches."""
 
 
 class GuestError(RuntimeError):

@@ -8,15 +8,14 @@ shift 4
 exec >"$share/output.txt" 2>&1
 echo "guest started, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
 
-# Loads the driver of the disk with virtual functions, and unbinds the disk from it at once, because
-# its interrupts would be moved whenever a CPU goes offline.
-if modprobe nvme; then
-    for disk in /sys/bus/pci/drivers/nvme/*:*; do
-        [ ! -e "$disk" ] || echo "${disk##*/}" >/sys/bus/pci/drivers/nvme/unbind
+# Loads the drivers of the disk with virtual functions and of the network card, and unbinds the
+# devices from them at once, because their interrupts would be moved whenever a CPU goes offline.
+for driver in nvme e1000e; do
+    modprobe "$driver" || echo "no driver $driver"
+    for device in "/sys/bus/pci/drivers/$driver"/*:*; do
+        [ ! -e "$device" ] || echo "${device##*/}" >"/sys/bus/pci/drivers/$driver/unbind"
     done
-else
-    echo "no driver for the disk with virtual functions"
-fi
+done
 
 . "$(dirname "$0")/root.sh"
 echo "+cpuset +cpu +io +memory +pids" >/sys/fs/cgroup/cgroup.subtree_control
