@@ -19,6 +19,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.machine import ProgramError
 from tests.cluster.node import Node
 from tests.deploy.manifests import DEPLOY
+from tests.fixtures import near_devices
 from tests.integration.apiserver.certificates import serving_secret
 from tests.waiting import eventually
 
@@ -26,6 +27,9 @@ Object = dict[str, Any]
 
 NAMESPACE = "topolet-system"
 HOST, GUEST = "n1", "g1"
+ON_GUEST: Object = {"node": GUEST, "hostNetwork": True}
+"""These arguments of `pod` put a pod on the guest, without a pod network: its plugins take seconds
+each there."""
 START_SECONDS = 300.0
 """The timeout of actions that take seconds on an idle machine, without the guest."""
 
@@ -260,6 +264,14 @@ class Cluster:
         (found,) = self._agent_pods(node)
         return str(found["metadata"]["name"])
 
+    def agent_pid(self, node: str) -> str:
+        """The process of the agent on that node, in the namespace of its machine."""
+        for path, text in self.nodes[node].machine.read("/proc/[0-9]*/cmdline").items():
+            words = text.split("\0")
+            if "agent" in words[:4] and any(each.startswith("--kubelet-configz") for each in words):
+                return path.split("/")[2]
+        raise AssertionError(f"no agent runs on {node}")
+
     def agent_metric(self, node: str, name: str) -> float:
         """The sum of the series with that name of the agent on that node."""
         return sum(self._series(self.agent_pod(node), _AGENT_PORT, name))
@@ -289,6 +301,14 @@ class Cluster:
     def cpus(self, *names: str) -> dict[str, str]:
         """The CPUs of several pods, as lists such as 0-3,7."""
         return {name: str(self.cpus_of(name)) for name in names}
+
+    def memory_nodes(self, name: str) -> set[int]:
+        """The NUMA nodes of heap and stack of the pod's container."""
+        node, patterns = self._cpuset_files(name, "main")
+        processes = [f"{each.rpartition('/')[0]}/cgroup.procs" for each in patterns]
+        (pids,) = node.machine.read(*processes).values()
+        maps = node.machine.read(*(f"/proc/{pid}/numa_maps" for pid in pids.split()))
+        return {number for text in maps.values() for number in near_devices.memory_nodes(text)}
 
     @contextlib.contextmanager
     def following(self, *names: str) -> Iterator[dict[str, list[str]]]:

@@ -110,8 +110,11 @@ class ControlPlane:
 
     def node_config(self, name: str, url: str) -> str:
         """Writes a kubelet's kubeconfig; its path in the world."""
-        user = f"system:node:{name}"
-        self._authority.client(user, "system:nodes")
+        return self.user_config(f"system:node:{name}", url, "system:nodes")
+
+    def user_config(self, user: str, url: str, *groups: str) -> str:
+        """Writes the kubeconfig of a new user; its path in the world."""
+        self._authority.client(user, *groups)
         self._write_config(user, url)
         return self.config(user)
 

@@ -24,6 +24,8 @@ from tests.vm import guest
 from tests.waiting import eventually
 
 ADDRESS = "10.200.0.2"
+CARD = f"0000:{guest.FAR_BUS + 1:02x}:00.0"
+"""The PCI address of a card on NUMA node `tests.vm.guest.FAR_NODE`, an RDMA device to the agent."""
 TAINT = {"key": "topolet.test/guest", "effect": "NoSchedule"}
 """Keeps other pods off the guest, whose pods no Service reaches."""
 
@@ -128,7 +130,7 @@ def _command(share: Path) -> list[str]:
     forward.write_text(f"#!/bin/sh\nexec {busybox} nc {controlplane.ADDRESS} {controlplane.PORT}\n")
     forward.chmod(0o755)
     words = [str(Path(__file__).with_name("guest.sh")), str(share), ADDRESS]
-    words += [sys.executable, str(share / "logs"), _PORT]
+    words += [sys.executable, str(share / "logs"), _PORT, CARD]
     network = (
         "-netdev user,id=net,net=10.0.0.0/8,host=10.0.0.2,restrict=on"
         f",hostfwd=tcp:{ADDRESS}:10250-{ADDRESS}:10250"
@@ -140,5 +142,6 @@ def _command(share: Path) -> list[str]:
         f"-chardev socket,id=port,path={share / 'port.sock'},server=on,wait=off",
         "-device virtio-serial-pci",
         f"-device virtserialport,chardev=port,name={_PORT}",
+        *(f"-device {each}" for each in (*guest.FAR_PORT, "virtio-rng-pci,bus=entry")),
     ]
     return guest.emulator(share, words, _MEMORY_GB, options)

@@ -149,16 +149,6 @@ def _up(it: PrometheusApi) -> list[object]:
         return []
 
 
-def agent_pid(cluster: Cluster) -> str:
-    """The process of the agent in the world's namespace."""
-    read = cluster.nodes[HOST].machine.read("/proc/[0-9]*/cmdline")
-    for path, text in read.items():
-        words = text.split("\0")
-        if "agent" in words[:4] and any(each.startswith("--kubelet-configz") for each in words):
-            return path.split("/")[2]
-    raise AssertionError("no agent runs")
-
-
 def wait_for_doctor(cluster: Cluster) -> None:
     """Waits until doctor runs: a kubelet that starts does not know its pods yet."""
     cluster.eventually("the kubelet knows the agent", lambda: run(cluster, "doctor", HOST)[1])
@@ -268,7 +258,7 @@ def test_a_hung_agent_behind_an_installed_proxy_is_replaced(
     try:
         cluster.kubectl("rollout", "status", *words, "--timeout=100s")
         machine, restarts = cluster.nodes[HOST].machine, cluster.agent_restarts(HOST)
-        machine.run("kill", "-STOP", agent_pid(cluster))
+        machine.run("kill", "-STOP", cluster.agent_pid(HOST))
         cluster.eventually(
             "the agent is restarted", lambda: cluster.agent_restarts(HOST) > restarts, 120
         )
@@ -277,7 +267,7 @@ def test_a_hung_agent_behind_an_installed_proxy_is_replaced(
         # As documented: with a time of its own, and on the node for a pod that is being deleted.
         for ended_on_node in (False, True):
             pod = cluster.agent_pod(HOST)
-            machine.run("kill", "-STOP", agent_pid(cluster))
+            machine.run("kill", "-STOP", cluster.agent_pid(HOST))
             delete = ("delete", "pod", "-n", NAMESPACE, pod, "--wait=false")
             cluster.kubectl(*delete, *([] if ended_on_node else ["--grace-period=10"]))
             if ended_on_node:

@@ -9,15 +9,11 @@ import pytest
 
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.pod.annotations import REBIND, REBIND_NEVER, RESOURCE_STATUS, status_text
-from tests.cluster.cluster import GUEST, Cluster
+from tests.cluster.cluster import GUEST, ON_GUEST, Cluster
 from tests.cluster.pods import manifest
 from tests.vm.guest import NODES
 
 pytestmark = [pytest.mark.timeout(2700), pytest.mark.usefixtures("no_pods")]
-
-
-ON_GUEST: dict[str, Any] = {"node": GUEST, "hostNetwork": True}
-"""Without a pod network, whose plugins take seconds each on the guest."""
 
 
 @pytest.mark.long

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.pod.annotations import RESOURCE_SPEC
 from agent.node.change_log import CLAIM_NOT_HONORED
 from tests.cluster import failures
-from tests.cluster.cluster import GUEST, Cluster
+from tests.cluster.cluster import GUEST, ON_GUEST, Cluster
 from tests.cluster.pods import manifest
 
 pytestmark = [
@@ -23,8 +22,6 @@ pytestmark = [
 
 ALL = CpuSet.parse("0-15")
 RESERVED = CpuSet([0])
-ON_GUEST: dict[str, Any] = {"node": GUEST, "hostNetwork": True}
-"""Without a pod network, whose plugins take seconds each on the guest."""
 SPREAD = {RESOURCE_SPEC: json.dumps({"preferredCPUBindPolicy": "SpreadByPCPUs"})}
 WRITTEN = 'topolet_scheduler_resource_status_updates_total{result="written"}'
 

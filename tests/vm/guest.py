@@ -32,9 +32,13 @@ DISTANCES = ((10, 12, 21, 21), (12, 10, 21, 21), (21, 21, 10, 12), (21, 21, 12, 
 _MEMORY_GB = 1
 _PRIORITIZED = '{ echo -3 >/proc/self/autogroup; } 2>/dev/null; exec nice -n -5 "$@"'
 FAR_NODE, FAR_BUS = 2, 64
-_DEVICES = (
+FAR_PORT = (
     f"pxb-pcie,id=far,bus_nr={FAR_BUS},bus=pcie.0,numa_node={FAR_NODE}",
     "pcie-root-port,id=entry,bus=far,chassis=1,slot=1",
+)
+"""A bus of NUMA node 2 with the port `entry`."""
+_DEVICES = (
+    *FAR_PORT,
     "x3130-upstream,id=upper,bus=entry",
     "xio3130-downstream,id=beside,bus=upper,chassis=2,slot=2",
     "xio3130-downstream,id=below,bus=upper,chassis=3,slot=3",
@@ -49,8 +53,8 @@ _DEVICES = (
     "nvme,serial=1,subsys=disks,bus=right,max_ioqpairs=6,msix_qsize=5"
     ",sriov_max_vfs=2,sriov_vq_flexible=4,sriov_vi_flexible=2",
 )
-"""A bus of NUMA node 2 with a switch below a switch, a disk with virtual functions there, and a
-network card beside the switches."""
+"""Below the port, a switch below a switch, and a disk with virtual functions there; a network card
+beside the switches."""
 
 
 class GuestError(RuntimeError):

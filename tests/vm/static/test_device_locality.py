@@ -4,7 +4,6 @@ the owners of a static kubelet whose topology manager has the policy none."""
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
+from tests.fixtures import near_devices
 from tests.integration.kubelet.plugin import RESOURCE, DevicePlugin
 from tests.integration.kubelet.standalone import START_SECONDS, container
 from tests.vm.guest import FAR_NODE, NODES
@@ -21,9 +21,6 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.timeout(1800)
 
 NEAR = CpuSet.parse(NODES[FAR_NODE])
-COMMAND = (
-    "grep Cpus_allowed_list /proc/self/status; echo told $TOPOLET_NUMA_NODES; exec sleep 1000000"
-)
 
 
 @pytest.fixture
@@ -44,7 +41,7 @@ def plugin(workload: Workload) -> Iterator[DevicePlugin]:
 
 
 def run_with_card(workload: Workload, name: str) -> None:
-    main = container("main", "", command=["sh", "-c", COMMAND])
+    main = container("main", "", command=["sh", "-c", near_devices.COMMAND])
     main["resources"] = {"requests": {"cpu": "100m"}, "limits": {RESOURCE: "1"}}
     workload.specs = {**workload.specs, name: Spec(name)}
     workload.kubelet.run(name, [main])
@@ -55,13 +52,6 @@ def first_lines(workload: Workload, name: str) -> list[str]:
     """What the container wrote, without the runtime's times."""
     logs = Path(workload.kubelet.folder / "logs").glob(f"default_{name}-node-a_*/main/0.log")
     return [line.split(" ", 3)[3] for log in logs for line in log.read_text().splitlines()]
-
-
-def memory_nodes(pid: int) -> set[int]:
-    """The NUMA nodes of the pages of heap and stack."""
-    text = Path(f"/proc/{pid}/numa_maps").read_text()
-    lines = [line for line in text.splitlines() if "heap" in line or "stack" in line]
-    return {int(node) for line in lines for node in re.findall(r" N(\d+)=", line)}
 
 
 def test_pods_that_share_a_card_run_near_to_it(workload: Workload, plugin: DevicePlugin) -> None:
@@ -82,10 +72,11 @@ def test_pods_that_share_a_card_run_near_to_it(workload: Workload, plugin: Devic
                 eventually(
                     f"{name} writes", lambda name=name: len(first_lines(workload, name)) == 2
                 )
-                allowed, told = first_lines(workload, name)
-                assert CpuSet.parse(allowed.split(":")[1]) == NEAR, workload.node.log("agent")
-                assert told == f"told {FAR_NODE}"
-                assert memory_nodes(workload.pids()[name]) == {FAR_NODE}
+                assert near_devices.start(first_lines(workload, name)) == (NEAR, str(FAR_NODE)), (
+                    workload.node.log("agent")
+                )
+                numa_maps = Path(f"/proc/{workload.pids()[name]}/numa_maps").read_text()
+                assert near_devices.memory_nodes(numa_maps) == {FAR_NODE}
             # The agent is killed, and the plugin names its devices anew.
             workload.node.kill_agent()
             plugin.report({"renamed": (FAR_NODE,)})
