@@ -37,6 +37,7 @@ SUITES: dict[str, tuple[float, list[str]]] = {
         LIMIT_SECONDS,
         [
             "tests/vm/inside/test_devices.py",
+            "tests/vm/inside/test_locality.py",
             "tests/vm/inside/test_network_devices.py",
             "tests/vm/inside/test_proxy.py",
             f"--deselect={KILL_TEST}",
