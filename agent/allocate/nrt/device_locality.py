@@ -33,12 +33,15 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.pod.numa_request import NumaRequest, PartKind, PodPart, foreign
 
+NEAR: Final = 50
+"""The least score of a pod that would be near."""
+
 
 class LocalityRating(msgspec.Struct, frozen=True):
     """How near a pod would run to its devices."""
 
     score: int
-    """50 to 100 if it would be near, else 0 to 49."""
+    """NEAR to 100 if it would be near, else less."""
     order: tuple[int, ...] = ()
     """Smaller is better among equal scores."""
     refusal: Refusal | None = None
@@ -54,7 +57,7 @@ def near_milli_of(pod: NumaRequest, *, static: bool) -> int:
     """The CPU request in milli-CPU of the containers that request devices and share CPUs. `static`:
     the kubelet assigns CPUs."""
     return sum(
-        _shared_milli(part, static)
+        _shared_milli(pod, part, static)
         for part in pod.parts
         if part.kind is not PartKind.INIT and any(foreign(name) for name in part.taken)
     )
@@ -68,10 +71,11 @@ def rate(
     `empty`: the node without any pod.
 
     Raises TooComplexError."""
+    _count_sizes(node, pod, steps)
     parts = pod.parts if node.policy is NumaPolicy.NONE else parts_of(node, pod)
     available = {name: dict(amounts) for name, amounts in node.available.items()}
     before = _unusable(node, pod, available)
-    room = _Room(node, empty)
+    room, static = _Room(node, empty), "cpu" in node.hinted
     more_nodes, refusal = 0, None
     for part in parts:
         devices = _devices(node, part)
@@ -79,9 +83,10 @@ def rate(
             continue
         choice = _choose(node, available, part, devices, steps)
         more_nodes += choice.more_nodes
-        refusal = refusal or choice.refusal or room.refusal(part, choice, steps)
+        cpu_milli = _shared_milli(pod, part, static)
+        refusal = refusal or choice.refusal or room.refusal(part, choice, cpu_milli, steps)
         if part.kind is not PartKind.INIT:
-            room.take(part, choice)
+            room.take(choice, cpu_milli)
             for name, amount in choice.requested.items():
                 _take(available[name], choice.mask, amount)
     return _rated(node, pod, more_nodes, _unusable(node, pod, available) - before, refusal)
@@ -111,8 +116,8 @@ def far_from_devices(
     static = "cpu" in node.hinted
     if static and pod.whole.exclusive_milli:
         return _unaligned(pod.whole) if node.policy is NumaPolicy.NONE else None
-    choice = _Choice({}, mask, [mask])
-    return _Room(node, empty).refusal(pod.whole, choice, steps)
+    choice, cpu_milli = _Choice({}, mask, [mask]), near_milli_of(pod, static=static)
+    return _Room(node, empty).refusal(pod.whole, choice, cpu_milli, steps)
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -134,7 +139,10 @@ def _devices(node: ZonedNode, part: PodPart) -> dict[str, int]:
     }
 
 
-def _shared_milli(part: PodPart, static: bool) -> int:
+def _shared_milli(pod: NumaRequest, part: PodPart, static: bool) -> int:
+    """Of a whole pod without its containers that have no devices: these run anywhere."""
+    if part.kind is PartKind.POD:
+        return near_milli_of(pod, static=static)
     return part.requests.get("cpu", 0) - (part.exclusive_milli if static else 0)
 
 
@@ -164,7 +172,7 @@ def _choose(
         masks = with_cpus or masks
     mask = min(masks)
     possible = masks if node.policy is NumaPolicy.NONE else [mask]
-    return _Choice(requested, mask, possible, mask.bit_count() - fewest, refusal)
+    return _Choice(requested, mask, possible, max(0, mask.bit_count() - fewest), refusal)
 
 
 def _masks(
@@ -205,7 +213,6 @@ class _Room:
 
     def __init__(self, node: ZonedNode, empty: ZonedNode) -> None:
         self._node = node
-        self._static = "cpu" in node.hinted
         self._with_cpus = {
             zone for zone, amount in empty.available.get("cpu", {}).items() if amount
         }
@@ -213,21 +220,32 @@ class _Room:
         for mask, cpu_milli in node.near.items():
             self._load.add(CpuSet.from_int(mask), cpu_milli)
 
-    def refusal(self, part: PodPart, choice: _Choice, steps: Steps) -> Refusal | None:
-        """Why the part may have no CPUs near to its devices, if it shares CPUs."""
+    def refusal(
+        self, part: PodPart, choice: _Choice, cpu_milli: int, steps: Steps
+    ) -> Refusal | None:
+        """Why the part may have no CPUs near to its devices. `cpu_milli`: its request for CPUs that
+        it shares."""
         steps.take(len(choice.possible) * (1 + len(self._node.near) ** 2 // 16))
-        cpu_milli = _shared_milli(part, self._static)
         if not cpu_milli and part.exclusive_milli:
             return None
         for mask in choice.possible:
             nodes = self._near(mask)
             left = self._load.left(nodes)
             if not nodes & self._load.nodes or (left is not None and left < cpu_milli):
-                return _misfit(Reason.NO_CPUS_NEAR, part, "cpu", tuple(nodes), max(0, left or 0))
+                lacking = tuple(nodes) or ids(mask)
+                return Refusal(
+                    Reason.NO_CPUS_NEAR,
+                    "cpu",
+                    cpu_milli,
+                    max(0, left or 0),
+                    lacking,
+                    kind=part.kind,
+                    name=part.name,
+                )
         return None
 
-    def take(self, part: PodPart, choice: _Choice) -> None:
-        self._load.add(self._near(choice.mask), _shared_milli(part, self._static))
+    def take(self, choice: _Choice, cpu_milli: int) -> None:
+        self._load.add(self._near(choice.mask), cpu_milli)
 
     def _near(self, mask: int) -> CpuSet:
         """The NUMA nodes of a mask; instead of each one without CPUs, the nearest ones that have
@@ -259,6 +277,13 @@ def _unusable(node: ZonedNode, pod: NumaRequest, free: Mapping[str, Mapping[int,
     )
 
 
+def _count_sizes(node: ZonedNode, pod: NumaRequest, steps: Steps) -> None:
+    """Takes the steps of what `_unusable` computes, before and after."""
+    resources = {name for part in pod.parts for name in _devices(node, part)}
+    sizes = sum(len(_sizes(node, name)) for name in resources)
+    steps.take(2 * sizes * (1 + len(node.zones) // 4))
+
+
 def _sizes(node: ZonedNode, resource: str) -> list[int]:
     total = sum(node.hinted[resource].values())
     return sorted({*(1 << power for power in range(1, total.bit_length())), total} - {0, 1})
@@ -277,13 +302,12 @@ def _rated(
     resources = {name for part in pod.parts for name in _devices(node, part)}
     most = sum(len(_sizes(node, name)) * sum(node.hinted[name].values()) for name in resources)
     near = refusal is None
-    levels = _LEVELS if near else _LEVELS // 2
+    levels = NEAR if near else NEAR // 2
     points = levels * (most - lost) // (2 * most) if most else levels
-    base = _LEVELS if near else max(0, levels - 1 - _POINTS_OF_NODE * more_nodes)
+    base = NEAR if near else max(0, levels - 1 - _POINTS_OF_NODE * more_nodes)
     return LocalityRating(base + points, (more_nodes, lost), refusal)
 
 
-_LEVELS: Final = 50
 _POINTS_OF_NODE: Final = 8
 
 
@@ -293,12 +317,6 @@ def _unaligned(part: PodPart) -> Refusal:
     return Refusal(Reason.NOT_NEAR, "cpu", part.exclusive_milli, detail=detail)
 
 
-def _misfit(
-    reason: Reason,
-    part: PodPart,
-    resource: str,
-    nodes: tuple[int, ...],
-    available: int | None = None,
-) -> Refusal:
+def _misfit(reason: Reason, part: PodPart, resource: str, nodes: tuple[int, ...]) -> Refusal:
     amount = part.requests.get(resource, 0)
-    return Refusal(reason, resource, amount, available, nodes, kind=part.kind, name=part.name)
+    return Refusal(reason, resource, amount, nodes=nodes, kind=part.kind, name=part.name)

@@ -10,8 +10,10 @@ import pytest
 from agent.allocate.nrt.device_locality import LocalityRating, has_plugin_devices, rate
 from agent.allocate.nrt.node import Assumed, ZonedNode, without
 from agent.allocate.refusal import Reason
+from agent.allocate.steps import OFFER_STEPS, Steps, TooComplexError
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY
+from agent.model.pod.apiobjects import ApiContainer
 from agent.model.pod.numa_request import NumaRequest
 from tests.allocate.nrt.values import CPU, GPU, NIC, container, node, pod
 
@@ -102,6 +104,18 @@ def test_the_numa_nodes_of_the_devices_must_have_the_cpus(
     )
 
 
+@pytest.mark.parametrize("scope", ["container", "pod"])
+def test_containers_without_devices_need_no_cpus_near_to_them(scope: str) -> None:
+    empty = machine(scope=scope, cpus=16)
+    with_device = container(limited=False, cpu=8 * CPU, gpu=1)
+    without = container("log", limited=False, cpu=12 * CPU)
+    assert rate(empty, empty, pod(with_device, without)).refusal is None
+    near = with_free(empty, 4, 4, near={"0": 9})
+    refusal = rate(near, empty, pod(with_device, without)).refusal
+    assert refusal is not None
+    assert refusal.text.endswith("requests 8 cpu: NUMA nodes 0 of its devices have 7 left")
+
+
 def test_devices_of_two_kinds_are_near_where_one_numa_node_has_both() -> None:
     empty = machine()
     both = gpus(2, nic=1)
@@ -181,6 +195,21 @@ def test_a_node_where_the_pod_is_near_has_the_better_score(
 ) -> None:
     rating = rated(machine(), gpus(count, cpu=1), *free)
     assert 50 <= rating.score <= 100 if rating.refusal is None else 0 <= rating.score < 50
+
+
+@pytest.mark.parametrize(("of_zone", "free"), [(0, 4), (1, 1), (-4, 4)])
+def test_a_pod_that_no_empty_machine_could_take_is_not_near(of_zone: int, free: int) -> None:
+    rating = rated(machine(of_zone=of_zone), gpus(3), free, free)
+    assert reason(rating) is not None
+    assert rating.order[0] == 0
+
+
+def test_a_report_of_many_large_resources_takes_too_many_steps() -> None:
+    names = [f"vendor.com/{number}" for number in range(64)]
+    empty = node({zone: {"cpu": CPU, **dict.fromkeys(names, 1 << 40)} for zone in range(64)})
+    every = pod(ApiContainer("main", dict.fromkeys(names, 2), {}))
+    with pytest.raises(TooComplexError):
+        rate(empty, empty, every, Steps(OFFER_STEPS))
 
 
 def test_only_devices_that_zones_report_count() -> None:
