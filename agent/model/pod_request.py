@@ -157,14 +157,18 @@ class NodeRules(Protocol):
 
 
 class Reads(enum.Enum):
-    """What an offer reads of a node: its report of NUMA nodes, as far as its kubelet aligns pods to
-    them; also the report's devices of plugins; instead of these its CPUs and NUMA amounts; also its
-    devices."""
+    """What an offer reads of a node."""
 
     ZONES = enum.auto()
+    """Its report of NUMA nodes, as far as its kubelet aligns pods to them."""
     DEVICE_ZONES = enum.auto()
+    """The whole report, with the devices of plugins."""
     CPUS = enum.auto()
+    """Its CPUs and NUMA amounts, and the report as for ZONES."""
+    CPUS_AND_DEVICE_ZONES = enum.auto()
+    """Its CPUs and NUMA amounts, and the whole report."""
     DEVICES = enum.auto()
+    """The same, and the devices of its Device object."""
 
 
 GPU_MILLI: Final = 1000
@@ -250,9 +254,10 @@ class PodRequest(msgspec.Struct, frozen=True):
         """What an offer to the pod reads at most of a node with these properties."""
         if self.devices is not None:
             return Reads.DEVICES
+        of_plugins = self.numa_request.devices
         if self.needs or node.binds_all:
-            return Reads.CPUS
-        return Reads.DEVICE_ZONES if self.numa_request.devices else Reads.ZONES
+            return Reads.CPUS_AND_DEVICE_ZONES if of_plugins else Reads.CPUS
+        return Reads.DEVICE_ZONES if of_plugins else Reads.ZONES
 
     def reads_zones(self, node: NodeRules) -> bool:
         """Whether an offer reads of such a node no more than its report of NUMA nodes."""

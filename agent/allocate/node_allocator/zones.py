@@ -119,13 +119,10 @@ class ZoneAllocator:
         return other
 
     def state(self, reads: Reads) -> tuple[object, ...]:
-        report, left = self._report, self._left_for("")
-        zones: object = None
-        if report is not None and (reads is Reads.DEVICE_ZONES or self.properties.zones_align):
-            zones = report.reported, report.empty, left
-        elif report is not None and reads is Reads.DEVICES:
-            room = left and (left.available.get("cpu"), left.near)
-            zones = report.reported.device_locality, report.empty.available.get("cpu"), room
+        report, zones = self._report, None
+        whole = reads not in (Reads.ZONES, Reads.CPUS) or self.properties.zones_align
+        if report is not None and whole:
+            zones = report.reported, report.empty, self._left_for("")
         return zones, self._taken if self._whole_cores is not None else None
 
     def place(self, allocation: PodAllocation | None, pod_request: PodRequest) -> None:

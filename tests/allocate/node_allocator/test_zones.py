@@ -8,6 +8,7 @@ import pytest
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import NodeOffer
 from agent.allocate.node_allocator.assigned_pods import assigned_pod_of
+from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.policies_in_force import NodePolicies
@@ -53,6 +54,11 @@ def commit(allocator: NodeAllocator, api_pod: ApiPod) -> None:
 
 
 WITH_AGENT = {AGENT_SETTINGS: '{"deviceLocality": "prefer"}'}
+
+
+TWO_WITH_CARDS = node(
+    {zone: {**of_zone, CARDS: 2} for zone, of_zone in TWO.items()}, "none", annotations=WITH_AGENT
+)
 
 
 def with_cards(*nodes: int, near: dict[int, int] | None = None, **more: Any) -> NodeAllocator:
@@ -131,6 +137,33 @@ def test_the_kubelet_gives_whole_cards_where_the_device_object_has_none() -> Non
         assert apart.reason is Reason.DEVICES_APART
     without_agent = make_properties(zones=ZoneReport(zones, zones))
     assert "no Device object" in refusal(NodeAllocator(without_agent), of_cards(2)).text
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        {"available": {**TWO_WITH_CARDS.available, CARDS: {0: 1, 1: 1}}},
+        {"near": {1: 8000, 2: 4000}},
+        {"device_locality": DeviceLocality.OFF},
+    ],
+)
+@pytest.mark.parametrize("qos", [None, "LS"])
+def test_nodes_in_one_state_have_equal_offers_to_pods_whose_cards_the_kubelet_gives(
+    differs: dict[str, Any], qos: str | None
+) -> None:
+    """Their Device objects list only network devices."""
+    states, answers = NodeStates(), {}
+    for reported in (TWO_WITH_CARDS, msgspec.structs.replace(TWO_WITH_CARDS, **differs)):
+        zones = ZoneReport(reported, TWO_WITH_CARDS)
+        allocator = NodeAllocator(make_properties(devices=[nic(0)], zones=zones))
+        request = request_of(pod("a", {"cpu": 2, CARDS: 2}, qos))
+        reads = request.reads(allocator.properties)
+        of_properties = states.of_properties(allocator.properties, reads)
+        assert of_properties is not None
+        number = states.of(of_properties, allocator.state(reads), reads)
+        offer = allocator.offer(request)
+        assert isinstance(offer, NodeOffer)
+        assert answers.setdefault(number, offer.score) == offer.score
 
 
 def test_an_unlabelled_pod_must_fit_the_reported_zones() -> None:
