@@ -16,14 +16,21 @@ from agent.kube.auth import FileAccess
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.kube.transport import Transport
 from agent.model.cpu.policies import DeviceLocality
-from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY, NEAR_DEVICES
+from agent.model.nrt.node_annotations import (
+    AGENT_SETTINGS,
+    AMPLIFICATION_RATIO,
+    CPU_MANAGER_POLICY,
+    NEAR_DEVICES,
+)
 from agent.model.pod import apiobjects
 from agent.model.pod.annotations import DEVICE_LOCALITY
+from agent.model.pod.qos import QOS_LABEL
 from agent.scheduler.extender.extender import (
     ExtenderFilterResult,
 )
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pods_api import BindingApi
+from agent.scheduler.state.records import Unreadable
 from tests.kube import fake_api_server
 from tests.kube.fake_api_server import Server
 from tests.scheduler import clusters, objects, zonednodes
@@ -240,9 +247,9 @@ def with_agent(report: Object, policy: str = "prefer", near: Object | None = Non
     return {**report, "metadata": {**report["metadata"], "annotations": annotations}}
 
 
-def cards_used(name: str, *used_of_zones: int) -> Object:
+def cards_used(name: str, *used_of_zones: int, policy: str = "best-effort") -> Object:
     of_zones = {zone: {CARD: cards} for zone, cards in enumerate(used_of_zones)}
-    return topology(name, CARDS, of_zones, policy="best-effort")
+    return topology(name, CARDS, of_zones, policy=policy)
 
 
 def with_cards(name: str, count: int, locality: str = "") -> Object:
@@ -290,6 +297,45 @@ def test_the_pod_or_else_its_namespace_or_else_the_node_requires_it(
     assert scene.fits(with_cards("p", 2, of_pod)) == nodes
 
 
+@pytest.mark.parametrize(
+    ("labels", "of_node"),
+    [
+        ({QOS_LABEL: "LS"}, {}),
+        ({QOS_LABEL: "BE"}, {}),
+        ({}, {AMPLIFICATION_RATIO: '{"cpu": 1.5}'}),
+    ],
+)
+def test_pods_that_koordinators_rules_bind_to_nothing_meet_the_requirement_too(
+    scene: Scene, labels: dict[str, str], of_node: dict[str, str]
+) -> None:
+    """`of_node`: the annotations of the Nodes."""
+    for name, cards in (("apart", 3), ("near", 2)):
+        body = zonednodes.node(name, CARDS)
+        body["metadata"]["annotations"] = of_node
+        scene.names.append(name)
+        scene.cluster.nodes_changed([objects.node_change(body)])
+        report = with_agent(cards_used(name, cards, cards, policy="none"))
+        of_cpus = objects.topology("a")["metadata"]["annotations"]
+        report["metadata"]["annotations"] = {**of_cpus, **report["metadata"]["annotations"]}
+        scene.report_zones(report)
+    requiring, preferring = with_cards("p", 2, "require"), with_cards("q", 2)
+    for body in (requiring, preferring):
+        body["metadata"]["labels"] = labels
+    assert scene.fits(requiring) == ["near"]
+    assert scene.bind(requiring, "near") == ""
+    assert scene.bind(with_cards("r", 2, "require"), "near") != ""
+    assert scene.fits(preferring) == ["apart", "near"]
+
+
+def test_a_node_whose_agent_ignores_devices_is_not_preferred(scene: Scene) -> None:
+    scene.add_node("ignored", CARDS, with_agent(cards_used("ignored", 0, 0), "off"))
+    scene.add_node("near", CARDS, with_agent(cards_used("near", 0, 0)))
+    body = with_cards("p", 2)
+    assert scene.fits(body) == ["ignored", "near"]
+    scores = scene.extender.scores(apiobjects.from_object(body), scene.names)
+    assert scores["near"] > scores["ignored"]
+
+
 def test_a_node_that_does_not_meet_the_requirement_has_a_reason(scene: Scene) -> None:
     scene.add_node("apart", CARDS, with_agent(cards_used("apart", 3, 3)))
     scene.add_node("full", CARDS, with_agent(cards_used("full", 2, 2), near={"0": 13000}))
@@ -301,10 +347,13 @@ def test_a_node_that_does_not_meet_the_requirement_has_a_reason(scene: Scene) ->
         "than on an empty machine: NUMA nodes 0, 1",
         "full": "container c0 requests 4 cpu: NUMA nodes 0 of its devices have 3 left",
     }
-    no_agent = "vendor.com/card: CPUs do not follow devices there (without Topolet's agent)"
+    unreported = (
+        "vendor.com/card: CPUs do not follow devices there "
+        "(no report of a current Topolet agent lists them)"
+    )
     assert result.failed_and_unresolvable_nodes == {
-        "other-agent": no_agent,
-        "without-report": no_agent,
+        "other-agent": unreported,
+        "without-report": unreported,
     }
     refused = scene.filter(with_cards("q", 2, "near")).failed_and_unresolvable_nodes
     assert set(refused.values()) == {
@@ -321,6 +370,11 @@ def test_cards_that_no_device_object_lists_are_placed_by_zones(scene: Scene) -> 
     scene.add_node("of-plugin", zones, with_agent(topology("of-plugin", zones, policy="none")))
     body = pod("p", {"cpu": "4", "nvidia.com/gpu": "2"}, limited=False)
     assert scene.fits(body) == ["of-plugin"]
+    unreadable = Unreadable("Device of-plugin: has too many devices")
+    key = ObjectKey("", "of-plugin")
+    scene.cluster.devices_changed([Change(ChangeKind.ADDED, key, unreadable)])
+    assert scene.filter(body).failed_and_unresolvable_nodes["of-plugin"] == unreadable.text
+    scene.cluster.devices_changed([Change(ChangeKind.DELETED, key, unreadable)])
     assert scene.bind(body, "of-plugin") == ""
 
 

@@ -28,6 +28,7 @@ from agent.allocate.node_allocator.devices import DeviceAllocator
 from agent.allocate.node_allocator.part import NodePart, Priced
 from agent.allocate.node_allocator.properties import NodeProperties, free_amounts
 from agent.allocate.node_allocator.zones import ZoneAllocator
+from agent.allocate.nrt.device_locality import NEAR
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.placement.demand import CardOrder, FreeAmounts, Rating
 from agent.allocate.refusal import Reason, Refusal
@@ -184,6 +185,12 @@ class NodeAllocator:
         if isinstance(of_devices, Refusal):
             return of_devices
         bound = of_cpus and of_cpus.choice and of_cpus.choice.allocation.bound
+        if of_cpus and not of_devices and not bound:
+            near = self._zones.by_locality(pod_request, steps)
+            if isinstance(near, Refusal):
+                return near
+            if near and (near.score or 0) < NEAR:
+                of_cpus = msgspec.structs.replace(of_cpus, score=(of_cpus.score or 0) // 2)
         if of_devices and hints and not bound:
             of_devices = self._near(pod_request, hints, of_devices, steps)
             if isinstance(of_devices, Refusal):
@@ -198,8 +205,8 @@ class NodeAllocator:
         steps: Steps,
     ) -> Priced[Allocation] | Refusal:
         """The offer of devices to a pod that shares CPUs. If it would be far from them, the node
-        counts half under the policy `prefer`; under `require` it gets devices to which it is
-        near."""
+        counts half, unless the policy is `require`: then the pod gets devices to which it is near,
+        or the node is refused."""
         far = self._zones.far(pod_request, offer.choice, steps)
         if far is None:
             return offer
@@ -321,13 +328,16 @@ class NodeAllocator:
             return self._too_complex(OFFER_STEPS).text
 
     def _far(self, node_offer: NodeOffer, steps: Steps) -> str:
-        """Why a pod that has to be near to the offered devices would not be; "" if it would."""
-        cpus, devices = node_offer.cpus, node_offer.device_allocation
+        """Why a pod that has to be near to its devices would not be; "" if it would."""
+        pod_request, cpus = node_offer.pod_request, node_offer.cpus
         bound = cpus is not None and cpus.allocation.bound
-        if devices is None or bound or not self._zones.requires(node_offer.pod_request):
+        if bound or not self._zones.requires(pod_request):
             return ""
-        far = self._zones.far(node_offer.pod_request, devices, steps)
-        return far.text if far else ""
+        if (devices := node_offer.device_allocation) is not None:
+            far = self._zones.far(pod_request, devices, steps)
+            return far.text if far else ""
+        near = self._zones.by_locality(pod_request, steps)
+        return near.text if isinstance(near, Refusal) else ""
 
     def _in_turn(
         self, pod_requests: Sequence[PodRequest], steps: Steps

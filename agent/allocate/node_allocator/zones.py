@@ -89,7 +89,7 @@ class ZoneAllocator:
             answer = self._by_zones(pod_request, steps)
             if isinstance(answer, Refusal):
                 return answer
-            return self._by_locality(pod_request, steps) or Priced(None, answer)
+            return self.by_locality(pod_request, steps) or Priced(None, answer)
         return self._restricted(pod_request, steps) or Priced(None)
 
     def missing(self, pod_request: PodRequest, choice: None, steps: Steps) -> str:
@@ -155,17 +155,19 @@ class ZoneAllocator:
         scoring = self.properties.rules.zones
         return score(left, pod, scoring.type, scoring.weights, steps)
 
-    def _by_locality(self, pod_request: PodRequest, steps: Steps) -> Priced[None] | Refusal | None:
-        """The price of a node for a pod with devices of plugins; None for other pods, and under the
-        policy `off`."""
+    def by_locality(self, pod_request: PodRequest, steps: Steps) -> Priced[None] | Refusal | None:
+        """The price of a node for a pod with devices of plugins: a score of NEAR or more if the pod
+        would be near to them, and 0 if this is not known. None for other pods, and for those whose
+        own policy is `off`."""
         report, pod = self._report, pod_request.numa_request
-        policy = self._locality_of(pod_request)
-        if not pod.devices or policy is DeviceLocality.OFF:
+        if not pod.devices or pod_request.device_locality is DeviceLocality.OFF:
             return None
-        left = self._left_for(pod_request.uid)
+        policy, left = self._locality_of(pod_request), self._left_for(pod_request.uid)
         unknown = Priced[None](None, 0)
         if policy is not DeviceLocality.REQUIRE:
-            if report is None or left is None or not has_plugin_devices(left, pod):
+            if report is None or left is None or policy is DeviceLocality.OFF:
+                return unknown
+            if not has_plugin_devices(left, pod):
                 return unknown
             try:
                 rating = rate(left, report.empty, pod, steps)
@@ -207,11 +209,13 @@ class ZoneAllocator:
 
     def far(self, pod_request: PodRequest, allocation: Allocation, steps: Steps) -> Refusal | None:
         """Why the pod, which shares CPUs, would run far from these devices; None if it would not,
-        and under the policies by which this does not matter or is not known."""
+        if its own policy is `off`, and, unless it requires to be near, if this is not known."""
         policy, report = self._locality_of(pod_request), self._report
         devices = self._numa_nodes_of(allocation)
-        if policy is DeviceLocality.OFF or not devices:
+        if pod_request.device_locality is DeviceLocality.OFF or not devices:
             return None
+        if policy is DeviceLocality.OFF:
+            return Refusal(Reason.NOT_NEAR, next(iter(devices)), detail="its agent's policy is off")
         required = policy is DeviceLocality.REQUIRE
         if report is None or not self.of_agent:
             return _without_agent(next(iter(devices))) if required else None
@@ -288,7 +292,8 @@ def _device_of(pod: NumaRequest) -> str:
 
 
 def _without_agent(resource: str) -> Refusal:
-    return Refusal(Reason.NOT_NEAR, resource, detail="without Topolet's agent")
+    detail = "no report of a current Topolet agent lists them"
+    return Refusal(Reason.NOT_NEAR, resource, detail=detail)
 
 
 def _lack(

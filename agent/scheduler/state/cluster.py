@@ -205,7 +205,7 @@ class SchedulerCache:
             node_info = self._nodes.get(name)
             if node_info is None:
                 return Refusal(Reason.NODE_UNKNOWN, detail="the node is not known")
-            if pod_request.cards:
+            if pod_request.cards and not isinstance(node_info.devices, Unreadable):
                 pod_request = node_info.allocator.as_here(pod_request)
             return node_info.ineligibility(pod_request.needs)
 
