@@ -144,6 +144,7 @@ KINDS: Final = (
         "op expect",
         ops="pools hook hostapp",
     ),
+    _kind("koordinator-aggregate", "koordinator_aggregate", "points expect"),
     _kind("kubelet-state-files", "kubelet", "file"),
     _kind("koordinator-device-requests", "koordinator_devices", "pod devices expect"),
     _kind(

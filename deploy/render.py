@@ -21,7 +21,7 @@ _GPU_POOL = {"name": "nvidia", "nodeSelector": {"nvidia.com/gpu.present": "true"
 _COMPONENTS: tuple[dict[str, object], ...] = (
     {"webhook.enabled": True, "agent.kubeletConfigz": True, "scheduler.evict": True},
     {"pools": [_GPU_POOL]},
-    {"pools": [{"settings": {"kai-placements": True}}]},
+    {"pools": [{"settings": {"kai-placements": True, "usage": True}}]},
 )
 """Values that make the chart render further files."""
 
@@ -37,6 +37,7 @@ _FILES = {
     "scheduler/evict.yaml": "components/scheduler-evict/rbac.yaml",
     "agent/kubelet-configz.yaml": "components/kubelet-configz/rbac.yaml",
     "agent/kai.yaml": "components/kai/rbac.yaml",
+    "agent/usage.yaml": "components/usage/rbac.yaml",
 }
 """Paths below deploy/, by paths below templates/."""
 

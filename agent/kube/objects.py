@@ -44,9 +44,10 @@ TOPOLOGY: Final = Kind(
 DEVICE: Final = Kind("Device", "scheduling.koordinator.sh", ("v1alpha1",), "devices")
 RESERVATION: Final = Kind("Reservation", DEVICE.group, DEVICE.versions, "reservations")
 RESOURCE_SLICE: Final = Kind("ResourceSlice", "resource.k8s.io", ("v1",), "resourceslices")
+NODE_METRIC: Final = Kind("NodeMetric", "slo.koordinator.sh", ("v1alpha1",), "nodemetrics")
 REBIND: Final = Kind("RebindResource", DEVICE.group, DEVICE.versions, "rebindresources")
 
-_KINDS = {each.name: each for each in (NODE, NAMESPACE, TOPOLOGY, DEVICE)}
+_KINDS = {each.name: each for each in (NODE, NAMESPACE, TOPOLOGY, DEVICE, NODE_METRIC)}
 
 
 def kind_named(name: str) -> Kind:

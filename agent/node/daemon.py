@@ -31,6 +31,7 @@ from agent.http.peers import node_addresses
 from agent.http.requests import METRICS, Reply, Route
 from agent.http.server import HttpServer, ServerLimits
 from agent.kube.cluster import Cluster
+from agent.kube.objects import Objects
 from agent.kubelet import podresources
 from agent.model import notifications, snapshot
 from agent.model.cpu.policies import DeviceLocality
@@ -61,7 +62,7 @@ from agent.node.notifications import NotificationSocket
 from agent.node.outbox import RECHECK_SECONDS, ReportPace
 from agent.node.publisher import Publisher
 from agent.node.reconcile import Reconciler
-from agent.node.report import ClusterReporter, Reporter
+from agent.node.report import ClusterReporter, FollowUsage, Reporter
 from agent.node.runtime_updater import RuntimeUpdater
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.sources import SourceName, Sources
@@ -271,6 +272,7 @@ class _Agent:
                 trail.append,
                 self.sources,
                 kai,
+                self._usage(settings, objects, closing) if settings.usage else None,
             ),
             node_local_cpus,
             DeviceVisibilityView(self.devices, visibility_policy),
@@ -281,6 +283,19 @@ class _Agent:
                 read_claims=functools.partial(self.pod_resources.refresh, at_once=True),
             ),
         )
+
+    def _usage(self, settings: AgentSettings, objects: Objects, closing: ExitStack) -> FollowUsage:
+        from agent.node.usage import NodeMetricReporter, UsageView  # few nodes need it
+
+        view = UsageView(settings.root, Controllers(settings.cgroup_root), self.metrics)
+        view.start()
+        closing.callback(view.close)
+        if isinstance(objects, Cluster) and settings.node_metric != "off":
+            create = settings.node_metric == "create"
+            reporter = NodeMetricReporter(objects, self.node_name, view.used, create=create)
+            reporter.start()
+            closing.callback(reporter.close)
+        return view.follow
 
     def triggers(self, settings: AgentSettings) -> Triggers:
         """Watches the host from now on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -50,6 +50,7 @@ from agent.node.sources import Sources
 from agent.node.violations import RefusedLimit, Shortfall, find_unallocated, unmet
 from agent.telemetry.metrics import AgentMetrics
 
+FollowUsage = Callable[[Collection[Pod], Iterable[ApiPod], Topology], None]
 UpdatePodResources = Callable[
     [Iterable[Pod], Mapping[str, PodWanted], DeviceState, DeviceVisibility | None], None
 ]
@@ -111,7 +112,9 @@ class Reporter:
     `group_of`: the cgroup of a process.
     `append`: adds records to the audit trail.
     `sources`: their problems are Events of the Node.
-    `kai`: None if KAI gets no placements."""
+    `kai`: None if KAI gets no placements.
+    `follow_usage`: gets the runtime's pods, those of the API and the machine; None if no use of
+        CPU and memory is sampled."""
 
     def __init__(
         self,
@@ -123,9 +126,11 @@ class Reporter:
         append: Append = lambda records: None,
         sources: Sources | None = None,
         kai: KaiPlacements | None = None,
+        follow_usage: FollowUsage | None = None,
     ) -> None:
         self.metrics = metrics
         self._kai = kai
+        self._follow_usage = follow_usage
         self._others = OtherWriters(metrics)
         self.audit = PassAudit(append, self._others.changed)
         self.changes = ChangeRecorder(metrics)
@@ -184,8 +189,10 @@ class Reporter:
         )
         if visibility is not UNDECIDED:
             self._cluster.report(moment)
+        api_pods = moment.cluster.pods.values()
+        if self._follow_usage is not None:
+            self._follow_usage(listed, api_pods, moment.topology)
         if self._kai is not None:
-            api_pods = moment.cluster.pods.values()
             self._kai.update(pods, api_pods, held_by_pod(moment), moment.topology)
 
     def failed(self, node: ApiNode | None, problem: str) -> None:

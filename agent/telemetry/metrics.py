@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+import msgspec
+
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import GPU_MEMORY, Device, DeviceType
 from agent.model.devices.gpus import GpuReading
@@ -198,6 +200,22 @@ _CONTAINER_GPU_BUSY: Final = _AGENT.gauge(
     "Part of the last second in which a container used the GPU.",
     *_CONTAINER_LABELS,
 )
+_NODE_CPUS: Final = _AGENT.gauge("node_used_cpus", "CPUs in use on the machine.")
+_NODE_MEMORY: Final = _AGENT.gauge(
+    "node_used_memory_bytes", "Memory of the machine in use, without page cache."
+)
+_NUMA_CPUS: Final = _AGENT.gauge("numa_node_used_cpus", "CPUs in use on a NUMA node.", "node")
+_NUMA_MEMORY: Final = _AGENT.gauge(
+    "numa_node_used_memory_bytes", "Memory of a NUMA node in use, without page cache.", "node"
+)
+_POD_CPUS: Final = _AGENT.gauge("pod_used_cpus", "CPUs that a pod uses.", "namespace", "pod")
+_POD_MEMORY: Final = _AGENT.gauge(
+    "pod_used_memory_bytes",
+    "Memory that a pod uses, without page cache.",
+    "namespace",
+    "pod",
+)
+
 DECLARED: Final = (*_AGENT.all, BUILD_INFO)
 """All metrics of the agent."""
 
@@ -289,6 +307,35 @@ class DeviceMetrics:
         return Metric(_CONTAINER_GPU_MEMORY, memory), Metric(_CONTAINER_GPU_BUSY, busy)
 
 
+_Two = tuple[float | None, float | None]
+"""CPUs and bytes of memory in use; None for a value that is not known."""
+
+
+class UsageValues(msgspec.Struct, frozen=True):
+    """The newest samples of the machine, of NUMA nodes by id, and of pods by title."""
+
+    machine: _Two
+    numa: Mapping[int, _Two]
+    pods: Mapping[str, _Two]
+
+    def metrics(self) -> Iterable[Metric]:
+        machine: dict[Labels, _Two] = {(): self.machine}
+        numa: dict[Labels, _Two] = {(str(node),): used for node, used in self.numa.items()}
+        pods: dict[Labels, _Two] = {pod_labels(title): used for title, used in self.pods.items()}
+        for series, used_by_labels in (
+            ((_NODE_CPUS, _NODE_MEMORY), machine),
+            ((_NUMA_CPUS, _NUMA_MEMORY), numa),
+            ((_POD_CPUS, _POD_MEMORY), pods),
+        ):
+            for place, each in enumerate(series):
+                values = {
+                    labels: value
+                    for labels, used in used_by_labels.items()
+                    if (value := used[place]) is not None
+                }
+                yield Metric(each, values)
+
+
 _SET: Final = (
     _PASSES, _TRIGGERS, _PAUSE_SECONDS, _NOTIFICATIONS, _OVERLAPS, _OVERLAPPING, _REFUSALS,
     _SHORT_OF_CPUS, _DIFFERING_CPUS, _WITHOUT_CPUS, _FAR, _EVENTS, _CGROUP_WRITES, _FOREIGN_CHANGES,
@@ -369,6 +416,10 @@ class AgentMetrics:
         `refusals`: pod, annotation and cause of each refused claim. There are only a few causes:
             the text of an annotation can't be a label, as each text would make a new series."""
         self._decision = pools, owners, refusals
+
+    def follow_usage(self, values: Callable[[], UsageValues]) -> None:
+        """Exports with each scrape the newest samples. To be called once."""
+        self._read.append(lambda: values().metrics())
 
     def follow(
         self, ages_seconds: Callable[[], Mapping[str, float]], problems: Callable[[], int]

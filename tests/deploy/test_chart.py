@@ -125,6 +125,7 @@ def test_components_compose_as_values_do(tmp_path: Path) -> None:
         "microk8s",
         "kubelet-configz",
         "kai",
+        "usage",
         "scheduler",
         "scheduler-evict",
         "webhook",
@@ -134,7 +135,11 @@ def test_components_compose_as_values_do(tmp_path: Path) -> None:
     )
     image = {"name": "topolet", "newName": "registry.example.com/team/topolet"}
     folder = kustomization(tmp_path, "overlays/reconcile", components, images=[image])
-    more = {"mode": "nri", "runtime": "microk8s", "settings": {"kai-placements": True}}
+    more = {
+        "mode": "nri",
+        "runtime": "microk8s",
+        "settings": {"kai-placements": True, "usage": True},
+    }
     values = {
         **SECRET,
         "image": {"registry": "registry.example.com/team"},

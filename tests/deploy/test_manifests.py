@@ -70,6 +70,8 @@ NOT_LISTED = (
     "components/kubelet-configz/rbac.yaml",
     "components/kai/flag.yaml",
     "components/kai/rbac.yaml",
+    "components/usage/flag.yaml",
+    "components/usage/rbac.yaml",
     "components/pull/policy.yaml",
     "authorization/agents.yaml",
     "policies/variables.yaml",
@@ -265,9 +267,10 @@ def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
     named = of_kind("ValidatingAdmissionPolicy")
     names = ("topolet-own-node", "topolet-own-rebinds", "topolet-own-events", "topolet-own-pods")
     policies = [named[name] for name in names]
-    roles = of_kind("ClusterRole") | of_kind("ClusterRole", objects("components/kai"))
-    written_by_agents = written(roles["topolet-agent"]) | written(roles["topolet-agent-kai"])
-    assert written_by_agents == matched(policies)
+    added = objects("components/kai", "components/usage")
+    roles = of_kind("ClusterRole") | of_kind("ClusterRole", added)
+    names_of_roles = ("topolet-agent", "topolet-agent-kai", "topolet-agent-usage")
+    assert set().union(*(written(roles[name]) for name in names_of_roles)) == matched(policies)
     accounts = [
         re.findall("'(.+?)'", policy["spec"]["matchConditions"][0]["expression"])
         for policy in policies

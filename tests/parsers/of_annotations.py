@@ -35,7 +35,7 @@ from agent.model.devices import (
     resource_slice,
 )
 from agent.model.nrt import node_annotations, node_status, resource_topology
-from agent.model.objects import ObjectError
+from agent.model.objects import ObjectError, decoded
 from agent.model.pod import annotations, apiobjects, qos
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.apiobjects import GroupError
@@ -51,6 +51,7 @@ from agent.scheduler.leader import election
 from agent.scheduler.preemption import disruption_budgets
 from agent.scheduler.state import koordinator_reservations, pods_seen, records
 from agent.scheduler.state.cluster import SchedulerCache
+from agent.usage.node_metric import collect_policy
 from agent.view import explanation as words
 from tests.parsers import mutations
 from tests.parsers.target import Target, json_target, outcome_of
@@ -472,6 +473,9 @@ _NODE_LABELS: Final = (
 )
 
 
+_anything = msgspec.json.Decoder(object)
+
+
 def _objects() -> Iterator[Target]:
     of_agents = records.pods(records.AgentSelector("ns", {"koordinator.sh/qosClass": "LSR"}))
     yield json_target(
@@ -491,6 +495,22 @@ def _objects() -> Iterator[Target]:
         records.namespace,
         {"metadata": {"name": "n", "labels": {"topolet.io/device-locality": "prefer"}}},
         raises={ObjectError: "Namespace "},
+    )
+    yield json_target(
+        "NodeMetric",
+        lambda text: collect_policy(decoded(text, "NodeMetric", _anything)),
+        {
+            "metadata": {"name": "n"},
+            "spec": {
+                "metricCollectPolicy": {
+                    "aggregateDurationSeconds": 300,
+                    "reportIntervalSeconds": 60,
+                    "nodeAggregatePolicy": {"durations": ["5m0s", "1h"]},
+                    "nodeMemoryCollectPolicy": "usageWithPageCache",
+                }
+            },
+        },
+        raises={ObjectError: "NodeMetric "},
     )
     yield json_target("NodeResourceTopology", records.topology, _TOPOLOGY)
     yield json_target(

@@ -30,6 +30,8 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "telemetry.logs:Logfmt.fields",
         "telemetry.metrics:AgentMetrics.follow_passes.read",
         "telemetry.metrics:DeviceMetrics.values",
+        "usage.node_metric:_resources",
+        "usage.series:_index",
     ),
     "it decodes what the same process has encoded": (
         "cli.bundle:_snapshot",
@@ -82,6 +84,9 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "http.peers:ipv4_gateways",
         "http.peers:ipv6_gateways",
         "node.reserved_load:cpu_times",
+        "usage.machine:_fields",
+        "usage.machine:busy_seconds",
+        "usage.machine:pod_memory_bytes",
         "node.sampler:PodReader._memory_bytes",
         "nri.conflicts:_holders",
         "nri.conflicts:_sockets",

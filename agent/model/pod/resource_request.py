@@ -92,7 +92,7 @@ def resource_request(
         uid,
         title,
         qos,
-        qos in _OWNERS and _band(priority, priority_class) in (PriorityClass.PROD, None),
+        qos in _OWNERS and priority_band(priority, priority_class) in (PriorityClass.PROD, None),
         {name: amount for name, amount in requests.items() if amount > 0},
         cpu_limit_milli,
         resource_spec(annotations),
@@ -110,9 +110,9 @@ _BANDS: Final = {
 }
 
 
-def _band(priority: int | None, priority_class: str) -> str | None:
-    """The priority class, None if there is none: then the default of the QoS class applies, which
-    is koord-prod for LSE and LSR."""
+def priority_band(priority: int | None, priority_class: str) -> str | None:
+    """The priority class by the value of its label, else by the number; None if there is none: then
+    the default of the QoS class applies, which is koord-prod for LSE and LSR."""
     if priority_class in _BANDS:
         return priority_class
     if priority is None:

@@ -148,6 +148,21 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "whole pool. A pod's annotation topolet.io/device-locality has the same values"
         ),
     ] = "prefer"
+    usage: Annotated[
+        bool,
+        msgspec.Meta(
+            description="the agent samples the use of CPU and memory of the machine, its NUMA "
+            "nodes and the pods"
+        ),
+    ] = False
+    node_metric: Annotated[
+        Literal["off", "report", "create"],
+        msgspec.Meta(
+            description="with usage, the agent fills the status of Koordinator's NodeMetric of its "
+            "node. report: where a manager has created the object; create: the agent creates it; "
+            "off: never"
+        ),
+    ] = "report"
     kai_placements: Annotated[
         bool,
         msgspec.Meta(

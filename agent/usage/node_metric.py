@@ -1,0 +1,212 @@
+"""NodeMetric (slo.koordinator.sh/v1alpha1): what its spec asks for, and its status by the samples
+(Koordinator: apis/slo/v1alpha1/nodemetric_types.go; pkg/koordlet/statesinformer/impl,
+states_nodemetric.go)."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from agent.model.objects import ObjectError, converted
+from agent.model.pod.qos import KubeClass, QoS
+from agent.model.quantities import amount, cpu
+from agent.usage.sampler import Used
+from agent.usage.series import Aggregate
+
+KIND: Final = "NodeMetric"
+Object = dict[str, Any]
+
+
+class NodeMemoryPolicy(enum.StrEnum):
+    """The memory that counts for the machine and for pods."""
+
+    WITHOUT_PAGE_CACHE = "usageWithoutPageCache"
+    WITH_HOT_PAGE_CACHE = "usageWithHotPageCache"
+    """The kernel that tells hot pages from cold ones is Anolis'; elsewhere nothing is reported."""
+    WITH_PAGE_CACHE = "usageWithPageCache"
+
+
+class CollectPolicy(msgspec.Struct, frozen=True):
+    """What the spec asks for, in seconds."""
+
+    aggregate_seconds: int = 300
+    """The window of `nodeUsage`, `systemUsage` and the pods."""
+    interval_seconds: int = 60
+    """The time between two reports."""
+    durations: tuple[int, ...] = (300, 600, 1800)
+    """The windows of the aggregated usages."""
+    memory: NodeMemoryPolicy = NodeMemoryPolicy.WITHOUT_PAGE_CACHE
+
+
+class UsedPod(msgspec.Struct, frozen=True):
+    """A pod of the status."""
+
+    namespace: str
+    name: str
+    priority_class: str
+    qos: str
+    used: Used
+
+
+class UsedNode(msgspec.Struct, frozen=True):
+    """The values of one status."""
+
+    node: Used
+    system: Used
+    aggregated: tuple[tuple[int, Used, Used], ...] = ()
+    """For each duration in seconds, the use of the machine and of the system."""
+    numa: Mapping[int, Used] = {}
+    pods: tuple[UsedPod, ...] = ()
+
+
+_Seconds = Annotated[int, msgspec.Meta(ge=1, le=86_400)]
+_MAX_DURATIONS: Final = 16
+
+
+class _AggregatePolicy(msgspec.Struct, frozen=True):
+    durations: Annotated[tuple[str, ...], msgspec.Meta(max_length=_MAX_DURATIONS)] | None = None
+
+
+class _Policy(msgspec.Struct, frozen=True, rename="camel"):
+    aggregate_duration_seconds: _Seconds | None = None
+    report_interval_seconds: _Seconds | None = None
+    node_aggregate_policy: _AggregatePolicy | None = None
+    node_memory_collect_policy: NodeMemoryPolicy | None = None
+
+
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    metric_collect_policy: _Policy | None = None
+
+
+class _NodeMetric(msgspec.Struct, frozen=True):
+    spec: _Spec | None = None
+
+
+def collect_policy(body: object) -> CollectPolicy:
+    """The policy of a NodeMetric object, the defaults for what it leaves out. Raises ObjectError,
+    which names the object and the field."""
+    spec = converted(body, KIND, _NodeMetric).spec or _Spec()
+    policy, default = spec.metric_collect_policy or _Policy(), CollectPolicy()
+    durations = default.durations
+    written = (policy.node_aggregate_policy or _AggregatePolicy()).durations
+    if written is not None:
+        try:
+            durations = tuple(map(_duration_seconds, written))
+        except ValueError as error:
+            field = "spec.metricCollectPolicy.nodeAggregatePolicy.durations"
+            raise ObjectError(KIND, _name(body), f"{field}: {error}") from None
+    return CollectPolicy(
+        policy.aggregate_duration_seconds or default.aggregate_seconds,
+        policy.report_interval_seconds or default.interval_seconds,
+        durations,
+        policy.node_memory_collect_policy or default.memory,
+    )
+
+
+def _name(body: object) -> str:
+    metadata = body.get("metadata") if isinstance(body, dict) else None
+    return str(metadata.get("name", "")) if isinstance(metadata, dict) else ""
+
+
+_DURATION: Final = re.compile(r"(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s)?", re.ASCII)
+
+
+def _duration_seconds(text: str) -> int:
+    """Raises ValueError for a text that is not a Go duration of whole seconds above 0."""
+    match = _DURATION.fullmatch(text)
+    hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0)
+    total = 3600 * hours + 60 * minutes + seconds
+    if not 0 < total <= 86_400:
+        raise ValueError(f"{text[:40]!r} is not a duration of whole seconds, up to 24h")
+    return total
+
+
+def duration_text(seconds: int) -> str:
+    """A duration as Go writes it: `5m0s`."""
+    hours, rest = divmod(seconds, 3600)
+    minutes, seconds = divmod(rest, 60)
+    if hours:
+        return f"{hours}h{minutes}m{seconds}s"
+    return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
+
+
+def status(used: UsedNode, update_time: str) -> Object:
+    """The status. `update_time`: RFC 3339. Fields without a value are left out, and pods without
+    one too; an aggregated usage whose samples span less than half of its duration is empty."""
+    node: Object = {
+        "nodeUsage": _usage(used.node),
+        "systemUsage": _usage(used.system),
+        "aggregatedNodeUsages": [
+            _aggregated(seconds, of_node) for seconds, of_node, _ in used.aggregated
+        ],
+        "aggregatedSystemUsages": [
+            _aggregated(seconds, of_system) for seconds, _, of_system in used.aggregated
+        ],
+        "numaUsages": [
+            {"numaNodeID": node, "nodeUsage": _usage(of_node)}
+            for node, of_node in sorted(used.numa.items())
+        ],
+    }
+    pods = sorted(used.pods, key=lambda pod: (pod.namespace, pod.name))
+    return {
+        "updateTime": update_time,
+        "nodeMetric": node,
+        "podsMetric": [
+            {
+                "name": pod.name,
+                "namespace": pod.namespace,
+                "podUsage": usage,
+                **({"priority": pod.priority_class} if pod.priority_class else {}),
+                "qos": pod.qos,
+            }
+            for pod in pods
+            if (usage := _usage(pod.used))
+        ],
+    }
+
+
+def _usage(used: Used) -> Object:
+    return _resources(used, "average")
+
+
+def _resources(used: Used, name: str) -> Object:
+    """One aggregation of both resources: CPU in milli, memory in bytes, both cut off."""
+    resources = {}
+    if used.cpus is not None:
+        resources["cpu"] = cpu(int(1000 * getattr(used.cpus, name)))
+    if used.memory_bytes is not None:
+        resources["memory"] = amount("memory", int(getattr(used.memory_bytes, name)))
+    return {"resources": resources} if resources else {}
+
+
+_AGGREGATIONS: Final = {"avg": "average", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
+
+
+def _aggregated(seconds: int, used: Used) -> Object:
+    spanning = Used(_spanning(used.cpus, seconds), _spanning(used.memory_bytes, seconds))
+    usage = {
+        name: resources
+        for name, field in _AGGREGATIONS.items()
+        if (resources := _resources(spanning, field))
+    }
+    return {"usage": usage, "duration": duration_text(seconds)}
+
+
+def _spanning(found: Aggregate | None, seconds: int) -> Aggregate | None:
+    return found if found is not None and found.span_seconds >= seconds / 2 else None
+
+
+_QOS_OF_KUBERNETES: Final[Mapping[str, QoS]] = {
+    "guaranteed": QoS.LSR,
+    "burstable": QoS.LS,
+    "besteffort": QoS.BE,
+}
+
+
+def qos_with_default(of_label: QoS | None, kube_class: KubeClass | None) -> QoS:
+    """The QoS class of a pod as koordlet reports it."""
+    return of_label or _QOS_OF_KUBERNETES.get(kube_class or "", QoS.LS)

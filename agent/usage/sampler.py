@@ -1,0 +1,275 @@
+"""Samples the use of CPU and memory of the machine, of its NUMA nodes and of the pods, on one
+clock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from agent.usage.machine import Machine
+from agent.usage.series import Aggregate, SampleRing
+
+SAMPLE_SECONDS: Final = 1.0
+"""The time between two samples of CPU."""
+MEMORY_SECONDS: Final = 15.0
+"""The time between two samples of memory."""
+MACHINE_SECONDS: Final = 1800.0
+"""How long the samples of the machine are kept."""
+POD_SECONDS: Final = 600.0
+"""How long the samples of a NUMA node and of a pod are kept."""
+_FEW: Final = 2
+
+
+class SampledPod(msgspec.Struct, frozen=True):
+    """A pod whose cgroups are sampled."""
+
+    uid: str
+    group: str
+    """The cgroup of the pod."""
+    containers: Mapping[str, str] = {}
+    """The cgroups of its containers by name."""
+
+
+class Groups(Protocol):
+    """Reads the cgroups, from one thread."""
+
+    def cpu_seconds(self, group: str) -> float | None:
+        """The CPU time that the group has used; None if it can't be read."""
+
+    def memory_bytes(self, group: str) -> tuple[int, int] | None:
+        """The memory of the group without and with its page cache; None if it can't be read."""
+
+
+class Used(msgspec.Struct, frozen=True):
+    """What something uses of one resource: CPUs, or bytes of memory."""
+
+    cpus: Aggregate | None = None
+    memory_bytes: Aggregate | None = None
+
+
+class _Use:
+    """The series of one thing that is sampled."""
+
+    __slots__ = ("cache", "cpus", "memory")
+
+    def __init__(self, seconds: float) -> None:
+        self.cpus = SampleRing(round(seconds / SAMPLE_SECONDS))
+        self.memory = SampleRing(max(_FEW, round(seconds / MEMORY_SECONDS)))
+        self.cache = SampleRing(max(_FEW, round(seconds / MEMORY_SECONDS)))
+
+    def since(self, at: float, *, page_cache: bool) -> Used:
+        return Used(self.cpus.since(at), (self.cache if page_cache else self.memory).since(at))
+
+
+class Last(msgspec.Struct, frozen=True):
+    """The newest values of one thing that is sampled; None for a value that is not known."""
+
+    cpus: float | None = None
+    memory_bytes: float | None = None
+
+
+class UsageSampler:
+    """`sample` is called from one thread, all other methods from any."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        groups: Groups,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._machine = machine
+        self._groups = groups
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._pods: tuple[SampledPod, ...] = ()
+        self._node_of: Mapping[int, int] = {}
+        self._before: _Counters | None = None
+        self._memory_at: float | None = None
+        self._node, self._system = _Use(MACHINE_SECONDS), _Use(MACHINE_SECONDS)
+        self._numa: dict[int, _Use] = {}
+        self._of_pods: dict[str, _Use] = {}
+        self._of_containers: dict[tuple[str, str], Last] = {}
+
+    def follow(self, pods: Iterable[SampledPod], node_of: Mapping[int, int]) -> None:
+        """From now on the pods are these. `node_of`: the NUMA nodes of the online CPUs."""
+        with self._lock:
+            self._pods, self._node_of = tuple(pods), node_of
+
+    def sample(self) -> None:
+        """Takes one sample. What can't be read is missing in it."""
+        with self._lock:
+            pods, node_of = self._pods, self._node_of
+        now = self._clock()
+        counters = _Counters(now, self._machine.busy_seconds(), self._read(pods))
+        if self._memory_at is None or now - self._memory_at >= MEMORY_SECONDS - SAMPLE_SECONDS / 2:
+            memory, self._memory_at = self._memory(pods, node_of), now
+        else:
+            new = tuple(pod for pod in pods if pod.uid not in self._of_pods)
+            memory = _Memory(None, {}, self._memory_of_groups(new), new)
+        with self._lock:
+            self._forget(pods, node_of)
+            if self._before is not None and now > self._before.at:
+                self._add_cpus(pods, node_of, self._before, counters)
+            self._add_memory(now, memory)
+            self._before = counters
+
+    def node(self, seconds: float, *, page_cache: bool = False) -> Used:
+        """The use of the machine in the last `seconds`."""
+        return self._since(self._node, seconds, page_cache=page_cache)
+
+    def system(self, seconds: float) -> Used:
+        """The use of the machine without its pods in the last `seconds`."""
+        return self._since(self._system, seconds)
+
+    def numa(self, seconds: float) -> dict[int, Used]:
+        """The use of the NUMA nodes in the last `seconds`; memory without page cache."""
+        with self._lock:
+            at = self._clock() - seconds
+            return {
+                node: use.since(at, page_cache=False) for node, use in sorted(self._numa.items())
+            }
+
+    def pods(self, seconds: float, *, page_cache: bool = False) -> dict[str, Used]:
+        """The use of each pod, by uid, in the last `seconds`."""
+        with self._lock:
+            at = self._clock() - seconds
+            return {uid: use.since(at, page_cache=page_cache) for uid, use in self._of_pods.items()}
+
+    def last(self) -> tuple[Last, dict[str, Last], dict[tuple[str, str], Last]]:
+        """The newest values of the machine, of the pods by uid, and of the containers by uid and
+        name."""
+        with self._lock:
+            of_pods = {uid: _last(use) for uid, use in self._of_pods.items()}
+            return _last(self._node), of_pods, dict(self._of_containers)
+
+    def _since(self, use: _Use, seconds: float, *, page_cache: bool = False) -> Used:
+        with self._lock:
+            return use.since(self._clock() - seconds, page_cache=page_cache)
+
+    def _read(self, pods: Iterable[SampledPod]) -> dict[str, float]:
+        seconds: dict[str, float] = {}
+        for pod in pods:
+            for group in (pod.group, *pod.containers.values()):
+                used = self._groups.cpu_seconds(group)
+                if used is not None:
+                    seconds[group] = used
+        return seconds
+
+    def _memory(self, pods: Iterable[SampledPod], node_of: Mapping[int, int]) -> _Memory:
+        nodes = {}
+        for node in sorted(set(node_of.values())):
+            if (used := self._machine.numa_memory_bytes(node)) is not None:
+                nodes[node] = used
+        machine = self._machine.memory()
+        total = None if machine is None else (machine.used, machine.used_with_page_cache)
+        return _Memory(total, nodes, self._memory_of_groups(pods), tuple(pods))
+
+    def _memory_of_groups(self, pods: Iterable[SampledPod]) -> dict[str, tuple[int, int]]:
+        of_groups = {}
+        for pod in pods:
+            for group in (pod.group, *pod.containers.values()):
+                if (read := self._groups.memory_bytes(group)) is not None:
+                    of_groups[group] = read
+        return of_groups
+
+    def _forget(self, pods: Iterable[SampledPod], node_of: Mapping[int, int]) -> None:
+        """Drops the series of pods, containers and NUMA nodes that are gone."""
+        uids = {pod.uid for pod in pods}
+        names = {(pod.uid, name) for pod in pods for name in pod.containers}
+        nodes = set(node_of.values())
+        self._of_pods = {uid: use for uid, use in self._of_pods.items() if uid in uids}
+        self._of_containers = {
+            key: last for key, last in self._of_containers.items() if key in names
+        }
+        self._numa = {node: use for node, use in self._numa.items() if node in nodes}
+
+    def _add_cpus(
+        self,
+        pods: Iterable[SampledPod],
+        node_of: Mapping[int, int],
+        before: _Counters,
+        now: _Counters,
+    ) -> None:
+        passed = now.at - before.at
+        busy: dict[int, float] = {}
+        total = 0.0
+        for cpu in now.busy.keys() & before.busy.keys():
+            used = max(0.0, now.busy[cpu] - before.busy[cpu]) / passed
+            total += used
+            if cpu in node_of:
+                busy[node_of[cpu]] = busy.get(node_of[cpu], 0.0) + used
+        of_pods = 0.0
+        for pod in pods:
+            used_cpus = _rate(pod.group, before, now)
+            if used_cpus is not None:
+                of_pods += used_cpus
+                self._of(pod.uid).cpus.add(now.at, used_cpus)
+            for name, group in pod.containers.items():
+                key = pod.uid, name
+                last = self._of_containers.get(key, Last())
+                cpus = _rate(group, before, now)
+                self._of_containers[key] = msgspec.structs.replace(last, cpus=cpus)
+        if now.busy:
+            self._node.cpus.add(now.at, total)
+            self._system.cpus.add(now.at, max(0.0, total - of_pods))
+        for node, used in busy.items():
+            self._numa.setdefault(node, _Use(POD_SECONDS)).cpus.add(now.at, used)
+
+    def _add_memory(self, at: float, memory: _Memory) -> None:
+        of_pods = 0
+        for pod in memory.pods:
+            if (read := memory.groups.get(pod.group)) is not None:
+                use = self._of(pod.uid)
+                use.memory.add(at, read[0])
+                use.cache.add(at, read[1])
+                of_pods += read[0]
+            for name, group in pod.containers.items():
+                key = pod.uid, name
+                of_container = memory.groups.get(group)
+                used = None if of_container is None else of_container[0]
+                last = self._of_containers.get(key, Last())
+                self._of_containers[key] = msgspec.structs.replace(last, memory_bytes=used)
+        if memory.machine is not None:
+            self._node.memory.add(at, memory.machine[0])
+            self._node.cache.add(at, memory.machine[1])
+            self._system.memory.add(at, max(0, memory.machine[0] - of_pods))
+        for node, used in memory.nodes.items():
+            self._numa.setdefault(node, _Use(POD_SECONDS)).memory.add(at, used)
+
+    def _of(self, uid: str) -> _Use:
+        use = self._of_pods.get(uid)
+        if use is None:
+            use = self._of_pods[uid] = _Use(POD_SECONDS)
+        return use
+
+
+class _Counters(msgspec.Struct, frozen=True):
+    """CPU time at one moment."""
+
+    at: float
+    busy: Mapping[int, float]
+    groups: Mapping[str, float]
+
+
+class _Memory(msgspec.Struct, frozen=True):
+    """Bytes in use at one moment, without and with page cache."""
+
+    machine: tuple[int, int] | None
+    nodes: Mapping[int, int]
+    groups: Mapping[str, tuple[int, int]]
+    pods: tuple[SampledPod, ...]
+
+
+def _rate(group: str, before: _Counters, now: _Counters) -> float | None:
+    """CPUs in use between two moments; None without both. A counter that was reset gives 0."""
+    if group not in before.groups or group not in now.groups:
+        return None
+    return max(0.0, now.groups[group] - before.groups[group]) / (now.at - before.at)
+
+
+def _last(use: _Use) -> Last:
+    return Last(use.cpus.last, use.memory.last)

@@ -1,0 +1,113 @@
+"""The use of CPU and memory of real pods, in the NodeMetric of a real API server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from agent.kube.errors import KubeError
+from agent.model.quantities import milli, whole
+from tests.deploy.manifests import objects
+from tests.fixtures.pods import run_pod
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.harness import TestNode, kernel_group
+from tests.integration.incluster import READ_RULES, WRITE_RULES, ClusterNode
+from tests.waiting import eventually
+
+TIMEOUT_SECONDS = 60.0
+NODE_METRICS = "/apis/slo.koordinator.sh/v1alpha1/nodemetrics"
+_ANY = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+DEFINITION = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "nodemetrics.slo.koordinator.sh"},
+    "spec": {
+        "group": "slo.koordinator.sh",
+        "names": {"kind": "NodeMetric", "plural": "nodemetrics", "singular": "nodemetric"},
+        "scope": "Cluster",
+        "versions": [
+            {
+                "name": "v1alpha1",
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "properties": {
+                            # A manager would write this.
+                            "spec": {
+                                **_ANY,
+                                "default": {
+                                    "metricCollectPolicy": {
+                                        "reportIntervalSeconds": 1,
+                                        "nodeAggregatePolicy": {"durations": ["4s", "30m"]},
+                                    }
+                                },
+                            },
+                            "status": _ANY,
+                        },
+                    }
+                },
+            }
+        ],
+    },
+}
+OF_SLO = {"apiGroups": ["slo.koordinator.sh"], "resources": ["*"], "verbs": ["*"]}
+
+
+@pytest.fixture
+def definitions(apiserver: ApiServer) -> ApiServer:
+    for each in (*objects("crds"), DEFINITION):
+        apiserver.apply(each)
+    return apiserver
+
+
+def test_the_use_of_a_busy_pod_is_in_the_node_metric_that_the_agent_creates(
+    definitions: ApiServer, node: TestNode
+) -> None:
+    cluster_node = ClusterNode(definitions, node, "used", [*READ_RULES, *WRITE_RULES, OF_SLO])
+    uid = cluster_node.pod("busy", "LS", "")
+    spec = node.spec("busy", "LS", uid=uid, namespace="used")
+    _, container = run_pod(node.direct, spec)
+    group = kernel_group(node.direct.container_status(container).pid, "cpuacct")
+    cluster_node.start_agent(node, "--usage=true", "--node-metric=create")
+
+    def status() -> dict[str, Any]:
+        try:
+            body = json.loads(definitions.admin.get(f"{NODE_METRICS}/used"))
+        except KubeError:
+            return {}
+        return dict(body.get("status", {}))
+
+    def of_pod() -> dict[str, Any]:
+        pods = status().get("podsMetric", ())
+        return next((dict(each) for each in pods if each["name"] == "busy"), {})
+
+    def used_by_pod() -> bool:
+        resources = of_pod().get("podUsage", {}).get("resources", {})
+        return milli(resources.get("cpu", 0)) > 50 and "memory" in resources
+
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            (group / "cgroup.procs").write_text(str(busy.pid))
+            eventually("its CPU and memory are reported", used_by_pod, TIMEOUT_SECONDS)
+        finally:
+            busy.kill()
+    reported, pod = status(), of_pod()
+    assert (pod["namespace"], pod["priority"], pod["qos"]) == ("used", "koord-prod", "LS")
+    assert whole(pod["podUsage"]["resources"]["memory"]) > 0
+    of_node = reported["nodeMetric"]
+    usage, of_system = of_node["nodeUsage"]["resources"], of_node["systemUsage"]["resources"]
+    assert milli(usage["cpu"]) >= milli(of_system["cpu"])
+    assert whole(usage["memory"]) >= whole(of_system["memory"]) > 0
+    assert milli(of_node["numaUsages"][0]["nodeUsage"]["resources"]["cpu"]) > 0
+    recent, long = of_node["aggregatedNodeUsages"]
+    assert milli(recent["usage"]["p99"]["resources"]["cpu"]) > 0
+    assert long == {"usage": {}, "duration": "30m0s"}
+    assert node.metric('topolet_pod_used_cpus{namespace="used",pod="busy"}') >= 0
+    assert node.metric("topolet_node_used_memory_bytes") > 0

@@ -1,0 +1,143 @@
+"""The agent's sampler and its NodeMetric, without a runtime and an API server."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.kube.errors import KubeError, ServerError
+from agent.kube.objects import Kind
+from agent.model.pod.pods import Container, ContainerState
+from agent.node.usage import NodeMetricReporter, changes, sampled_pod, without_memory
+from agent.usage.node_metric import CollectPolicy, UsedNode, UsedPod
+from agent.usage.sampler import SampledPod, Used
+from agent.usage.series import aggregate
+from tests.builders import pod
+
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+ONE = aggregate([1.0], [1.0])
+
+
+def container(name: str, group: str | None, *, virtual: bool = False) -> Container:
+    return Container(name, name, ContainerState.RUNNING, group, virtual)
+
+
+def test_a_pod_is_sampled_by_the_cgroup_above_its_containers() -> None:
+    main, without = container("main", "/kubepods/pod1/main"), container("side", None)
+    pause = container("pause", "/kubepods/pod1/pause")
+    both = pod("a", containers=(main, without))
+    sampled = SampledPod("a", "/kubepods/pod1", {"main": "/kubepods/pod1/main"})
+    assert sampled_pod(msgspec.structs.replace(both, sandboxes=(pause,))) == sampled
+    alone = msgspec.structs.replace(pod("a"), sandboxes=(pause,))
+    assert sampled_pod(alone) == SampledPod("a", "/kubepods/pod1")
+    virtual = container("main", "/kubepods/pod1/main", virtual=True)
+    assert sampled_pod(pod("a", containers=(virtual, without))) is None
+
+
+def test_the_patch_has_only_what_differs() -> None:
+    stored = {"a": 1, "b": {"c": 2, "d": 3}, "list": [1], "other": 5}
+    wanted = {"a": 1, "b": {"c": 2, "d": 4}, "list": [1, 2], "new": {"e": 1}}
+    assert changes(stored, wanted) == {"b": {"d": 4}, "list": [1, 2], "new": {"e": 1}}
+    assert changes(None, wanted) == wanted
+
+
+def test_memory_that_the_kernel_cannot_tell_is_missing() -> None:
+    both = Used(ONE, ONE)
+    used = UsedNode(both, both, ((300, both, both),), {0: both}, (UsedPod("n", "p", "", "", both),))
+    less = without_memory(used)
+    assert less.node == less.pods[0].used == less.aggregated[0][1] == Used(ONE)
+    assert less.system == less.numa[0] == both
+
+
+class Server:
+    """An API server with at most one NodeMetric."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, Any] | None = None
+        self.error: KubeError | None = None
+        self.patches: list[dict[str, Any]] = []
+
+    def get(self, kind: str, name: str, *, cached: bool = False) -> dict[str, Any] | None:
+        assert (kind, name) == ("NodeMetric", "n")
+        if self.error is not None:
+            raise self.error
+        return self.stored
+
+    def version(self, kind: str) -> str | None:
+        return "v1alpha1"
+
+    def apply(self, wanted: dict[str, Any]) -> bool:
+        self.stored = {**wanted, "spec": {}}
+        return True
+
+    def merge_status(self, kind: Kind, name: str, body: dict[str, Any]) -> None:
+        self.patches.append(body["status"])
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = START
+
+    def passed(self, seconds: float) -> None:
+        self.now += datetime.timedelta(seconds=seconds)
+
+
+def reporter(server: Server, clock: Clock, *, create: bool = False) -> NodeMetricReporter:
+    def used(policy: CollectPolicy) -> UsedNode:
+        return UsedNode(Used(ONE), Used())
+
+    return NodeMetricReporter(server, "n", used, create=create, now=lambda: clock.now)  # type: ignore[arg-type]
+
+
+def test_a_status_is_written_at_the_interval_of_the_spec() -> None:
+    server, clock = Server(), Clock()
+    node = reporter(server, clock)
+    node.step()
+    assert not server.patches, "no manager has created the object"
+    server.stored = {"metadata": {"name": "n"}, "spec": {"metricCollectPolicy": {}}}
+    node.step()
+    assert server.patches[0]["updateTime"] == "2026-01-01T00:00:00Z"
+    assert server.patches[0]["nodeMetric"]["nodeUsage"] == {"resources": {"cpu": "1"}}
+    server.stored["status"] = server.patches[0]
+    clock.passed(59)
+    node.step()
+    assert len(server.patches) == 1
+    server.stored["spec"]["metricCollectPolicy"] = {"reportIntervalSeconds": 10}
+    clock.passed(1)
+    node.step()
+    assert server.patches[1] == {"updateTime": "2026-01-01T00:01:00Z"}
+    clock.passed(10)
+    node.step()
+    assert len(server.patches) == 3
+
+
+def test_the_object_is_created_only_if_configured() -> None:
+    server = Server()
+    reporter(server, Clock()).step()
+    assert server.stored is None
+    reporter(server, Clock(), create=True).step()
+    assert server.stored is not None
+    assert server.stored["metadata"] == {"name": "n"}
+
+
+def test_errors_are_logged_once_and_the_last_policy_stays(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server, clock = Server(), Clock()
+    node = reporter(server, clock)
+    bad = {"metricCollectPolicy": {"reportIntervalSeconds": -1}}
+    server.stored = {"metadata": {"name": "n"}, "spec": bad}
+    for _ in range(2):
+        node.step()
+        clock.passed(60)
+    assert len(server.patches) == 2, "the usage is reported by the defaults"
+    server.error = ServerError("PATCH: 503")
+    node.step()
+    node.step()
+    (spec, request) = [record.getMessage() for record in caplog.records]
+    assert "reportIntervalSeconds" in spec
+    assert spec.endswith("; the last policy stays in force")
+    assert request.startswith("NodeMetric n: ")

@@ -1,0 +1,138 @@
+"""The spec and the status of NodeMetrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.model.objects import ObjectError
+from agent.model.pod.qos import QoS
+from agent.usage.node_metric import (
+    CollectPolicy,
+    NodeMemoryPolicy,
+    UsedNode,
+    UsedPod,
+    collect_policy,
+    duration_text,
+    qos_with_default,
+    status,
+)
+from agent.usage.sampler import Used
+from agent.usage.series import Aggregate, aggregate
+
+
+def written(**policy: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "n"}, "spec": {"metricCollectPolicy": policy}}
+
+
+@pytest.mark.parametrize(
+    ("body", "policy"),
+    [
+        ({"metadata": {"name": "n"}}, CollectPolicy()),
+        ({"metadata": {"name": "n"}, "spec": {}}, CollectPolicy()),
+        (
+            written(
+                aggregateDurationSeconds=600,
+                reportIntervalSeconds=30,
+                nodeAggregatePolicy={"durations": ["1m30s", "1h", "45s"]},
+                nodeMemoryCollectPolicy="usageWithPageCache",
+            ),
+            CollectPolicy(600, 30, (90, 3600, 45), NodeMemoryPolicy.WITH_PAGE_CACHE),
+        ),
+        (written(nodeAggregatePolicy={"durations": []}), CollectPolicy(durations=())),
+        (written(nodeAggregatePolicy={}), CollectPolicy()),
+    ],
+)
+def test_what_a_spec_leaves_out_has_the_defaults(
+    body: dict[str, Any], policy: CollectPolicy
+) -> None:
+    assert collect_policy(body) == policy
+
+
+@pytest.mark.parametrize(
+    ("policy", "field"),
+    [
+        ({"reportIntervalSeconds": 0}, "reportIntervalSeconds"),
+        ({"aggregateDurationSeconds": "5m"}, "aggregateDurationSeconds"),
+        ({"nodeMemoryCollectPolicy": "all"}, "nodeMemoryCollectPolicy"),
+        ({"nodeAggregatePolicy": {"durations": ["5"]}}, "durations: '5' is not a duration"),
+        ({"nodeAggregatePolicy": {"durations": ["0s"]}}, "durations: '0s' is not a duration"),
+        ({"nodeAggregatePolicy": {"durations": ["5m"] * 17}}, "durations"),
+    ],
+)
+def test_a_bad_value_is_named(policy: dict[str, Any], field: str) -> None:
+    with pytest.raises(ObjectError, match=f"NodeMetric n.*{field}"):
+        collect_policy(written(**policy))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(300, "5m0s"), (1800, "30m0s"), (45, "45s"), (3661, "1h1m1s")]
+)
+def test_durations_are_written_as_go_does(seconds: int, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+def used(cpus: float | None = None, memory_bytes: float | None = None, span: float = 300) -> Used:
+    def constant(value: float | None) -> Aggregate | None:
+        return None if value is None else aggregate([0.0, span], [value, value])
+
+    return Used(constant(cpus), constant(memory_bytes))
+
+
+def test_a_status() -> None:
+    values = UsedNode(
+        used(3.4567, 10 << 30),
+        used(0.5, 1000),
+        ((300, used(3.4567, 10 << 30), used(0.5, 1000)), (1800, used(3.0), used(0.5))),
+        {1: used(1.0, 2048), 0: used(2.4567)},
+        (
+            UsedPod("ns", "b", "koord-prod", "LSR", used(2.0, 1 << 20)),
+            UsedPod("ns", "a", "koord-batch", "BE", used(0.0019)),
+            UsedPod("ns", "without-values", "koord-prod", "LS", used()),
+        ),
+    )
+    node = {"resources": {"cpu": "3456m", "memory": "10Gi"}}
+    system = {"resources": {"cpu": "500m", "memory": "1000"}}
+    names = ("avg", "p50", "p90", "p95", "p99")
+    assert status(values, "2026-01-01T00:00:00Z") == {
+        "updateTime": "2026-01-01T00:00:00Z",
+        "nodeMetric": {
+            "nodeUsage": node,
+            "systemUsage": system,
+            "aggregatedNodeUsages": [
+                {"usage": dict.fromkeys(names, node), "duration": "5m0s"},
+                {"usage": {}, "duration": "30m0s"},
+            ],
+            "aggregatedSystemUsages": [
+                {"usage": dict.fromkeys(names, system), "duration": "5m0s"},
+                {"usage": {}, "duration": "30m0s"},
+            ],
+            "numaUsages": [
+                {"numaNodeID": 0, "nodeUsage": {"resources": {"cpu": "2456m"}}},
+                {"numaNodeID": 1, "nodeUsage": {"resources": {"cpu": "1", "memory": "2Ki"}}},
+            ],
+        },
+        "podsMetric": [
+            {
+                "name": "a",
+                "namespace": "ns",
+                "podUsage": {"resources": {"cpu": "1m"}},
+                "priority": "koord-batch",
+                "qos": "BE",
+            },
+            {
+                "name": "b",
+                "namespace": "ns",
+                "podUsage": {"resources": {"cpu": "2", "memory": "1Mi"}},
+                "priority": "koord-prod",
+                "qos": "LSR",
+            },
+        ],
+    }
+
+
+def test_the_class_of_a_pod_without_label_is_koordlets() -> None:
+    assert qos_with_default(QoS.LSE, "besteffort") is QoS.LSE
+    found = [qos_with_default(None, each) for each in ("guaranteed", "burstable", "besteffort")]
+    assert found == [QoS.LSR, QoS.LS, QoS.BE]

@@ -1,0 +1,159 @@
+"""Samples of a machine whose counters the tests set."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.usage.machine import Machine, MachineMemory
+from agent.usage.sampler import MEMORY_SECONDS, Last, SampledPod, UsageSampler
+
+GIB = 1 << 30
+PODS = (
+    SampledPod("a", "/a", {"main": "/a/main", "side": "/a/side"}),
+    SampledPod("b", "/b", {"main": "/b/main"}),
+)
+NODE_OF = {0: 0, 1: 0, 2: 1, 3: 1}
+
+
+class Host(Machine):
+    """Counters of a machine with four CPUs, and of cgroups."""
+
+    def __init__(self) -> None:
+        super().__init__("/nowhere")
+        self.now = 100.0
+        self.busy = dict.fromkeys(NODE_OF, 1000.0)
+        self.cpu: dict[str, float] = {}
+        self.memory_of: dict[str, tuple[int, int]] = {}
+
+    def busy_seconds(self) -> dict[int, float]:
+        return dict(self.busy)
+
+    def memory(self) -> MachineMemory:
+        return MachineMemory(100 * GIB, 40 * GIB, 70 * GIB)
+
+    def numa_memory_bytes(self, node: int) -> int:
+        return (node + 1) * GIB
+
+    def cpu_seconds(self, group: str) -> float | None:
+        return self.cpu.get(group)
+
+    def memory_bytes(self, group: str) -> tuple[int, int] | None:
+        return self.memory_of.get(group)
+
+    def use(self, seconds: float, busy: dict[int, float], groups: dict[str, float]) -> None:
+        """So many CPUs are used for so long."""
+        self.now += seconds
+        for cpu, cpus in busy.items():
+            self.busy[cpu] += cpus * seconds
+        for group, cpus in groups.items():
+            self.cpu[group] = self.cpu.get(group, 0.0) + cpus * seconds
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+@pytest.fixture
+def sampler(host: Host) -> UsageSampler:
+    sampler = UsageSampler(host, host, lambda: host.now)
+    sampler.follow(PODS, NODE_OF)
+    return sampler
+
+
+def average(used: object) -> float | None:
+    found = getattr(used, "cpus", None)
+    return None if found is None else round(found.average, 6)
+
+
+def test_use_is_the_difference_of_two_samples_by_the_time_between_them(
+    host: Host, sampler: UsageSampler
+) -> None:
+    host.cpu = {"/a": 5.0, "/a/main": 4.0, "/b": 7.0}
+    sampler.sample()
+    assert average(sampler.node(60)) is None, "a first sample has no value"
+    host.use(1.5, {0: 1.0, 1: 0.5, 2: 0.75}, {"/a": 1.0, "/a/main": 0.75, "/b": 0.25})
+    sampler.sample()
+    assert average(sampler.node(60)) == 2.25
+    assert average(sampler.system(60)) == 1.0
+    assert {node: average(used) for node, used in sampler.numa(60).items()} == {0: 1.5, 1: 0.75}
+    assert {uid: average(used) for uid, used in sampler.pods(60).items()} == {"a": 1.0, "b": 0.25}
+    _, of_pods, of_containers = sampler.last()
+    assert of_pods["a"].cpus == 1.0
+    assert of_containers["a", "main"].cpus == 0.75
+    assert of_containers["a", "side"] == Last(), "its cgroup can't be read"
+
+
+def test_a_reset_or_missing_counter_is_no_use(host: Host, sampler: UsageSampler) -> None:
+    host.cpu = {"/a": 5.0, "/b": 7.0}
+    sampler.sample()
+    host.use(1, {0: 1.0}, {})
+    host.cpu = {"/a": 1.0}
+    sampler.sample()
+    assert {uid: average(used) for uid, used in sampler.pods(60).items()} == {"a": 0.0}
+    assert average(sampler.system(60)) == 1.0
+    host.use(1, {0: 1.0}, {"/a": 0.5})
+    host.cpu["/b"] = 8.0
+    sampler.sample()
+    assert set(sampler.pods(60)) == {"a"}, "a first sample after a gap has no value"
+
+
+def test_memory_is_sampled_less_often(host: Host, sampler: UsageSampler) -> None:
+    host.memory_of = {"/a": (4 * GIB, 6 * GIB), "/a/main": (3 * GIB, 3 * GIB), "/b": (GIB, GIB)}
+    for _ in range(1 + round(MEMORY_SECONDS)):
+        sampler.sample()
+        host.use(1, {}, {})
+    used, with_cache = sampler.node(600), sampler.node(600, page_cache=True)
+    assert used.memory_bytes is not None
+    assert with_cache.memory_bytes is not None
+    assert (used.memory_bytes.count, used.memory_bytes.average) == (2, 30 * GIB)
+    assert with_cache.memory_bytes.average == 60 * GIB
+    of_system = sampler.system(600).memory_bytes
+    assert of_system is not None
+    assert of_system.average == 25 * GIB
+    pods = sampler.pods(600, page_cache=True)
+    assert {uid: used.memory_bytes.average for uid, used in pods.items() if used.memory_bytes} == {
+        "a": 6 * GIB,
+        "b": GIB,
+    }
+    numa = sampler.numa(600)
+    assert [used.memory_bytes.last for used in numa.values() if used.memory_bytes] == [GIB, 2 * GIB]
+    assert sampler.last()[2]["a", "main"].memory_bytes == 3 * GIB
+
+
+def test_what_is_gone_is_forgotten(host: Host, sampler: UsageSampler) -> None:
+    host.cpu = {"/a": 0.0, "/a/main": 0.0, "/b": 0.0}
+    for _ in range(2):
+        sampler.sample()
+        host.use(1, {0: 1.0}, {"/a": 0.5, "/b": 0.5})
+    sampler.follow(PODS[:1], {0: 0})
+    sampler.sample()
+    _, of_pods, of_containers = sampler.last()
+    assert (set(of_pods), set(sampler.numa(60))) == ({"a"}, {0})
+    assert set(of_containers) == {("a", "main"), ("a", "side")}
+
+
+@given(st.data())
+def test_pods_and_system_add_up_to_the_machine(data: st.DataObject) -> None:
+    host = Host()
+    sampler = UsageSampler(host, host, lambda: host.now)
+    sampler.follow(PODS, NODE_OF)
+    host.cpu = {"/a": 0.0, "/b": 0.0}
+    sampler.sample()
+    for _ in range(data.draw(st.integers(1, 5))):
+        busy = {cpu: data.draw(st.floats(0, 1)) for cpu in NODE_OF}
+        total = sum(busy.values())
+        of_a = data.draw(st.floats(0, total))
+        groups = {"/a": of_a, "/b": data.draw(st.floats(0, total - of_a))}
+        host.use(data.draw(st.floats(0.5, 3)), busy, groups)
+        sampler.sample()
+    node, system = average(sampler.node(60)), average(sampler.system(60))
+    of_pods = [average(used) for used in sampler.pods(60).values()]
+    assert node is not None
+    assert system is not None
+    assert node == pytest.approx(system + sum(each or 0.0 for each in of_pods), abs=1e-5)
+    assert node == pytest.approx(
+        sum(average(used) or 0.0 for used in sampler.numa(60).values()), abs=1e-5
+    )
