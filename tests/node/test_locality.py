@@ -351,6 +351,9 @@ def test_devices_that_the_runtime_shows_have_the_numa_node_of_the_machine(node: 
         ),
     )
     assert node.near() == {"a": "1", "b": "0", "c": "1"}, "a plugin knows its own devices"
+    lost = msgspec.structs.replace(node.devices.report, devices=())
+    node.devices = msgspec.structs.replace(node.devices, report=lost, existing=(), keys={})
+    assert node.near() == {"a": "1", "b": "0", "c": "1"}, "a lost card moves no container"
 
 
 def test_devices_of_claims_are_where_their_slices_say(node: Node) -> None:
