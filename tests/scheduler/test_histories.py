@@ -20,6 +20,8 @@ from agent.model.pod.apiobjects import from_object
 from agent.model.pod_request import request_of
 from agent.scheduler.state import records
 from agent.scheduler.state.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
+from agent.scheduler.state.node_info import NodeChange
+from agent.scheduler.state.pod_info import PodRequirements, RequirementsCheck
 from tests.scheduler import objects
 from tests.scheduler.objects import Object
 
@@ -400,26 +402,24 @@ def test_the_change_log_contains_every_node_whose_result_changed(seed: int, step
     world = World(random.Random(seed))
     cluster = world.cluster
 
-    def results(name: str, *, reads_zone_report: bool) -> list[Any]:
+    def results(name: str, least: NodeChange) -> list[Any]:
         state = cluster.node(name)
         return [
             (cluster.ineligibility(name, each), state and state.allocator.offer(each))
             for each in POD_REQUESTS
-            if each.numa_request.indifferent is not reads_zone_report
+            if RequirementsCheck(cluster, PodRequirements(each)).least_change is least
         ]
 
-    def all_results(*, reads_zone_report: bool) -> dict[str, Any]:
-        return {name: results(name, reads_zone_report=reads_zone_report) for name in NODES}
-
-    for reads_zone_report, log in (
-        (True, cluster.changed_since),
-        (False, cluster.placement_changed_since),
+    for least, log in (
+        (NodeChange.DEVICE_ZONES, cluster.changed_since),
+        (NodeChange.ZONE_REPORT, cluster.zones_changed_since),
+        (NodeChange.ALL, cluster.placement_changed_since),
     ):
-        before, serial = all_results(reads_zone_report=reads_zone_report), log(0).serial
+        before, serial = {name: results(name, least) for name in NODES}, log(0).serial
         for _ in range(steps):
             world.step()
             changes = log(serial)
-            now, serial = all_results(reads_zone_report=reads_zone_report), changes.serial
+            now, serial = {name: results(name, least) for name in NODES}, changes.serial
             assert changes.names is not None
             assert {name for name in NODES if now[name] != before[name]} <= changes.names
             before = now

@@ -327,6 +327,22 @@ def test_pods_that_koordinators_rules_bind_to_nothing_meet_the_requirement_too(
     assert scene.fits(preferring) == ["apart", "near"]
 
 
+def test_a_report_of_devices_concerns_no_pods_without_any(scene: Scene) -> None:
+    scene.add_node("a", CARDS, with_agent(cards_used("a", 0, 0, policy="none")))
+    logs = (scene.cluster.changed_since, scene.cluster.zones_changed_since)
+
+    def logged(used: int, policy: str) -> list[bool]:
+        assert scene.fits(pod("p", ONE_CPU)) == ["a"], "the node has read its last report"
+        serials = [log(0).serial for log in logs]
+        scene.report_zones(with_agent(cards_used("a", used, used, policy=policy)))
+        return [bool(log(serial).names) for log, serial in zip(logs, serials, strict=True)]
+
+    assert logged(3, "none") == [True, False]
+    assert logged(3, "restricted") == [True, True]
+    assert logged(2, "restricted") == [True, True]
+    assert logged(2, "none") == [True, True]
+
+
 def test_a_node_whose_agent_ignores_devices_is_not_preferred(scene: Scene) -> None:
     scene.add_node("ignored", CARDS, with_agent(cards_used("ignored", 0, 0), "off"))
     scene.add_node("near", CARDS, with_agent(cards_used("near", 0, 0)))

@@ -41,7 +41,7 @@ class NodeStates:
             zones = properties.zones_align or (
                 reads is Reads.DEVICE_ZONES and properties.zones is not None
             )
-            return self._number((_hashable(rules), zones, properties.whole_cores))
+            return self._number((hashable(rules), zones, properties.whole_cores))
         if cpus is None:
             return None
         whole: dict[str, int] = {}
@@ -56,12 +56,12 @@ class NodeStates:
                 properties.isolation,
                 properties.shares_gpus,
             )
-        return self._number((_hashable(cpus), _hashable(rules), _hashable(whole), of_devices))
+        return self._number((hashable(cpus), hashable(rules), hashable(whole), of_devices))
 
     def of(self, of_properties: int, state: tuple[object, ...], reads: Reads) -> int:
         """The number of the node. `of_properties`: that of its properties; `state`: the allocator's
         for the same `reads`."""
-        return self._number((of_properties, reads, _hashable(state)))
+        return self._number((of_properties, reads, hashable(state)))
 
     def _number(self, state: Hashable) -> int:
         found = self._numbers.get(state)
@@ -101,14 +101,14 @@ def _model(inventory: Inventory) -> Hashable:
         ]
         for kind, fleet in inventory.fleets.items()
     }
-    return _hashable(fleets), _hashable(inventory.partitions), inventory.links
+    return hashable(fleets), hashable(inventory.partitions), inventory.links
 
 
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
-def _hashable(value: Any) -> Hashable:
-    """Equal for equal values of one type."""
+def hashable(value: Any) -> Hashable:
+    """A value that is equal for equal values of one type."""
     try:
         hash(value)
     except TypeError:
@@ -119,7 +119,7 @@ def _hashable(value: Any) -> Hashable:
         return _encoder.encode(value)
     except (TypeError, OverflowError):  # it has masks of CPUs
         if isinstance(value, Mapping):
-            return frozenset((key, _hashable(each)) for key, each in value.items())
+            return frozenset((key, hashable(each)) for key, each in value.items())
         if isinstance(value, msgspec.Struct):
             value = msgspec.structs.astuple(value)
-        return tuple(map(_hashable, value))
+        return tuple(map(hashable, value))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping
 
 import msgspec
 
@@ -18,6 +18,7 @@ from agent.allocate.devices.allocation import Allocation
 from agent.allocate.kubelet.static_policy import RefusalReason
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
+from agent.allocate.node_allocator.node_states import hashable
 from agent.allocate.node_allocator.part import Priced
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.nrt.device_locality import (
@@ -47,6 +48,7 @@ class ZoneAllocator:
         self._reported = report.reported if report else None
         self._since: dict[str, Assumed] = {}
         self._left: ZonedNode | None = None
+        self._zones_state: Hashable = None
         self._whole_cores = properties.whole_cores
         self.checks_all = self._kubelet_rejects()
         """Whether the kubelet may reject pods that have CPUs or devices from Topolet."""
@@ -69,7 +71,7 @@ class ZoneAllocator:
     ) -> None:
         """`left`: the amounts that all pods but those of `uncounted` leave free; None: unknown."""
         self.properties, self._report = properties, properties.zones
-        self._reported, self._left = left, None
+        self._reported, self._left, self._zones_state = left, None, None
         self.checks_all = self._kubelet_rejects()
         self._since = {uid: each for uid, each in self._since.items() if uid in uncounted}
 
@@ -107,7 +109,8 @@ class ZoneAllocator:
     def without(self, pods: Collection[AssignedPod]) -> ZoneAllocator:
         """Their allocations become free; anything else that the node counts stays in its report."""
         other = copy.copy(self)
-        other._left, other._kubelet_cpus = None, self._kubelet_cpus.copy()
+        other._left, other._zones_state = None, None
+        other._kubelet_cpus = self._kubelet_cpus.copy()
         uids = {pod.uid for pod in pods}
         other._since = {uid: each for uid, each in self._since.items() if uid not in uids}
         cpus = self.properties.cpus
@@ -119,11 +122,14 @@ class ZoneAllocator:
         return other
 
     def state(self, reads: Reads) -> tuple[object, ...]:
-        report, zones = self._report, None
+        report, taken = self._report, self._taken if self._whole_cores is not None else None
         whole = reads not in (Reads.ZONES, Reads.CPUS) or self.properties.zones_align
-        if report is not None and whole:
+        if report is None or not whole:
+            return None, taken
+        if self._zones_state is None:  # several values of `reads` ask for it
             zones = report.reported, report.empty, self._left_for("")
-        return zones, self._taken if self._whole_cores is not None else None
+            self._zones_state = hashable(zones)
+        return self._zones_state, taken
 
     def place(self, allocation: PodAllocation | None, pod_request: PodRequest) -> None:
         """Subtracts a pod until the node's report counts it."""
@@ -132,12 +138,12 @@ class ZoneAllocator:
         uid, taken, pod = pod_request.uid, pod_request.taken, pod_request.numa_request
         if assumed := assumed_of(allocation, taken, pod, self.properties.cpus):
             self._since[uid] = assumed
-        self._left = None
+        self._left = self._zones_state = None
 
     def leave(self, uid: str) -> None:
         """No longer subtracts a pod, unless the node's report counts it."""
         if self._since.pop(uid, None) is not None:
-            self._left = None
+            self._left = self._zones_state = None
 
     def _alone(self, pod_request: PodRequest) -> bool:
         """Whether an offer to the pod has no CPUs or devices: neither the pod nor the labels of the

@@ -20,6 +20,7 @@ import msgspec
 
 from agent.model.pod_request import Reads
 from agent.scheduler.state.cluster import ChangedNodes, SchedulerCache
+from agent.scheduler.state.node_info import NodeChange
 from agent.scheduler.state.pod_info import (
     UNKNOWN_NODE,
     Feasibility,
@@ -65,7 +66,7 @@ class EquivalenceCache:
     def __init__(self, cluster: SchedulerCache, max_results: int = MAX_RESULTS) -> None:
         self._cluster = cluster
         self._max_results = max_results
-        self._serial = self._placement_serial = 0
+        self._serial = self._zone_serial = self._placement_serial = 0
         self._rows: OrderedDict[Hashable, _Row] = OrderedDict()
         self._nodes: set[str] = set()
         self.lookups = 0
@@ -233,7 +234,7 @@ class EquivalenceCache:
         key = check.equivalence_class
         row = self._rows.get(key)
         if row is None:
-            row = self._rows[key] = _Row(check.reads_zone_report)
+            row = self._rows[key] = _Row(check.least_change)
             if len(self._rows) > MAX_CLASSES:
                 self._rows.popitem(last=False)
         else:
@@ -251,9 +252,11 @@ class EquivalenceCache:
     def _invalidate(self) -> None:
         """Drops the results of nodes that changed."""
         changes = self._cluster.changed_since(self._serial)
+        zones = self._cluster.zones_changed_since(self._zone_serial)
         placement = self._cluster.placement_changed_since(self._placement_serial)
-        self._serial, self._placement_serial = changes.serial, placement.serial
-        if changes.names is None or placement.names is None:
+        self._serial, self._zone_serial = changes.serial, zones.serial
+        self._placement_serial = placement.serial
+        if changes.names is None or zones.names is None or placement.names is None:
             self._rows.clear()
             self._nodes = {each.name for each in self._cluster.nodes()}
             return
@@ -264,9 +267,10 @@ class EquivalenceCache:
                 self._nodes.add(node)
             else:
                 self._nodes.discard(node)
-            placement_changed = node in placement.names
+            change = NodeChange.ZONE_REPORT if node in zones.names else NodeChange.DEVICE_ZONES
+            change = NodeChange.ALL if node in placement.names else change
             for row in self._rows.values():
-                if placement_changed or row.reads_zone_report:
+                if change >= row.least_change:
                     row.drop(node, exists, new)
 
 
@@ -304,12 +308,13 @@ class _Best:
 
 
 class _Row:
-    """The results of one class by node; equal results are one object. `changed` are the nodes whose
-    result was dropped, and the nodes that were added since. `bounded`: nodes whose result was not
-    computed, because another node was better than their bound."""
+    """The results of one class by node; equal results are one object. `least_change`: no smaller
+    change of a node changes its result. `changed` are the nodes whose result was dropped, and the
+    nodes that were added since. `bounded`: nodes whose result was not computed, because another
+    node was better than their bound."""
 
-    def __init__(self, reads_zone_report: bool) -> None:
-        self.reads_zone_report = reads_zone_report
+    def __init__(self, least_change: NodeChange) -> None:
+        self.least_change = least_change
         self.results: dict[str, Feasibility] = {}
         self.by_state: dict[int, Feasibility] = {}
         self.bounded: dict[str, _Bounded] = {}

@@ -184,7 +184,8 @@ class SchedulerCache:
         self._device_resources = DeviceResources()
         self._device_localities: dict[str, DeviceLocality] = {}
         self._pod_defaults = PodDefaults()
-        self._log, self._placement_log, self._report_log = ChangeLog(), ChangeLog(), ChangeLog()
+        self._log, self._zone_log, self._placement_log = ChangeLog(), ChangeLog(), ChangeLog()
+        self._report_log = ChangeLog()
 
     # queries
     def node(self, name: str) -> NodeInfo | None:
@@ -275,10 +276,16 @@ class SchedulerCache:
             return self._log.since(serial)
 
     def placement_changed_since(self, serial: int) -> ChangedNodes:
-        """The nodes that changed after that serial in more than their zone report, which concerns
-        only pods without claims. This log has serials of its own."""
+        """The nodes that changed after that serial in more than their zone report. This log has
+        serials of its own."""
         with self.lock:
             return self._placement_log.since(serial)
+
+    def zones_changed_since(self, serial: int) -> ChangedNodes:
+        """The nodes that changed after that serial in more than the devices of their zone report.
+        This log has serials of its own."""
+        with self.lock:
+            return self._zone_log.since(serial)
 
     def reports_changed_since(self, serial: int) -> ChangedNodes:
         """The nodes whose NodeResourceTopology, or the allocation of one of whose pods, changed
@@ -457,8 +464,10 @@ class SchedulerCache:
         """Adds a change of the node to the logs that it concerns."""
         if node_change is NodeChange.ALL:
             self._mark_changed(node_info)
-        elif node_change is NodeChange.ZONE_REPORT:
+        elif node_change is not NodeChange.NOTHING:
             self._log.add(node_info.name)
+            if node_change is NodeChange.ZONE_REPORT:
+                self._zone_log.add(node_info.name)
         self._remove_if_empty(node_info)
 
     def _update_pod(self, pod: PodRecord) -> None:
@@ -536,8 +545,8 @@ class SchedulerCache:
         return node_info
 
     def _mark_changed(self, node_info: NodeInfo) -> None:
-        self._log.add(node_info.name)
-        self._placement_log.add(node_info.name)
+        for log in (self._log, self._zone_log, self._placement_log):
+            log.add(node_info.name)
         node_info.changed()
 
     def _remove_if_empty(self, node_info: NodeInfo) -> None:

@@ -167,12 +167,16 @@ def _hash(pod: PodRecord) -> int:
     return resource_topology.pod_hash(namespace, name)
 
 
-def zones_matter(topology: NodeTopology, strategy: Strategy) -> bool:
-    """Whether the feasibility or score of any pod depends on the report."""
+def change_of_zones(topology: object, strategy: Strategy) -> NodeChange:
+    """What a change of the report is, by the pods whose feasibility or score depends on it. NOTHING
+    without a report."""
+    if not isinstance(topology, NodeTopology):
+        return NodeChange.NOTHING
     policy = kubelet_numa_policy(topology.policy)
     if policy in DECLINING or strategy is Strategy.LEAST_NUMA_NODES:
-        return True
-    return any(foreign(name) for zone in topology.zones for name in zone.resources)
+        return NodeChange.ZONE_REPORT
+    has_devices = any(foreign(name) for zone in topology.zones for name in zone.resources)
+    return NodeChange.DEVICE_ZONES if has_devices else NodeChange.NOTHING
 
 
 def zone_report_of(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneReport:
@@ -216,11 +220,14 @@ def _assumed(pod: PodRecord, cpus: TopologyOptions | None) -> Assumed | None:
 log = logging.getLogger(__name__)
 
 
-class NodeChange(enum.Enum):
-    """What changed on a node: nothing, its zone report only, or more."""
+class NodeChange(enum.IntEnum):
+    """What changed on a node: each includes those before."""
 
     NOTHING = enum.auto()
+    DEVICE_ZONES = enum.auto()
+    """Its zone report, which only pods with devices read."""
     ZONE_REPORT = enum.auto()
+    """Its zone report, which all pods read but BestEffort ones without devices."""
     ALL = enum.auto()
 
 
@@ -274,7 +281,7 @@ class NodeInfo:
         "_report_freshness",
         "_rules",
         "_state_numbers",
-        "_zones_matter",
+        "_zone_change",
         "devices",
         "foreign_bound_at",
         "lock_reason",
@@ -313,7 +320,7 @@ class NodeInfo:
         self._kubelet_cpus: Mapping[str, CpuSet] = {}
         self._outdated = False
         self._recount = self._new_report = self._new_rules = False
-        self._zones_matter = False
+        self._zone_change = NodeChange.NOTHING
         self._report_freshness = ReportFreshness(pods)
         self._allocator = NodeAllocator(node_properties(name, {}, rules=self._rules))
 
@@ -376,16 +383,15 @@ class NodeInfo:
         if before == topology:
             return NodeChange.NOTHING
         self._recount = self._new_report = True
-        self._zones_matter = isinstance(topology, NodeTopology) and zones_matter(
-            topology, self._rules.zones.type
-        )
+        before_change = self._zone_change
+        self._zone_change = change_of_zones(topology, self._rules.zones.type)
         self._kubelet_cpus = _kubelet_cpus(topology)
         self._report_freshness.reported()
         both_readable = isinstance(before, NodeTopology) and isinstance(topology, NodeTopology)
         if both_readable and not self._outdated:
             current = self._allocator.properties
             if msgspec.structs.replace(self._properties(), zones=current.zones) == current:
-                return NodeChange.ZONE_REPORT if self._zones_matter else NodeChange.NOTHING
+                return max(before_change, self._zone_change)
         self._outdated = True
         return NodeChange.ALL
 
@@ -426,10 +432,9 @@ class NodeInfo:
         return self._recount_pods()
 
     def _recount_pods(self) -> NodeChange:
-        if not self._zones_matter:
-            return NodeChange.NOTHING
-        self._recount = True
-        return NodeChange.ZONE_REPORT
+        if self._zone_change is not NodeChange.NOTHING:
+            self._recount = True
+        return self._zone_change
 
     @property
     def agent_ready(self) -> bool:
@@ -530,7 +535,7 @@ class NodeInfo:
 
     def _zone_report(self) -> ZoneReport | None:
         """Returns None also if no pod's feasibility or score depends on the report."""
-        if not isinstance(self.topology, NodeTopology) or not self._zones_matter:
+        if not isinstance(self.topology, NodeTopology) or self._zone_change is NodeChange.NOTHING:
             return None
         return zone_report_of(self.topology, self.node.allocatable if self.node else ())
 

@@ -23,7 +23,7 @@ from agent.allocate.refusal import Reason, Refusal
 from agent.model.cpu.policies import BindPolicy, DeviceLocality
 from agent.model.pod.apiobjects import ApiPod, PodGroup, group_of
 from agent.model.pod_request import PodRequest, request_of
-from agent.scheduler.state.node_info import NodeInfo
+from agent.scheduler.state.node_info import NodeChange, NodeInfo
 
 
 class PodName(msgspec.Struct, frozen=True):
@@ -284,9 +284,12 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
         return self.requirements.equivalence_class
 
     @property
-    def reads_zone_report(self) -> bool:
-        """Whether the result depends on the zones of the node's NodeResourceTopology."""
-        return not self.requirements.pod_request.numa_request.indifferent
+    def least_change(self) -> NodeChange:
+        """The least change of a node on which the result depends."""
+        numa_request = self.requirements.pod_request.numa_request
+        if numa_request.devices:
+            return NodeChange.DEVICE_ZONES
+        return NodeChange.ALL if numa_request.indifferent else NodeChange.ZONE_REPORT
 
     def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
         """Returns UNKNOWN_NODE for a node that does not exist. `by_state`: the results of this

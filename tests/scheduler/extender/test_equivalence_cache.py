@@ -12,6 +12,7 @@ from agent.allocate.refusal import Reason, Refusal
 from agent.scheduler.extender import equivalence_cache
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.state.cluster import ChangedNodes, ChangeLog
+from agent.scheduler.state.node_info import NodeChange
 from agent.scheduler.state.pod_info import UNKNOWN_NODE, Feasibility, Feasible
 
 
@@ -27,13 +28,16 @@ class Nodes:
         self.lock = threading.RLock()
         self.free: dict[str, int] = {}
         self.log = ChangeLog(max_names)
-        self.placement_log = ChangeLog(max_names)
+        self.zone_log, self.placement_log = ChangeLog(max_names), ChangeLog(max_names)
         self.checked: list[str] = []
         for node, cpus in free.items():
             self.set(node, cpus)
 
     def changed_since(self, serial: int) -> ChangedNodes:
         return self.log.since(serial)
+
+    def zones_changed_since(self, serial: int) -> ChangedNodes:
+        return self.zone_log.since(serial)
 
     def placement_changed_since(self, serial: int) -> ChangedNodes:
         return self.placement_log.since(serial)
@@ -49,8 +53,8 @@ class Nodes:
             self.free.pop(node, None)
         else:
             self.free[node] = free
-        self.log.add(node)
-        self.placement_log.add(node)
+        for log in (self.log, self.zone_log, self.placement_log):
+            log.add(node)
 
     def check(self, node: str, cpus: int) -> Feasibility:
         self.checked.append(node)
@@ -67,11 +71,11 @@ class CpuCheck(msgspec.Struct, frozen=True):
 
     nodes: Nodes
     cpus: int
-    reads_zone_report: bool = False
+    least_change: NodeChange = NodeChange.ALL
 
     @property
     def equivalence_class(self) -> Hashable:
-        return self.cpus, self.reads_zone_report
+        return self.cpus, self.least_change
 
     def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
         return self.nodes.check(node, self.cpus)
@@ -99,18 +103,23 @@ def test_a_node_is_checked_once_until_it_changes(nodes: Nodes) -> None:
 
 def test_a_new_zone_report_is_checked_only_for_classes_that_read_it(nodes: Nodes) -> None:
     cache = EquivalenceCache(nodes)
-    placement, reads_zone_report = CpuCheck(nodes, 1), CpuCheck(nodes, 1, reads_zone_report=True)
-    for each in (placement, reads_zone_report):
-        cache.results(each, ["a", "b"])
-    nodes.checked.clear()
+    levels = (NodeChange.ALL, NodeChange.ZONE_REPORT, NodeChange.DEVICE_ZONES)
+    classes = [CpuCheck(nodes, 1, level) for level in levels]
+
+    def checked_again() -> list[str]:
+        nodes.checked.clear()
+        for each in classes:
+            cache.results(each, ["a", "b"])
+        return nodes.checked
+
+    assert checked_again() == ["a", "b"] * 3
     nodes.log.add("b")
-    for each in (placement, reads_zone_report):
-        cache.results(each, ["a", "b"])
-    assert nodes.checked == ["b"]
+    assert checked_again() == ["b"]
+    nodes.log.add("b")
+    nodes.zone_log.add("b")
+    assert checked_again() == ["b", "b"]
     nodes.set("a", 3)
-    for each in (placement, reads_zone_report):
-        assert values_of(cache.results(each, ["a", "b"])) == [2, 1]
-    assert nodes.checked == ["b", "a", "a"]
+    assert checked_again() == ["a", "a", "a"]
 
 
 def test_only_named_nodes_are_checked(nodes: Nodes) -> None:
