@@ -256,6 +256,8 @@ class _Room:
         if zone in self._with_cpus:
             return [zone]
         zones = self._node.zones
+        if zone not in zones:  # a Device object names it, and the report does not
+            return []
         row = self._node.distances[zones.index(zone)]
         distances = {
             other: row[place]

@@ -111,6 +111,13 @@ def test_where_a_pod_would_be_far_from_cards_the_node_counts_half(
         assert not requiring.unresolvable
 
 
+def test_cards_on_a_numa_node_without_a_zone_are_near_to_no_cpus() -> None:
+    allocator = with_cards(7)
+    assert minors(offered(allocator, of_cards(1))) == [0]
+    found = refusal(allocator, of_cards(1, 1, "require"))
+    assert found.text.endswith("NUMA nodes 7 of its devices have 0 left")
+
+
 def test_a_pod_that_requires_it_gets_other_cards_to_which_it_is_near() -> None:
     """The strategy alone chooses card 0."""
     allocator = with_cards(0, 0, 1, near={1: 5000})
