@@ -329,17 +329,16 @@ def assumed_of(
     `taken`: the amounts that the kubelet takes for the pod, from any NUMA node if the allocation
     names none. A static kubelet follows no allocation."""
     static = cpus is not None and cpus.kubelet_static
-    near_milli = near_milli_of(pod, static=static)
-    if allocation is not None and allocation.cpus:
-        near_milli = 0
     zones = _zones_of(allocation, cpus) if allocation is not None else {}
-    if cpus and cpus.kubelet_static:
+    if static:
         owned: Counter[str] = Counter()
         for amounts in zones.values():
             owned.update(amounts)
         zones, taken = {}, {**owned, **taken}
     named = {name for amounts in zones.values() for name in amounts}
     anywhere = {name: amount for name, amount in taken.items() if name not in named}
+    counted = "cpu" in anywhere or (allocation is not None and allocation.cpus)
+    near_milli = 0 if counted else near_milli_of(pod, static=static)
     return Assumed(zones, anywhere, near_milli) if zones or anywhere else None
 
 

@@ -173,6 +173,14 @@ def test_nodes_in_one_state_have_equal_offers_to_pods_whose_cards_the_kubelet_gi
         assert answers.setdefault(number, offer.score) == offer.score
 
 
+def test_the_cpus_of_a_guaranteed_pod_count_once_until_a_report_counts_them() -> None:
+    amounts = {"cpu": 2, "memory": "1Gi", CARDS: 1}
+    zones = node({zone: {"cpu": 4000, CARDS: 2} for zone in (0, 1)}, "none", annotations=WITH_AGENT)
+    allocator = NodeAllocator(make_properties(zones=ZoneReport(zones, zones)))
+    for uid in "ab":
+        commit(allocator, pod(uid, amounts, limits=amounts, notes={DEVICE_LOCALITY: "require"}))
+
+
 def test_an_unlabelled_pod_must_fit_the_reported_zones() -> None:
     allocator = new_allocator()
     assert fits(allocator, unlabelled(8))
