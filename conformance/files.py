@@ -145,6 +145,7 @@ KINDS: Final = (
         ops="pools hook hostapp",
     ),
     _kind("koordinator-aggregate", "koordinator_aggregate", "points expect"),
+    _kind("koordinator-predict", "koordinator_predict", "op expect", ops="histogram peak"),
     _kind("kubelet-state-files", "kubelet", "file"),
     _kind("koordinator-device-requests", "koordinator_devices", "pod devices expect"),
     _kind(

@@ -287,7 +287,9 @@ class _Agent:
     def _usage(self, settings: AgentSettings, objects: Objects, closing: ExitStack) -> FollowUsage:
         from agent.node.usage import NodeMetricReporter, UsageView  # few nodes need it
 
-        view = UsageView(settings.root, Controllers(settings.cgroup_root), self.metrics)
+        view = UsageView(
+            settings.root, settings.state_dir, Controllers(settings.cgroup_root), self.metrics
+        )
         view.start()
         closing.callback(view.close)
         if isinstance(objects, Cluster) and settings.node_metric != "off":

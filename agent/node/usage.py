@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -22,12 +24,22 @@ from agent.model.cpu.topology import Topology
 from agent.model.objects import ObjectError
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Container, Pod
-from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL, QoS
-from agent.model.pod.resource_request import priority_band
+from agent.model.pod.qos import PriorityClass
+from agent.model.pod.resource_request import pod_requests
+from agent.node.cluster_view import ClusterState
 from agent.telemetry.metrics import AgentMetrics, UsageValues
-from agent.usage import node_metric
+from agent.usage import node_metric, prediction
 from agent.usage.machine import Machine, pod_memory_bytes
-from agent.usage.node_metric import CollectPolicy, NodeMemoryPolicy, UsedNode, UsedPod
+from agent.usage.node_metric import (
+    CollectPolicy,
+    NodeMemoryPolicy,
+    UsedNode,
+    UsedPod,
+    priority_class_of_pod,
+    qos_of_pod,
+)
+from agent.usage.prediction import Peak, PredictedPod, Prediction
+from agent.usage.predictor import FILE, TRAIN_SECONDS, Predictor
 from agent.usage.sampler import SAMPLE_SECONDS, SampledPod, UsageSampler, Used
 
 log = logging.getLogger(__name__)
@@ -53,29 +65,48 @@ class CgroupUse:
 
 
 class UsageView:
-    """Samples on a thread of its own, with files of its own that stay open."""
+    """Samples on a thread of its own, with files of its own that stay open, and predicts peaks on
+    another.
 
-    def __init__(self, root: str, controllers: Controllers, metrics: AgentMetrics) -> None:
+    `now`: seconds since 1970."""
+
+    def __init__(
+        self,
+        root: str,
+        state_dir: str,
+        controllers: Controllers,
+        metrics: AgentMetrics,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self.sampler = UsageSampler(Machine(root), CgroupUse(controllers))
+        self._predictor = Predictor(os.path.join(state_dir, FILE))
         self._controllers = controllers
+        self._now = now
         self._lock = threading.Lock()
         self._pods: dict[str, Pod] = {}
         self._api_pods: Mapping[str, ApiPod] = {}
-        self._thread = Periodic("usage", SAMPLE_SECONDS, self.sampler.sample)
+        self._cluster = ClusterState()
+        self._threads = (
+            Periodic("usage", SAMPLE_SECONDS, self.sampler.sample),
+            Periodic("predictions", TRAIN_SECONDS, self.train),
+        )
         metrics.follow_usage(self._values)
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        self._thread.stop()
+        for thread in self._threads:
+            thread.stop()
         self._controllers.close()
 
-    def follow(self, pods: Collection[Pod], api_pods: Iterable[ApiPod], topology: Topology) -> None:
+    def follow(self, pods: Collection[Pod], cluster: ClusterState, topology: Topology) -> None:
         """From now on these pods of the runtime are sampled."""
-        in_cluster = in_api(pods, api_pods)
+        in_cluster = in_api(pods, cluster.pods.values())
         with self._lock:
             self._pods, self._api_pods = {pod.uid: pod for pod in pods}, in_cluster
+            self._cluster = cluster
         sampled = (sampled_pod(pod) for pod in pods)
         node_of = {cpu.id: cpu.node for cpu in topology.cpus}
         self.sampler.follow((each for each in sampled if each is not None), node_of)
@@ -85,13 +116,7 @@ class UsageView:
         sampler, seconds = self.sampler, policy.aggregate_seconds
         with_cache = policy.memory is NodeMemoryPolicy.WITH_PAGE_CACHE
         with self._lock:
-            pods, in_cluster = self._pods, self._api_pods
-        used_by_uid = sampler.pods(seconds, page_cache=with_cache)
-        used_pods = []
-        for uid, used in used_by_uid.items():
-            api_pod, pod = in_cluster.get(uid), pods.get(uid)
-            if api_pod is not None and pod is not None:
-                used_pods.append(_used_pod(pod, api_pod, used))
+            in_cluster = self._api_pods
         node = UsedNode(
             sampler.node(seconds, page_cache=with_cache),
             sampler.system(seconds),
@@ -100,9 +125,57 @@ class UsageView:
                 for each in policy.durations
             ),
             sampler.numa(seconds),
-            tuple(used_pods),
+            tuple(
+                UsedPod(
+                    pod.namespace,
+                    pod.name,
+                    priority_class_of_pod(pod),
+                    qos_of_pod(pod).value,
+                    used,
+                )
+                for uid, used in sampler.pods(seconds, page_cache=with_cache).items()
+                if (pod := in_cluster.get(uid)) is not None
+            ),
+            self._prediction(),
         )
         return without_memory(node) if policy.memory is _HOT else node
+
+    def train(self) -> None:
+        """Adds the p90 of the last minute to the models of pods, of their classes together, and of
+        the system."""
+        with self._lock:
+            in_cluster = self._api_pods
+        used: dict[str, tuple[float, float]] = dict.fromkeys(_CLASSES, (0.0, 0.0))
+        for uid, of_pod in self.sampler.pods(TRAIN_SECONDS).items():
+            pod, sample = in_cluster.get(uid), _p90(of_pod)
+            if pod is None or sample is None:
+                continue
+            name = class_model(priority_class_of_pod(pod))
+            together = used[name]
+            used[pod.uid] = sample
+            used[name] = together[0] + sample[0], together[1] + sample[1]
+        system = _p90(self.sampler.system(TRAIN_SECONDS))
+        if system is not None:
+            self._predictor.train({**used, prediction.SYSTEM: system}, self._now())
+
+    def _prediction(self) -> Prediction | None:
+        with self._lock:
+            cluster = self._cluster
+        allocatable = cluster.node.allocatable if cluster.node is not None else {}
+        if not allocatable or not cluster.pods_listed:
+            return None
+        peaks, now = self._predictor.peaks(), self._now()
+        pods = (
+            PredictedPod(
+                Peak.of(pod_requests(pod)),
+                peaks.get(pod.uid),
+                now - pod.created_at / 1e9,
+                ends=pod.deleted or pod.terminal,
+            )
+            for pod in cluster.pods.values()
+            if priority_class_of_pod(pod) == PriorityClass.PROD
+        )
+        return prediction.predicted(Peak.of(allocatable), pods, peaks)
 
     def _values(self) -> UsageValues:
         machine, of_pods, _ = self.sampler.last()
@@ -126,6 +199,20 @@ class UsageView:
         )
 
 
+def class_model(priority_class: str) -> str:
+    """The name of the model of all pods of a class."""
+    return f"__node-{priority_class}__"
+
+
+_CLASSES: Final = (*(class_model(each.value) for each in PriorityClass), prediction.UNCLASSED)
+
+
+def _p90(used: Used) -> tuple[float, float] | None:
+    if used.cpus is None or used.memory_bytes is None:
+        return None
+    return used.cpus.p90, used.memory_bytes.p90
+
+
 _HOT: Final = NodeMemoryPolicy.WITH_HOT_PAGE_CACHE
 _LAST_SECONDS: Final = 60.0
 
@@ -143,16 +230,6 @@ def sampled_pod(pod: Pod) -> SampledPod | None:
 
 def _has_group(container: Container) -> bool:
     return container.group is not None and not container.virtual
-
-
-def _used_pod(pod: Pod, api_pod: ApiPod, used: Used) -> UsedPod:
-    """koordlet's defaults: see `node_metric.qos_with_default`; SYSTEM, LSE, LSR and LS pods without
-    a priority class are prod, BE pods batch."""
-    of_label = QoS(text) if (text := api_pod.labels.get(QOS_LABEL, "")) in tuple(QoS) else None
-    qos = node_metric.qos_with_default(of_label, api_pod.kube_class or pod.kube_class)
-    band = priority_band(api_pod.priority, api_pod.labels.get(PRIORITY_CLASS_LABEL, ""))
-    default = "koord-batch" if qos is QoS.BE else "koord-prod"
-    return UsedPod(pod.namespace, pod.name, band or default, qos.value, used)
 
 
 def without_memory(used: UsedNode) -> UsedNode:

@@ -12,8 +12,12 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from agent.model.objects import ObjectError, converted
-from agent.model.pod.qos import KubeClass, QoS
+from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod.numa_request import kube_class_of
+from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL, PriorityClass, QoS
+from agent.model.pod.resource_request import priority_band
 from agent.model.quantities import amount, cpu
+from agent.usage.prediction import Peak, Prediction
 from agent.usage.sampler import Used
 from agent.usage.series import Aggregate
 
@@ -61,6 +65,8 @@ class UsedNode(msgspec.Struct, frozen=True):
     """For each duration in seconds, the use of the machine and of the system."""
     numa: Mapping[int, Used] = {}
     pods: tuple[UsedPod, ...] = ()
+    prod: Prediction | None = None
+    """None while it is not known."""
 
 
 _Seconds = Annotated[int, msgspec.Meta(ge=1, le=86_400)]
@@ -152,7 +158,12 @@ def status(used: UsedNode, update_time: str) -> Object:
         ],
     }
     pods = sorted(used.pods, key=lambda pod: (pod.namespace, pod.name))
+    prod = used.prod
+    of_prod = (
+        (("prodReclaimableMetric", prod.reclaimable), ("prodPeakMetric", prod.peak)) if prod else ()
+    )
     return {
+        **{name: {"resource": _peak(peak)} for name, peak in of_prod},
         "updateTime": update_time,
         "nodeMetric": node,
         "podsMetric": [
@@ -183,6 +194,11 @@ def _resources(used: Used, name: str) -> Object:
     return {"resources": resources} if resources else {}
 
 
+def _peak(peak: Peak) -> Object:
+    memory = amount("memory", peak.memory_bytes)
+    return {"resources": {"cpu": cpu(peak.cpu_milli), "memory": memory}}
+
+
 _AGGREGATIONS: Final = {"avg": "average", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 
 
@@ -207,6 +223,17 @@ _QOS_OF_KUBERNETES: Final[Mapping[str, QoS]] = {
 }
 
 
-def qos_with_default(of_label: QoS | None, kube_class: KubeClass | None) -> QoS:
-    """The QoS class of a pod as koordlet reports it."""
-    return of_label or _QOS_OF_KUBERNETES.get(kube_class or "", QoS.LS)
+def qos_of_pod(pod: ApiPod) -> QoS:
+    """The QoS class as koordlet reports it: that of the label, else by that of Kubernetes."""
+    label = pod.labels.get(QOS_LABEL, "")
+    if label in tuple(QoS):
+        return QoS(label)
+    return _QOS_OF_KUBERNETES[pod.kube_class or kube_class_of(pod)]
+
+
+def priority_class_of_pod(pod: ApiPod) -> str:
+    """The priority class as koordlet reports it. Without one it is koord-batch for BE pods, and
+    koord-prod for all others."""
+    default = PriorityClass.BATCH if qos_of_pod(pod) is QoS.BE else PriorityClass.PROD
+    label = pod.labels.get(PRIORITY_CLASS_LABEL, "")
+    return priority_band(pod.priority, label) or default.value

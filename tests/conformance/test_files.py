@@ -210,4 +210,4 @@ def test_kind_with_more_keys_is_tried_first() -> None:
 
 
 def test_every_kind_has_different_keys() -> None:
-    assert len({kind.keys for kind in KINDS}) == len(KINDS) == len(NAMES)
+    assert len({(kind.keys, kind.ops) for kind in KINDS}) == len(KINDS) == len(NAMES)

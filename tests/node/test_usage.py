@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from agent.cgroup.hierarchy import Controllers
 from agent.kube.errors import KubeError, ServerError
 from agent.kube.objects import Kind
+from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState
-from agent.node.usage import NodeMetricReporter, changes, sampled_pod, without_memory
+from agent.node.cluster_view import ClusterState
+from agent.node.usage import (
+    NodeMetricReporter,
+    UsageView,
+    changes,
+    sampled_pod,
+    without_memory,
+)
+from agent.telemetry.metrics import AgentMetrics
 from agent.usage.node_metric import CollectPolicy, UsedNode, UsedPod
+from agent.usage.prediction import Peak
 from agent.usage.sampler import SampledPod, Used
 from agent.usage.series import aggregate
-from tests.builders import pod
+from tests.builders import machine, pod
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 ONE = aggregate([1.0], [1.0])
@@ -50,6 +62,23 @@ def test_memory_that_the_kernel_cannot_tell_is_missing() -> None:
     less = without_memory(used)
     assert less.node == less.pods[0].used == less.aggregated[0][1] == Used(ONE)
     assert less.system == less.numa[0] == both
+
+
+def test_pods_train_the_models_of_their_class(tmp_path: Path) -> None:
+    """The machine itself is sampled; its pods have no cgroup that could be read."""
+    api_pod = ApiPod("a", "ns", "a", "n", Phase.RUNNING, {}, {}, "burstable", 0)
+    view = UsageView("/", str(tmp_path), Controllers(), AgentMetrics(), lambda: 2 * 86_400.0)
+    node = ApiNode(allocatable={"cpu": 4000, "memory": 1 << 30})
+    cluster = ClusterState(node, {"a": api_pod}, pods_listed=True)
+    view.follow([pod("a")], cluster, machine(1, 2))
+    for _ in range(2):
+        view.sampler.sample()
+    assert view.used(CollectPolicy()).prod is None, "there are no models yet"
+    view.train()
+    prod = view.used(CollectPolicy()).prod
+    assert prod is not None
+    assert prod.peak.cpu_milli > 0
+    assert prod.reclaimable == Peak()
 
 
 class Server:

@@ -78,6 +78,7 @@ from agent.rpc.held_calls import HeldCalls
 from agent.scheduler.explain import saved
 from agent.scheduler.leader import candidate
 from agent.scheduler.state.records import AgentSelector
+from agent.usage.predictor import Predictor
 from tests.kubelet.state_files import BLOCK, ENTRY, FILLED
 from tests.parsers import mutations
 from tests.parsers.target import Target, json_target, message_target, outcome_of
@@ -730,6 +731,8 @@ def _own_files(folder: Path) -> Iterator[Target]:
         "pods": {"u": {"labels": {}, "annotations": {"a": "b"}, "unequal": ""}},
         "kubelet": {"cpuManagerPolicy": "static"},
     }
+    histogram = {"referenceSeconds": 1.7e9, "bucketWeights": {"0": 5, "7": 9}, "totalWeight": 3.5}
+    predictions = {"models": {"u": {"seen_at": 1.7e9, "cpus": histogram, "memory": histogram}}}
     binding = {
         "pod": {"namespace": "ns", "name": "p", "uid": "u"},
         "node": "n",
@@ -739,6 +742,7 @@ def _own_files(folder: Path) -> Iterator[Target]:
     config = {"remote-endpoint": "/a", "failure-policy": "Ignore", "runtime-hooks": ["a"]}
     for name, read, example, errors in (
         ("cluster.json", _cluster_memory, keeping, {}),
+        ("predictions", _predictions, predictions, {}),
         ("sent Binding", _sent_bindings, binding, {ValueError: "", OSError: ""}),
         ("registration of a hook server", _registrations, config, {}),
         (
@@ -819,6 +823,11 @@ def _own_files(folder: Path) -> Iterator[Target]:
         return read.originals, read.values, read.problems
 
     yield Target("journal", read_journal, mutations.of_bytes, (lines,))
+
+
+def _predictions(path: str) -> object:
+    predictor = Predictor(path)
+    return predictor.peaks()
 
 
 def _cluster_memory(path: str) -> object:

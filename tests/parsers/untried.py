@@ -31,6 +31,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "telemetry.metrics:AgentMetrics.follow_passes.read",
         "telemetry.metrics:DeviceMetrics.values",
         "usage.node_metric:_resources",
+        "usage.prediction:Peak.times",
         "usage.series:_index",
     ),
     "it decodes what the same process has encoded": (

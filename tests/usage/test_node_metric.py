@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agent.model.objects import ObjectError
-from agent.model.pod.qos import QoS
+from agent.model.pod.apiobjects import ApiPod, Phase
+from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL
 from agent.usage.node_metric import (
     CollectPolicy,
     NodeMemoryPolicy,
@@ -15,9 +16,11 @@ from agent.usage.node_metric import (
     UsedPod,
     collect_policy,
     duration_text,
-    qos_with_default,
+    priority_class_of_pod,
+    qos_of_pod,
     status,
 )
+from agent.usage.prediction import Peak, Prediction
 from agent.usage.sampler import Used
 from agent.usage.series import Aggregate, aggregate
 
@@ -132,7 +135,29 @@ def test_a_status() -> None:
     }
 
 
-def test_the_class_of_a_pod_without_label_is_koordlets() -> None:
-    assert qos_with_default(QoS.LSE, "besteffort") is QoS.LSE
-    found = [qos_with_default(None, each) for each in ("guaranteed", "burstable", "besteffort")]
-    assert found == [QoS.LSR, QoS.LS, QoS.BE]
+@pytest.mark.parametrize(
+    ("labels", "kube_class", "priority", "qos", "priority_class"),
+    [
+        ({}, "guaranteed", None, "LSR", "koord-prod"),
+        ({}, "burstable", 5500, "LS", "koord-batch"),
+        ({}, "besteffort", None, "BE", "koord-batch"),
+        ({QOS_LABEL: "LSE"}, "besteffort", 1, "LSE", "koord-prod"),
+        ({QOS_LABEL: "other"}, "burstable", 7000, "LS", "koord-mid"),
+        ({PRIORITY_CLASS_LABEL: "koord-free"}, "burstable", 9500, "LS", "koord-free"),
+    ],
+)
+def test_the_classes_of_a_pod_are_koordlets(
+    labels: dict[str, str], kube_class: Any, priority: int | None, qos: str, priority_class: str
+) -> None:
+    pod = ApiPod("u", "ns", "p", "n", Phase.RUNNING, labels, {}, kube_class, 0, priority=priority)
+    assert (qos_of_pod(pod), priority_class_of_pod(pod)) == (qos, priority_class)
+
+
+def test_what_prod_pods_leave_is_reported_once_it_is_known() -> None:
+    used_node = UsedNode(used(), used(), prod=Prediction(Peak(2500, 3 << 30), Peak(100, 0)))
+    reported = status(used_node, "")
+    peak = {"resource": {"resources": {"cpu": "2500m", "memory": "3Gi"}}}
+    assert reported["prodPeakMetric"] == peak
+    spare = {"resource": {"resources": {"cpu": "100m", "memory": "0"}}}
+    assert reported["prodReclaimableMetric"] == spare
+    assert "prodPeakMetric" not in status(UsedNode(used(), used()), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import enum
 import re
@@ -10,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from agent.model import bounds
+from agent.model.bounds import JsonError
 from agent.model.objects import (
     ObjectError,
     ObjectMetadata,
@@ -457,12 +460,19 @@ class ApiNode(msgspec.Struct, frozen=True):
     """Empty without an API server."""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+    allocatable: dict[str, int] = {}
+    """The node's CPU in milli-CPU and its memory in bytes, before amplification."""
+
+
+class _NodeStatus(msgspec.Struct, frozen=True):
+    allocatable: dict[str, Quantity] | None = None
 
 
 class NodeBody(msgspec.Struct, frozen=True):
     """The JSON of a Node."""
 
     metadata: ObjectMetadata
+    status: _NodeStatus = _NodeStatus()
 
 
 def decode_node(text: bytes) -> ApiNode:
@@ -472,9 +482,23 @@ def decode_node(text: bytes) -> ApiNode:
 
 def node_value(raw: NodeBody) -> ApiNode:
     metadata = raw.metadata
-    return ApiNode(metadata.uid, metadata.labels or {}, metadata.annotations or {})
+    annotations = metadata.annotations or {}
+    written = dict(raw.status.allocatable or {})
+    with contextlib.suppress(JsonError):
+        before: dict[str, Quantity] = bounds.decode(
+            _quantities, annotations.get(RAW_ALLOCATABLE, "{}")
+        )
+        written.update(before)
+    allocatable = {}
+    for resource, read in (("cpu", milli), ("memory", whole)):
+        with contextlib.suppress(QuantityError):
+            allocatable[resource] = read(written.get(resource, 0))
+    return ApiNode(metadata.uid, metadata.labels or {}, annotations, allocatable)
 
 
+RAW_ALLOCATABLE: Final = "node.koordinator.sh/raw-allocatable"
+"""The annotation with the amounts before amplification; one that can't be read does not count."""
+_quantities: Final = msgspec.json.Decoder(dict[str, Quantity])
 _node_decoder: Final = msgspec.json.Decoder(NodeBody)
 
 
