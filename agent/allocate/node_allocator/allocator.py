@@ -282,7 +282,7 @@ class NodeAllocator:
         pod = node_offer.assigned_pod()
         self.record(pod)
         allocation = node_offer.cpus.allocation if node_offer.cpus else None
-        self._zones.place(allocation, pod_request)
+        self._zones.place(allocation, pod.devices, pod_request)
         return pod
 
     def record(self, pod: AssignedPod) -> None:

@@ -35,6 +35,7 @@ from agent.allocate.numa.hint import fewest_nodes, of_nodes, subsets
 from agent.allocate.refusal import Reason, Refusal
 from agent.allocate.steps import Steps, TooComplexError
 from agent.model.cpu.policies import DeviceLocality
+from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.pod.numa_request import NumaRequest, foreign
 from agent.model.pod_request import PodRequest, Reads
 
@@ -131,13 +132,15 @@ class ZoneAllocator:
             self._zones_state = hashable(zones)
         return self._zones_state, taken
 
-    def place(self, allocation: PodAllocation | None, pod_request: PodRequest) -> None:
+    def place(
+        self, allocation: PodAllocation | None, devices: DeviceAmounts, pod_request: PodRequest
+    ) -> None:
         """Subtracts a pod until the node's report counts it."""
         if self._report is None:
             return
-        uid, taken, pod = pod_request.uid, pod_request.taken, pod_request.numa_request
-        if assumed := assumed_of(allocation, taken, pod, self.properties.cpus):
-            self._since[uid] = assumed
+        taken, pod = pod_request.taken, pod_request.numa_request
+        if assumed := assumed_of(allocation, devices, taken, pod, self.properties):
+            self._since[pod_request.uid] = assumed
         self._left = self._zones_state = None
 
     def leave(self, uid: str) -> None:
@@ -321,13 +324,16 @@ def _lack(
 
 def assumed_of(
     allocation: PodAllocation | None,
+    devices: DeviceAmounts,
     taken: Mapping[str, int],
     pod: NumaRequest,
-    cpus: TopologyOptions | None,
+    properties: NodeProperties,
 ) -> Assumed | None:
     """The pod's own CPUs and amounts by its allocation; a pod on a shared pool takes no CPU.
-    `taken`: the amounts that the kubelet takes for the pod, from any NUMA node if the allocation
-    names none. A static kubelet follows no allocation."""
+    `devices`: those that it has from a scheduler. `taken`: the amounts that the kubelet takes for
+    the pod, from any NUMA node if the allocation names none. A static kubelet follows no
+    allocation."""
+    cpus, inventory = properties.cpus, properties.inventory
     static = cpus is not None and cpus.kubelet_static
     zones = _zones_of(allocation, cpus) if allocation is not None else {}
     if static:
@@ -339,7 +345,17 @@ def assumed_of(
     anywhere = {name: amount for name, amount in taken.items() if name not in named}
     counted = "cpu" in anywhere or (allocation is not None and allocation.cpus)
     near_milli = 0 if counted else near_milli_of(pod, static=static)
-    return Assumed(zones, anywhere, near_milli) if zones or anywhere else None
+    if not zones and not anywhere:
+        return None
+    fleets = inventory.fleets if inventory else {}
+    near_nodes = of_nodes(
+        node
+        for kind, minor in devices
+        if kind in fleets
+        for node, there in fleets[kind].numa.items()
+        if node >= 0 and there >> minor & 1
+    )
+    return Assumed(zones, anywhere, near_milli, near_nodes)
 
 
 def _zones_of(allocation: PodAllocation, cpus: TopologyOptions | None) -> dict[int, dict[str, int]]:

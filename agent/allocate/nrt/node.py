@@ -204,7 +204,9 @@ class Assumed(msgspec.Struct, frozen=True):
     anywhere: Mapping[str, int] = {}
     """By resource, from NUMA nodes that the kubelet chooses, so that it may be any of them."""
     near_milli: int = 0
-    """The CPU request in milli-CPU of containers that will run near to devices of `anywhere`."""
+    """The CPU request in milli-CPU of containers that will run near to devices."""
+    near_nodes: int = 0
+    """The mask of the NUMA nodes of these devices; 0 if they may be on any."""
 
 
 def without(node: ZonedNode, pods: Iterable[Assumed]) -> ZonedNode:
@@ -216,8 +218,9 @@ def without(node: ZonedNode, pods: Iterable[Assumed]) -> ZonedNode:
     near = dict(node.near)
     for pod in pods:
         if pod.near_milli:
-            for zone in node.zones:
-                near[1 << zone] = near.get(1 << zone, 0) + pod.near_milli
+            any_node = [1 << zone for zone in node.zones]
+            for mask in [pod.near_nodes] if pod.near_nodes else any_node:
+                near[mask] = near.get(mask, 0) + pod.near_milli
         for zone, amounts in pod.zones.items():
             for resource, amount in amounts.items():
                 there = node.available.get(resource, {})

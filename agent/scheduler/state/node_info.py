@@ -19,7 +19,6 @@ import msgspec
 
 from agent.allocate import node_score
 from agent.allocate.devices.need import listed_resources
-from agent.allocate.node_allocation import TopologyOptions
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.node_allocator.properties import (
@@ -189,18 +188,18 @@ def remaining(
     zones: ZoneReport,
     report_freshness: ReportFreshness,
     pods: Iterable[PodRecord],
-    cpus: TopologyOptions | None = None,
+    properties: NodeProperties,
 ) -> ZonedNode | None:
     """Returns the amounts that `pods`, all pods bound to the node, leave free; None if the report
     counts unknown pods. The report may still count deleted pods: their amounts stay unavailable
-    until the next report. `cpus` maps the pods' CPUs to NUMA nodes."""
+    until the next report. `properties` tell the NUMA nodes of the pods' CPUs and devices."""
     counted = report_freshness.counted(zones)
     if counted is None:
         return None
     taken = [
         assumed
         for each in pods
-        if each.uid not in counted and (assumed := _assumed(each, cpus)) is not None
+        if each.uid not in counted and (assumed := _assumed(each, properties)) is not None
     ]
     return without(zones.reported, taken) if taken else zones.reported
 
@@ -208,13 +207,14 @@ def remaining(
 _empty: Final = InternPool[ZonedNode]()
 
 
-def _assumed(pod: PodRecord, cpus: TopologyOptions | None) -> Assumed | None:
+def _assumed(pod: PodRecord, properties: NodeProperties) -> Assumed | None:
     """Returns the amounts that a pod takes on known NUMA nodes; the choice of the kubelet is
     unknown."""
     if pod.assigned is None:
         return None
     request = pod.numa_request or NO_NUMA_REQUEST
-    return assumed_of(pod.assigned.allocation, request.whole.taken, request, cpus)
+    held = pod.assigned
+    return assumed_of(held.allocation, held.devices, request.whole.taken, request, properties)
 
 
 log = logging.getLogger(__name__)
@@ -548,7 +548,7 @@ class NodeInfo:
             self._allocator.update_report(None, None)
             return
         pods = [self._pods[uid] for uid in self._allocator.assigned_pods if uid in self._pods]
-        left = remaining(report, self._report_freshness, pods, self._allocator.properties.cpus)
+        left = remaining(report, self._report_freshness, pods, self._allocator.properties)
         self._allocator.update_report(report, left, self._reserved_uids())
 
     def lack(self, needs: Needs) -> Refusal | None:

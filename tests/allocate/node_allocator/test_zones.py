@@ -111,6 +111,13 @@ def test_where_a_pod_would_be_far_from_cards_the_node_counts_half(
         assert not requiring.unresolvable
 
 
+def test_pods_with_cards_count_on_the_numa_nodes_of_these_until_a_report_counts_them() -> None:
+    """Each NUMA node has CPUs for the pods of its own cards alone."""
+    allocator = with_cards(0, 0, 1)
+    for uid in "abc":
+        commit(allocator, of_cards(1, 4, "require", uid))
+
+
 def test_cards_on_a_numa_node_without_a_zone_are_near_to_no_cpus() -> None:
     allocator = with_cards(7)
     assert minors(offered(allocator, of_cards(1))) == [0]
