@@ -367,6 +367,7 @@ class NodeAllocator:
 
 _GPU: Final = DeviceType.GPU.value
 _STEPS_OF_MASK: Final = 100
+"""To look for devices on one set of NUMA nodes."""
 _OTHERS: Final = "cards outside"
 
 

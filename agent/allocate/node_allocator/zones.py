@@ -184,7 +184,7 @@ class ZoneAllocator:
                 return unknown
             return Priced(None, rating.score, rating.order)
         if report is None or not self.of_agent:
-            return _without_agent(_device_of(pod))
+            return _unreported(_device_of(pod))
         if not has_plugin_devices(report.empty, pod):
             return Refusal(Reason.NOT_IN_ZONES, _device_of(pod))
         if left is None:
@@ -227,7 +227,7 @@ class ZoneAllocator:
             return Refusal(Reason.NOT_NEAR, next(iter(devices)), detail="its agent's policy is off")
         required = policy is DeviceLocality.REQUIRE
         if report is None or not self.of_agent:
-            return _without_agent(next(iter(devices))) if required else None
+            return _unreported(next(iter(devices))) if required else None
         left = self._left_for(pod_request.uid)
         if left is None:
             return Refusal(Reason.STALE_REPORT) if required else None
@@ -300,7 +300,7 @@ def _device_of(pod: NumaRequest) -> str:
     return next(filter(foreign, pod.whole.taken))
 
 
-def _without_agent(resource: str) -> Refusal:
+def _unreported(resource: str) -> Refusal:
     detail = "no report of a current Topolet agent lists them"
     return Refusal(Reason.NOT_NEAR, resource, detail=detail)
 
