@@ -38,22 +38,22 @@ _CLASS = {
 # The driver does not make the folder of its socket. A program on the host's file system is slow, as
 # the guest maps it.
 _PREPARE = f"""mkdir -p /var/lib/kubelet/plugins/{DRIVER}
-cp $(command -v test-driver) /run/bin/{_PROCESS}
+cp "$1/test-driver" /run/bin/{_PROCESS}
 """
 
 
 @contextlib.contextmanager
 def running(cluster: Cluster, node: str) -> Iterator[None]:
     """Runs the driver on the guest during the block, and removes all objects of DRA at its end."""
-    if isinstance(program := tools.kubernetes("test-driver"), str):
-        pytest.skip(program)
+    if isinstance(programs := tools.built("dra-driver"), str):
+        pytest.skip(programs)
     machine = cluster.nodes[node].machine
     url = f"https://{controlplane.SERVICE_ADDRESS}"
     kubeconfig = cluster.control.user_config(_ACCOUNT, url)
     role = ("clusterrolebinding", _ACCOUNT)
     cluster.create(_ROLE, _CLASS)
     cluster.kubectl("create", *role, f"--clusterrole={_ACCOUNT}", f"--user={_ACCOUNT}")
-    machine.run("sh", "-ec", _PREPARE)
+    machine.run("sh", "-ec", _PREPARE, "sh", str(programs))
     machine.start(
         _PROCESS,
         *(f"/run/bin/{_PROCESS}", "kubelet-plugin", f"--node-name={node}"),

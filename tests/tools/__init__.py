@@ -27,6 +27,7 @@ _MODULES = {
     "containerd": "github.com/containerd/containerd/v2",
     "cri-o": "github.com/cri-o/cri-o",
     "cri-tools": "sigs.k8s.io/cri-tools",
+    "dra-driver": "k8s.io/kubernetes",
     "grpc-peer": "google.golang.org/grpc",
     "koord-runtime-proxy": "github.com/koordinator-sh/koordinator",
     "etcd": "go.etcd.io/etcd/server/v3",
@@ -57,6 +58,7 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("test", *_FLAGS, "-c", "-o", "{folder}/critest", "sigs.k8s.io/cri-tools/cmd/critest"),
         ("run", *_FLAGS, "./descriptor", "{folder}/cri.descriptor"),
     ),
+    "dra-driver": (("install", *_FLAGS, "tool"),),
     "grpc-peer": (("install", *_FLAGS, "."),),
     "koord-runtime-proxy": (("install", *_FLAGS, "tool"),),
     "etcd": (("install", *_FLAGS, "."),),
@@ -66,7 +68,7 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(API_SERVERS.values(), (("install", *_FLAGS, "tool"),)),
 }
 NAMES = tuple(_MODULES)
-ONLY_LONG = ("cri-o", "helm3", *API_SERVERS.values())
+ONLY_LONG = ("cri-o", "dra-driver", "helm3", *API_SERVERS.values())
 """Sets that only `make test-all` builds and uses."""
 ASSETS = ("etcd", "kubernetes")
 """Programs that KUBEBUILDER_ASSETS has too, if it is set."""
