@@ -17,6 +17,8 @@ REASONS = {
     "node.devices": "the time of a condition, as the API has it",
     "node.gpus": "the time of a condition, as the API has it",
     "node.sampler": "the end of the last day, whose changes are shown",
+    "node.usage": "the time of a status, as the API has it, and the age of what a prediction has "
+    "seen, which a restart continues",
     "node.rebinds": "the time of a status, as the API has it",
     "install.installer": "the age of a container, compared with the runtime's times",
     "discover.gpuchild": "NVML's samples have the wall clock's time",

@@ -260,14 +260,15 @@ class NodeMetricReporter:
         *,
         create: bool,
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._node_name = node_name
         self._used = used
         self._create = create
-        self._now = now
+        self._now, self._monotonic = now, monotonic
         self._policy = CollectPolicy()
-        self._due: datetime.datetime | None = None
+        self._due: float | None = None
         self._problem = Problem(log, f"NodeMetric {node_name}: ")
         self._thread = Periodic("node-metric", _PERIOD_SECONDS, self.step)
 
@@ -279,18 +280,18 @@ class NodeMetricReporter:
 
     def step(self) -> None:
         """Reports if the interval has passed. Never raises."""
-        now = self._now()
-        if self._due is not None and now < self._due:
+        begin = self._monotonic()
+        if self._due is not None and begin < self._due:
             return
         try:
-            self._report(now)
+            self._report(begin)
         except ObjectError as error:
             self._problem.report(f"{error}; the last policy stays in force")
-            self._due = now + datetime.timedelta(seconds=self._policy.interval_seconds)
+            self._due = begin + self._policy.interval_seconds
         except (KubeError, AccessError) as error:
             self._problem.report(str(error))
 
-    def _report(self, now: datetime.datetime) -> None:
+    def _report(self, begin: float) -> None:
         stored = self._cluster.get(NODE_METRIC.name, self._node_name, cached=True)
         if stored is None:
             if self._create and self._cluster.version(NODE_METRIC.name) is not None:
@@ -308,12 +309,12 @@ class NodeMetricReporter:
             self._policy = node_metric.collect_policy(stored)
         except ObjectError as error:
             problem = error
-        time = now.replace(microsecond=0).isoformat().replace("+00:00", "Z")
-        status = node_metric.status(self._used(self._policy), time)
+        update_time = self._now().replace(microsecond=0).isoformat().replace("+00:00", "Z")
+        status = node_metric.status(self._used(self._policy), update_time)
         self._cluster.merge_status(
             NODE_METRIC, self._node_name, {"status": changes(stored.get("status"), status)}
         )
-        self._due = now + datetime.timedelta(seconds=self._policy.interval_seconds)
+        self._due = begin + self._policy.interval_seconds
         if problem is not None:
             raise problem
         self._problem.clear()

@@ -109,16 +109,25 @@ class Server:
 class Clock:
     def __init__(self) -> None:
         self.now = START
+        self.monotonic = 0.0
 
     def passed(self, seconds: float) -> None:
         self.now += datetime.timedelta(seconds=seconds)
+        self.monotonic += seconds
 
 
 def reporter(server: Server, clock: Clock, *, create: bool = False) -> NodeMetricReporter:
     def used(policy: CollectPolicy) -> UsedNode:
         return UsedNode(Used(ONE), Used())
 
-    return NodeMetricReporter(server, "n", used, create=create, now=lambda: clock.now)  # type: ignore[arg-type]
+    return NodeMetricReporter(
+        server,  # type: ignore[arg-type]
+        "n",
+        used,
+        create=create,
+        now=lambda: clock.now,
+        monotonic=lambda: clock.monotonic,
+    )
 
 
 def test_a_status_is_written_at_the_interval_of_the_spec() -> None:
@@ -139,6 +148,7 @@ def test_a_status_is_written_at_the_interval_of_the_spec() -> None:
     node.step()
     assert server.patches[1] == {"updateTime": "2026-01-01T00:01:00Z"}
     clock.passed(10)
+    clock.now = START  # the wall clock is set back
     node.step()
     assert len(server.patches) == 3
 

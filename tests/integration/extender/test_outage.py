@@ -46,6 +46,7 @@ RESOURCES = (
     "rebindresources",
     "reservations",
     "poddisruptionbudgets",
+    "namespaces",
 )
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 STALE = re.compile(r"the watch of \w+ has been out of touch for \d+ s")
