@@ -2,8 +2,9 @@
 
 The cgroups are real, of this benchmark, with one sleeping process. `sampler_core_percent` is the
 part of one CPU that its thread uses: the CPU time of a minute of samples, one a second, of which
-each fifteenth has the memory too. `sampler_mb` is the memory of all series when they are full.
-koordlet is not measured beside it: its collectors start with the whole of koordlet only.
+each fifteenth also has the memory and what pods wait for. `sampler_mb` is the memory of all series
+when they are full. koordlet is not measured beside it: its collectors start with the whole of
+koordlet only.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from agent.cgroup.hierarchy import CgroupError, Controllers, mounted
 from agent.node.usage import CgroupUse
 from agent.usage.machine import Machine
 from agent.usage.sampler import MEMORY_SECONDS, SampledPod, UsageSampler
+from agent.usage.waits import Stalls, Throttling, stalls
 
 PODS = 250
-NEEDED_FILES = 4_096
+NEEDED_FILES = 8_192
 BASE = f"/topolet-usage-{os.getpid()}"
 ROOT = "/sys/fs/cgroup"
 
@@ -58,9 +60,10 @@ def unusable() -> str | None:
 
 
 def folders() -> list[Path]:
-    """The hierarchies that have the counters."""
+    """The hierarchies that have the counters; that of v2 has PSI."""
     found = (mounted(ROOT, controller) for controller in ("cpuacct", "cpu", "memory"))
-    return sorted({Path(each[1]) for each in found if each is not None})
+    v2 = (path for path in (ROOT, f"{ROOT}/unified") if Path(path, "cgroup.controllers").exists())
+    return sorted({Path(path) for path in (*(each[1] for each in found if each), *v2)})
 
 
 @contextmanager
@@ -126,6 +129,12 @@ def megabytes() -> float:
 
         def memory_bytes(self, group: str) -> tuple[int, int]:
             return 1 << 30, 1 << 31
+
+        def throttling(self, group: str) -> Throttling:
+            return Throttling(1_000, 1_000, clock[0] / 10)
+
+        def stalls(self, group: str) -> Stalls:
+            return stalls(lambda _: "some avg10=0.00 total=1000\nfull avg10=0.00 total=1000\n")
 
     clock = [0.0]
     sampled = tuple(SampledPod(f"pod{n}", f"/p{n}", {"main": f"/p{n}/main"}) for n in range(PODS))

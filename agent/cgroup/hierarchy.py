@@ -18,6 +18,7 @@ import errno
 import os
 import resource
 from collections import OrderedDict
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -214,6 +215,9 @@ class Controllers:
         # Most hosts with v1 mount both as one.
         if found := mounted(root, "cpuacct") or self._mounts.get("cpu"):
             self._mounts["cpuacct"] = found
+        # The groups of v2 have PSI also where their controllers are those of v1.
+        for path, _ in _v2_mounts(root):
+            self._mounts.setdefault("pressure", (2, path))
         self._handles = handles or Handles()
 
     def close(self) -> None:
@@ -266,7 +270,8 @@ class Controllers:
             raise _error(f"write '{text}' to", path, self.has(group, file), error) from error
 
     def _directory(self, group: str, file: str) -> str:
-        found = self._mounts.get(file.partition(".")[0])
+        controller, _, name = file.partition(".")
+        found = self._mounts.get("pressure" if name == "pressure" else controller)
         if found is None or "/" in file:
             raise CgroupError(f"this machine has no controller for {file!r}")
         return found[1] + below(group)
@@ -384,15 +389,21 @@ def mounted(root: str, controller: str) -> tuple[Literal[1, 2], str] | None:
     for path in _v1_mounts(root, controller):
         if os.path.exists(f"{path}/{_OF_V1[controller]}"):
             return 1, path
+    for path, controllers in _v2_mounts(root):
+        if controller in controllers:
+            return 2, path
+    return None
+
+
+def _v2_mounts(root: str) -> Iterator[tuple[str, list[str]]]:
+    """The folders of the group `/` of v2, with their controllers: one on a real host."""
     for path in (root, f"{root}/unified"):
         try:
             with open(f"{path}/cgroup.controllers", encoding="ascii", errors="replace") as file:
                 controllers = file.read().split()
         except OSError:
             continue
-        if controller in controllers:
-            return 2, path
-    return None
+        yield path, controllers
 
 
 def _v1_mounts(root: str, controller: str) -> list[str]:

@@ -49,6 +49,21 @@ class Problem:
         return before is not None
 
 
+class Once:
+    """Logs each text once, as information."""
+
+    __slots__ = ("_log", "_logged")
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._logged: set[str] = set()
+
+    def report(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            self._log.info("%s", text)
+
+
 class CountedWarnings:
     """Counts warnings by key, and logs those of one key at most once every `seconds`."""
 

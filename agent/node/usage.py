@@ -13,9 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate.present import in_api
-from agent.cgroup.hierarchy import CgroupError, Controllers
+from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone
 from agent.host.daemon import Periodic
-from agent.host.log_once import Problem
+from agent.host.log_once import Once, Problem
 from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
 from agent.kube.errors import KubeError
@@ -41,6 +41,7 @@ from agent.usage.node_metric import (
 from agent.usage.prediction import Peak, PredictedPod, Prediction
 from agent.usage.predictor import FILE, TRAIN_SECONDS, Predictor
 from agent.usage.sampler import SAMPLE_SECONDS, SampledPod, UsageSampler, Used
+from agent.usage.waits import Stalls, Throttling, Waits, stalls, throttling
 
 log = logging.getLogger(__name__)
 _STAT: Final = "memory.stat"
@@ -51,6 +52,7 @@ class CgroupUse:
 
     def __init__(self, controllers: Controllers) -> None:
         self._controllers = controllers
+        self._absent = Once(log)
 
     def cpu_seconds(self, group: str) -> float | None:
         return self._controllers.cpu_seconds(group)
@@ -62,6 +64,23 @@ class CgroupUse:
             return None
         used, with_cache = pod_memory_bytes(text), pod_memory_bytes(text, page_cache=True)
         return None if used is None or with_cache is None else (used, with_cache)
+
+    def throttling(self, group: str) -> Throttling | None:
+        return throttling(self._text(group, "cpu.stat"))
+
+    def stalls(self, group: str) -> Stalls:
+        return stalls(lambda resource: self._text(group, f"{resource}.pressure"))
+
+    def _text(self, group: str, file: str) -> str:
+        try:
+            text = self._controllers.read(group, file)
+        except GroupGone:
+            return ""
+        except CgroupError:
+            text = None
+        if text is None:
+            self._absent.report(f"no {file} can be read in the cgroups of this machine")
+        return text or ""
 
 
 class UsageView:
@@ -188,6 +207,7 @@ class UsageView:
             )
             for node, used in self.sampler.numa(_LAST_SECONDS).items()
         }
+        waits = self.sampler.waits()
         return UsageValues(
             (machine.cpus, machine.memory_bytes),
             numa,
@@ -196,6 +216,15 @@ class UsageView:
                 for uid, last in of_pods.items()
                 if uid in titles
             },
+            Waits(
+                waits.machine,
+                {titles[uid]: each for uid, each in waits.pods.items() if uid in titles},
+                {
+                    (titles[uid], name): each
+                    for (uid, name), each in waits.quotas.items()
+                    if uid in titles
+                },
+            ),
         )
 
 

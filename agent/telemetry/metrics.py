@@ -29,6 +29,7 @@ from agent.telemetry.exposition import (
     render,
     single,
 )
+from agent.usage.waits import Throttling, Waits
 
 _AGENT: Final = Declarations("topolet")
 _PASSES: Final = _AGENT.counter(
@@ -215,6 +216,30 @@ _POD_MEMORY: Final = _AGENT.gauge(
     "namespace",
     "pod",
 )
+_QUOTA_LABELS: Final = ("namespace", "pod", "container")
+_QUOTA_PERIODS: Final = _AGENT.counter(
+    "pod_cpu_quota_periods",
+    "Periods of a CPU quota in which its container, or pod without a container, ran.",
+    *_QUOTA_LABELS,
+)
+_THROTTLED_PERIODS: Final = _AGENT.counter(
+    "pod_cpu_throttled_periods", "Periods in which a CPU quota was used up.", *_QUOTA_LABELS
+)
+_THROTTLED: Final = _AGENT.counter(
+    "pod_cpu_throttled_seconds",
+    "Time without CPU after a CPU quota was used up, added up over the CPUs.",
+    *_QUOTA_LABELS,
+)
+_POD_STALLED: Final = _AGENT.counter(
+    "pod_pressure_stalled_seconds",
+    "Time in which some or all (full) tasks of a pod waited for cpu, memory or io.",
+    *("namespace", "pod", "resource", "kind"),
+)
+_NODE_STALLED: Final = _AGENT.counter(
+    "node_pressure_stalled_seconds",
+    "Time in which some or all (full) tasks of the machine waited for cpu, memory or io.",
+    *("resource", "kind"),
+)
 
 DECLARED: Final = (*_AGENT.all, BUILD_INFO)
 """All metrics of the agent."""
@@ -317,6 +342,8 @@ class UsageValues(msgspec.Struct, frozen=True):
     machine: _Two
     numa: Mapping[int, _Two]
     pods: Mapping[str, _Two]
+    waits: Waits
+    """By title in place of the uid."""
 
     def metrics(self) -> Iterable[Metric]:
         machine: dict[Labels, _Two] = {(): self.machine}
@@ -334,6 +361,22 @@ class UsageValues(msgspec.Struct, frozen=True):
                     if (value := used[place]) is not None
                 }
                 yield Metric(each, values)
+        yield Metric(_NODE_STALLED, self.waits.machine)
+        of_pods: dict[Labels, float] = {
+            (*pod_labels(title), *key): seconds
+            for title, stalls in self.waits.pods.items()
+            for key, seconds in stalls.items()
+        }
+        yield Metric(_POD_STALLED, of_pods)
+        quotas: dict[Labels, Throttling] = {
+            (*pod_labels(title), name): counters
+            for (title, name), counters in self.waits.quotas.items()
+        }
+        yield Metric(_QUOTA_PERIODS, {key: each.periods for key, each in quotas.items()})
+        yield Metric(
+            _THROTTLED_PERIODS, {key: each.throttled_periods for key, each in quotas.items()}
+        )
+        yield Metric(_THROTTLED, {key: each.seconds for key, each in quotas.items()})
 
 
 _SET: Final = (

@@ -3,12 +3,17 @@ formulas of koordlet (Koordinator: pkg/koordlet/util, cpuacct.go and meminfo.go)
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from agent.host.files import Tree
+from agent.host.log_once import Once
+from agent.usage.waits import NOTHING_OF_THE_MACHINE, Stalls, stalls
+
+log = logging.getLogger(__name__)
 
 TICKS_PER_SECOND: Final = 100.0
 """USER_HZ of every architecture that Kubernetes runs on."""
@@ -103,6 +108,7 @@ class Machine:
 
     def __init__(self, root: str) -> None:
         self._tree = Tree(root)
+        self._absent = Once(log)
 
     def busy_seconds(self) -> Mapping[int, float]:
         return busy_seconds(self._tree.text("proc/stat") or "")
@@ -114,3 +120,16 @@ class Machine:
         return numa_memory_bytes(
             self._tree.text(f"sys/devices/system/node/node{node}/meminfo") or ""
         )
+
+    def stalls(self) -> Stalls:
+        seconds = stalls(self._pressure)
+        return {key: each for key, each in seconds.items() if key != NOTHING_OF_THE_MACHINE}
+
+    def _pressure(self, resource: str) -> str:
+        try:
+            text = self._tree.text(f"proc/pressure/{resource}")
+        except OSError:  # some kernels have the files while PSI is off
+            text = None
+        if text is None:
+            self._absent.report(f"this kernel has no /proc/pressure/{resource}")
+        return text or ""

@@ -12,11 +12,12 @@ import msgspec
 
 from agent.usage.machine import Machine
 from agent.usage.series import Aggregate, SampleRing
+from agent.usage.waits import Stalls, Throttling, Waits
 
 SAMPLE_SECONDS: Final = 1.0
 """The time between two samples of CPU."""
 MEMORY_SECONDS: Final = 15.0
-"""The time between two samples of memory."""
+"""The time between two samples of memory, and of what pods wait for."""
 MACHINE_SECONDS: Final = 1800.0
 """How long the samples of the machine are kept."""
 POD_SECONDS: Final = 600.0
@@ -42,6 +43,12 @@ class Groups(Protocol):
 
     def memory_bytes(self, group: str) -> tuple[int, int] | None:
         """The memory of the group without and with its page cache; None if it can't be read."""
+
+    def throttling(self, group: str) -> Throttling | None:
+        """By the quota of the group itself; None if it has had none, or it can't be read."""
+
+    def stalls(self, group: str) -> Stalls:
+        """Of all tasks in and below the group."""
 
 
 class Used(msgspec.Struct, frozen=True):
@@ -93,6 +100,7 @@ class UsageSampler:
         self._numa: dict[int, _Use] = {}
         self._of_pods: dict[str, _Use] = {}
         self._of_containers: dict[tuple[str, str], Last] = {}
+        self._waits = Waits()
 
     def follow(self, pods: Iterable[SampledPod], node_of: Mapping[int, int]) -> None:
         """From now on the pods are these. `node_of`: the NUMA nodes of the online CPUs."""
@@ -105,8 +113,10 @@ class UsageSampler:
             pods, node_of = self._pods, self._node_of
         now = self._clock()
         counters = _Counters(now, self._machine.busy_seconds(), self._read(pods))
+        waits = self._waits
         if self._memory_at is None or now - self._memory_at >= MEMORY_SECONDS - SAMPLE_SECONDS / 2:
             memory, self._memory_at = self._memory(pods, node_of), now
+            waits = self._read_waits(pods)
         else:
             new = tuple(pod for pod in pods if pod.uid not in self._of_pods)
             memory = _Memory(None, {}, self._memory_of_groups(new), new)
@@ -115,7 +125,7 @@ class UsageSampler:
             if self._before is not None and now > self._before.at:
                 self._add_cpus(pods, node_of, self._before, counters)
             self._add_memory(now, memory)
-            self._before = counters
+            self._before, self._waits = counters, waits
 
     def node(self, seconds: float, *, page_cache: bool = False) -> Used:
         """The use of the machine in the last `seconds`."""
@@ -146,6 +156,11 @@ class UsageSampler:
             of_pods = {uid: _last(use) for uid, use in self._of_pods.items()}
             return _last(self._node), of_pods, dict(self._of_containers)
 
+    def waits(self) -> Waits:
+        """What the machine and its pods have waited for."""
+        with self._lock:
+            return self._waits
+
     def _since(self, use: _Use, seconds: float, *, page_cache: bool = False) -> Used:
         with self._lock:
             return use.since(self._clock() - seconds, page_cache=page_cache)
@@ -158,6 +173,15 @@ class UsageSampler:
                 if used is not None:
                     seconds[group] = used
         return seconds
+
+    def _read_waits(self, pods: Iterable[SampledPod]) -> Waits:
+        of_pods, quotas = {}, {}
+        for pod in pods:
+            of_pods[pod.uid] = self._groups.stalls(pod.group)
+            for name, group in (("", pod.group), *pod.containers.items()):
+                if (counters := self._groups.throttling(group)) is not None:
+                    quotas[pod.uid, name] = counters
+        return Waits(self._machine.stalls(), of_pods, quotas)
 
     def _memory(self, pods: Iterable[SampledPod], node_of: Mapping[int, int]) -> _Memory:
         nodes = {}

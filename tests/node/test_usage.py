@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import datetime
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from agent.cgroup.hierarchy import Controllers
+from agent.cgroup.hierarchy import Controllers, mounted
 from agent.kube.errors import KubeError, ServerError
 from agent.kube.objects import Kind
 from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState
 from agent.node.cluster_view import ClusterState
 from agent.node.usage import (
+    CgroupUse,
     NodeMetricReporter,
     UsageView,
     changes,
@@ -28,9 +34,13 @@ from agent.usage.prediction import Peak
 from agent.usage.sampler import SampledPod, Used
 from agent.usage.series import aggregate
 from tests.builders import machine, pod
+from tests.cgroup.real_groups import RealGroups
+from tests.telemetry.scrape import samples
+from tests.waiting import eventually
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 ONE = aggregate([1.0], [1.0])
+ROOT = os.environ.get("TOPOLET_CGROUP_ROOT", "/sys/fs/cgroup")
 
 
 def container(name: str, group: str | None, *, virtual: bool = False) -> Container:
@@ -79,6 +89,73 @@ def test_pods_train_the_models_of_their_class(tmp_path: Path) -> None:
     assert prod is not None
     assert prod.peak.cpu_milli > 0
     assert prod.reclaimable == Peak()
+
+
+@pytest.fixture
+def groups() -> Iterator[RealGroups]:
+    """Where both versions are mounted, also in that of v2, which has PSI."""
+    cpu = None if os.geteuid() else mounted(ROOT, "cpu")
+    if cpu is None:
+        pytest.skip("no cgroups of the cpu controller can be made here")
+    mounts = {"cpu": cpu}
+    if os.path.exists(f"{ROOT}/unified/cgroup.controllers"):
+        mounts["pressure"] = 1, f"{ROOT}/unified"  # nothing has to be enabled for it
+    made = RealGroups(mounts)
+    yield made
+    made.close()
+
+
+def test_a_throttled_container_waits_and_its_pod_without_quota_does_not(
+    tmp_path: Path, groups: RealGroups
+) -> None:
+    group = groups.make("/main")
+    v2 = groups.path(group, "cpu.max")
+    if v2.exists():
+        v2.write_text("2000 10000")
+    else:
+        groups.path(group, "cpu.cfs_period_us").write_text("10000")
+        groups.path(group, "cpu.cfs_quota_us").write_text("2000")
+    groups.process(group, sys.executable, "-c", "while True: pass")
+    stat = groups.path(group, "cpu.stat")
+    # The kernel adds the time when it lets the group run again.
+    eventually("it was throttled", lambda: re.search("throttled_.* [1-9]", stat.read_text()))
+    metrics = AgentMetrics()
+    view = UsageView("/", str(tmp_path), Controllers(ROOT), metrics)
+    running = pod("a", containers=(container("main", group), container("gone", f"{group}/gone")))
+    view.follow([running], ClusterState(), machine(1, 2))
+    view.sampler.sample()
+    exported = samples(metrics)
+    view.close()
+    of_pod = {("namespace", "ns"), ("pod", "a")}
+    quotas = {
+        (name, dict(labels)["container"]): value
+        for (name, labels), value in exported.items()
+        if "quota" in name or "throttled" in name
+    }
+    assert set(quotas) == {
+        ("topolet_pod_cpu_quota_periods_total", "main"),
+        ("topolet_pod_cpu_throttled_periods_total", "main"),
+        ("topolet_pod_cpu_throttled_seconds_total", "main"),
+    }
+    assert all(value > 0 for value in quotas.values())
+    waited = frozenset({("resource", "cpu"), ("kind", "some")})
+    if any(os.path.exists(f"{tree}{group}/cpu.pressure") for tree in (ROOT, f"{ROOT}/unified")):
+        assert exported["topolet_node_pressure_stalled_seconds_total", waited] > 0
+        assert exported["topolet_pod_pressure_stalled_seconds_total", waited | of_pod] > 0
+
+
+def test_what_no_cgroup_has_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    (tmp_path / "cpu/pod").mkdir(parents=True)
+    (tmp_path / "cpu/cpu.shares").write_text("1024")
+    groups = CgroupUse(Controllers(str(tmp_path)))
+    for group in ("/pod", "/pod", "/gone"):
+        assert groups.throttling(group) is None
+        assert groups.stalls(group) == {}
+    assert caplog.messages == [
+        f"no {file} can be read in the cgroups of this machine"
+        for file in ("cpu.stat", "cpu.pressure", "memory.pressure", "io.pressure")
+    ]
 
 
 class Server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,26 @@ def test_the_memory_of_a_pod_by_both_versions_of_cgroups(prefix: str) -> None:
     assert pod_memory_bytes(f"{own}{text}{prefix}inactive_file 16", page_cache=True) == 31
 
 
+def test_the_machines_stalls_are_those_that_have_a_meaning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    folder = tmp_path / "proc/pressure"
+    folder.mkdir(parents=True)
+    line = "avg10=0.00 avg60=0.00 avg300=0.00 total"
+    (folder / "cpu").write_text(f"some {line}=2500000\nfull {line}=0\n")
+    (folder / "memory").write_text(f"some {line}=2000\nfull {line}=1000\n")
+    (folder / "io").mkdir()  # it can't be read, as where PSI is off
+    machine = Machine(str(tmp_path))
+    for _ in range(2):
+        assert machine.stalls() == {
+            ("cpu", "some"): 2.5,
+            ("memory", "some"): 0.002,
+            ("memory", "full"): 0.001,
+        }
+    assert caplog.messages == ["this kernel has no /proc/pressure/io"]
+
+
 def test_this_machine(tmp_path: Path) -> None:
     machine = Machine("/")
     assert sum(machine.busy_seconds().values()) > 0
@@ -62,3 +83,4 @@ def test_this_machine(tmp_path: Path) -> None:
         None,
         None,
     )
+    assert nowhere.stalls() == {}

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agent.usage.machine import Machine, MachineMemory
 from agent.usage.sampler import MEMORY_SECONDS, Last, SampledPod, UsageSampler
+from agent.usage.waits import Stalls, Throttling, Waits
 
 GIB = 1 << 30
 PODS = (
@@ -26,6 +27,7 @@ class Host(Machine):
         self.busy = dict.fromkeys(NODE_OF, 1000.0)
         self.cpu: dict[str, float] = {}
         self.memory_of: dict[str, tuple[int, int]] = {}
+        self.quota_of: dict[str, Throttling] = {}
 
     def busy_seconds(self) -> dict[int, float]:
         return dict(self.busy)
@@ -41,6 +43,12 @@ class Host(Machine):
 
     def memory_bytes(self, group: str) -> tuple[int, int] | None:
         return self.memory_of.get(group)
+
+    def throttling(self, group: str) -> Throttling | None:
+        return self.quota_of.get(group)
+
+    def stalls(self, group: str = "/") -> Stalls:
+        return {("cpu", group): self.now}
 
     def use(self, seconds: float, busy: dict[int, float], groups: dict[str, float]) -> None:
         """So many CPUs are used for so long."""
@@ -121,6 +129,24 @@ def test_memory_is_sampled_less_often(host: Host, sampler: UsageSampler) -> None
     numa = sampler.numa(600)
     assert [used.memory_bytes.last for used in numa.values() if used.memory_bytes] == [GIB, 2 * GIB]
     assert sampler.last()[2]["a", "main"].memory_bytes == 3 * GIB
+
+
+def test_what_pods_wait_for_is_read_with_the_memory(host: Host, sampler: UsageSampler) -> None:
+    quota = Throttling(10, 7, 2.5)
+    host.quota_of = {"/a": quota, "/a/side": quota}
+    read_at = host.now
+    for _ in range(round(MEMORY_SECONDS)):
+        sampler.sample()
+        host.use(1, {}, {})
+        assert sampler.waits() == Waits(
+            {("cpu", "/"): read_at},
+            {"a": {("cpu", "/a"): read_at}, "b": {("cpu", "/b"): read_at}},
+            {("a", ""): quota, ("a", "side"): quota},
+        )
+    host.quota_of = {}
+    sampler.follow(PODS[1:], NODE_OF)
+    sampler.sample()
+    assert sampler.waits() == Waits({("cpu", "/"): host.now}, {"b": {("cpu", "/b"): host.now}})
 
 
 def test_what_is_gone_is_forgotten(host: Host, sampler: UsageSampler) -> None:
