@@ -9,6 +9,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from agent.model.bounds import reason as shortened
+
 Value = TypeVar("Value")
 
 _LONGEST_NAME: Final = 253
@@ -100,9 +102,11 @@ def _loose(text: bytes) -> object:
 
 
 def _plain(error: msgspec.ValidationError) -> str:
-    """msgspec writes `... - at `$.a.b``; this text begins with the field."""
+    """msgspec writes `... - at `$.a.b``; this text begins with the field. It may quote a value of
+    any length."""
     reason, at, path = str(error).rpartition(" - at `")
-    return f"{path.rstrip('`').removeprefix('$').lstrip('.')}: {reason}" if at else str(error)
+    field = f"{path.rstrip('`').removeprefix('$').lstrip('.')}: " if at else ""
+    return shortened(field + (reason if at else path))
 
 
 class Operator(enum.StrEnum):
