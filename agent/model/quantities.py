@@ -49,10 +49,12 @@ def page_bytes(size: str) -> int:
 
 
 _BINARY: Final = ("Ki", "Mi", "Gi", "Ti")
-_TEXT: Final = re.compile(
-    r"([+-]?)(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d{1,2}))?",
-    re.ASCII,
+PATTERN: Final = (
+    r"([+-]?)([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})"
+    r"(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,2}))?"
 )
+"""The texts that are quantities."""
+_TEXT: Final = re.compile(PATTERN)
 _POWERS_OF_TEN: Final = {
     "n": -9,
     "u": -6,

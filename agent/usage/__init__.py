@@ -7,4 +7,5 @@ use of CPU is the difference of two samples, divided by the time between them. W
 nor the kernel's idle time accounts for is the system's.
 
 The samples are in rings (`series`), which the number of pods and NUMA nodes bounds; a restart loses
-them. `node_metric` makes the status of Koordinator's NodeMetric of them."""
+them. `node_metric` makes the status of Koordinator's NodeMetric of them. `node_slo` reads the
+strategies that Koordinator's manager has for the node."""

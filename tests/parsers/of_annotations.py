@@ -52,6 +52,7 @@ from agent.scheduler.preemption import disruption_budgets
 from agent.scheduler.state import koordinator_reservations, pods_seen, records
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.usage.node_metric import collect_policy
+from agent.usage.node_slo import node_slo
 from agent.view import explanation as words
 from tests.parsers import mutations
 from tests.parsers.target import Target, json_target, outcome_of
@@ -511,6 +512,28 @@ def _objects() -> Iterator[Target]:
             },
         },
         raises={ObjectError: "NodeMetric "},
+    )
+    yield json_target(
+        "NodeSLO",
+        lambda text: node_slo(decoded(text, "NodeSLO", _anything)),
+        {
+            "metadata": {"name": "n"},
+            "spec": {
+                "resourceUsedThresholdWithBE": {"enable": True, "cpuSuppressPolicy": "cfsQuota"},
+                "resourceQOSStrategy": {
+                    "beClass": {
+                        "cpuQOS": {"enable": True, "groupIdentity": -1},
+                        "networkQOS": {"ingressLimit": "50M"},
+                        "blkioQOS": {"blocks": [{"name": "vg0", "ioCfg": {"readIOPS": 9}}]},
+                    }
+                },
+                "systemStrategy": {"schedFeatures": {"a": True}, "totalNetworkBandwidth": "1G"},
+                "hostApplications": [
+                    {"name": "a", "qos": "LS", "cgroupPath": {"base": "Kubepods"}}
+                ],
+            },
+        },
+        raises={ObjectError: "NodeSLO "},
     )
     yield json_target("NodeResourceTopology", records.topology, _TOPOLOGY)
     yield json_target(
