@@ -38,6 +38,7 @@ VERDICTS: Final[dict[str, Counter[str | None]]] = {
     ),
     "koordinator-aggregate": Counter({None: 600}),
     "koordinator-predict": Counter({None: 600}),
+    "koordinator-nodeslo": Counter({None: 600}),
     "kubelet-state-files": Counter({None: 14}),
     "koordinator-device-requests": Counter(
         {None: 1893, "uneven-shares": 39, "core-of-several-cards": 30, "for-all-healthy": 11}
