@@ -145,6 +145,12 @@ KINDS: Final = (
         ops="pools hook hostapp",
     ),
     _kind("koordinator-aggregate", "koordinator_aggregate", "points expect"),
+    _kind(
+        "koordinator-batch-mid",
+        "koordinator_batch_mid",
+        "op strategy node pods nodeMetric expect",
+        ops="batch mid",
+    ),
     _kind("koordinator-predict", "koordinator_predict", "op expect", ops="histogram peak"),
     _kind("koordinator-nodeslo", "koordinator_nodeslo", "config node expect"),
     _kind("kubelet-state-files", "kubelet", "file"),

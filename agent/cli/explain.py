@@ -12,12 +12,17 @@ With --place it prints where the pod's containers run on its node, and why not n
 devices. That needs no scheduler: on the node the snapshot of the agent says it, elsewhere kubectl
 asks the agent's pod there, with the rights of the caller.
 
+With the word node and a resource (`topolet explain node batch-cpu`) it prints how the agent of this
+node computed how much of it the node offers.
+
 Exit code 0: the pod gets a node, or its place is known; 1: it gets none; 2: it can't be explained.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from agent.cli import options
@@ -27,6 +32,7 @@ from agent.kube.errors import StoreError
 from agent.kube.objects import Object, ObjectKey
 from agent.kube.transport import ResponseLimits
 from agent.model import explanation
+from agent.model.bounds import JsonError
 from agent.model.explanation import Explanation, Explanations
 from agent.model.objects import ObjectError
 from agent.model.pod.apiobjects import from_object
@@ -35,7 +41,7 @@ from agent.model.settings.scheduler import ExplainSettings
 from agent.view import explanation as explanation_view
 from agent.view import format
 
-USAGE = "topolet explain [OPTIONS] [POD]"
+USAGE = "topolet explain [OPTIONS] [POD | node RESOURCE]"
 SETTINGS = ExplainSettings
 _FILES = (".yaml", ".yml", ".json")
 _LIMITS = ResponseLimits(read_seconds=30.0)
@@ -48,6 +54,12 @@ class ExplainError(RuntimeError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pod", nargs="?", metavar="POD", help="name of a pod, or a file with one")
+    parser.add_argument(
+        "resource",
+        nargs="?",
+        metavar="RESOURCE",
+        help="after the word node: why this node offers so much of it, as batch-cpu or mid-memory",
+    )
     parser.add_argument("-n", "--namespace", default="default", help="namespace of the pod")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     parser.add_argument(
@@ -79,6 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         settings = options.load(arguments, SETTINGS)
+        if arguments.resource:
+            return _resource(arguments, settings)
         if arguments.place:
             return _place(arguments, settings)
         found = (_offline if arguments.objects else _online)(arguments, settings)
@@ -96,6 +110,36 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         return format.unwritten("explain", error)
     return 0 if all(each.winner for each in found) else 1
+
+
+def _resource(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
+    """Prints how a resource of this node was computed. Returns the exit code. Raises
+    ExplainError."""
+    from agent.usage import offered
+    from agent.view import offered as offered_view
+
+    if arguments.pod != "node":
+        raise ExplainError(
+            f"{arguments.resource} follows no pod: write `node {arguments.resource}`"
+        )
+    path = os.path.join(settings.state_dir, offered.FILE)
+    try:
+        shown = offered_view.explained(offered.read(path), arguments.resource, time.time())
+    except FileNotFoundError:
+        shown = None
+    except (OSError, JsonError) as error:
+        raise ExplainError(f"{path}: {error}") from None
+    if shown is None:
+        raise ExplainError(
+            f"the agent of this node offers no {arguments.resource}: "
+            "its settings are --usage and --batch-resources"
+        )
+    draw = offered_view.as_json if arguments.output == "json" else offered_view.as_text
+    try:
+        print(format.encodable(draw(shown)), end="", flush=True)
+    except OSError as error:
+        return format.unwritten("explain", error)
+    return 0
 
 
 def _place(arguments: argparse.Namespace, settings: ExplainSettings) -> int:

@@ -32,6 +32,7 @@ from agent.model.settings.options import PROXY_SOCKET, RUNTIME_ENDPOINT, Setting
 from agent.node import originals
 from agent.rpc.grpc import RpcError
 from agent.telemetry.audit import Trail
+from agent.usage import offered, predictor
 
 _OWN_STATE: Final = (
     snapshot.FILE,
@@ -39,6 +40,8 @@ _OWN_STATE: Final = (
     "journal",
     AGENT_LOCK,
     notifications.SOCKET,
+    predictor.FILE,
+    offered.FILE,
 )
 """Files of Topolet's processes in the state folder."""
 _FRONTEND_STATE: Final = (PROXY_SOCKET, FRONTEND_LOCK)

@@ -7,10 +7,10 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
@@ -69,6 +69,7 @@ from agent.node.sources import SourceName, Sources
 from agent.node.triggers import Triggers
 from agent.telemetry.audit import Trail
 from agent.telemetry.metrics import AgentMetrics
+from agent.usage import offered
 
 if TYPE_CHECKING:
     from agent.node.corrected import CorrectedPodResources, Serve
@@ -250,6 +251,7 @@ class _Agent:
             namespaces = locality_of_namespaces(objects, wake, self.sources)
             closing.callback(locations.close)
             closing.callback(namespaces.close)
+        usage = self._usage(settings, objects, wake, closing) if settings.usage else _NO_USAGE
         self.reconciler = Reconciler(
             topology,
             runtime,
@@ -264,7 +266,9 @@ class _Agent:
             self._enforcement(settings, hierarchy, cri, closing),
             Publisher(str(state / snapshot.FILE), boot_id(), self.sources),
             Reporter(
-                ClusterReporter(node_name, self.cluster.deliver, waits=pace is not None),
+                ClusterReporter(
+                    node_name, self.cluster.deliver, usage.offered, waits=pace is not None
+                ),
                 self.metrics,
                 PodEvents(self.cluster.events),
                 self.corrected.update if self.corrected else None,
@@ -272,7 +276,7 @@ class _Agent:
                 trail.append,
                 self.sources,
                 kai,
-                self._usage(settings, objects, closing) if settings.usage else None,
+                usage.follow,
             ),
             node_local_cpus,
             DeviceVisibilityView(self.devices, visibility_policy),
@@ -284,7 +288,13 @@ class _Agent:
             ),
         )
 
-    def _usage(self, settings: AgentSettings, objects: Objects, closing: ExitStack) -> FollowUsage:
+    def _usage(
+        self,
+        settings: AgentSettings,
+        objects: Objects,
+        wake: Callable[[], None],
+        closing: ExitStack,
+    ) -> _Usage:
         from agent.node.usage import NodeMetricReporter, UsageView  # few nodes need it
 
         view = UsageView(
@@ -292,12 +302,22 @@ class _Agent:
         )
         view.start()
         closing.callback(view.close)
-        if isinstance(objects, Cluster) and settings.node_metric != "off":
+        if not isinstance(objects, Cluster):
+            return _Usage(view.follow)
+        if settings.node_metric != "off":
             create = settings.node_metric == "create"
             reporter = NodeMetricReporter(objects, self.node_name, view.used, create=create)
             reporter.start()
             closing.callback(reporter.close)
-        return view.follow
+        if settings.batch_resources == "off":
+            return _Usage(view.follow)
+        from agent.node.batch_resources import NodeOffers
+
+        path = os.path.join(settings.state_dir, offered.FILE)
+        batch = NodeOffers(objects, self.node_name, view.load, path, wake)
+        batch.start()
+        closing.callback(batch.close)
+        return _Usage(view.follow, batch.resources)
 
     def triggers(self, settings: AgentSettings) -> Triggers:
         """Watches the host from now on."""
@@ -332,6 +352,17 @@ class _Agent:
             notices,
             migrate_memory=settings.migrate_memory,
         )
+
+
+class _Usage(NamedTuple):
+    """What samples the use of CPU and memory; None if nothing does."""
+
+    follow: FollowUsage | None = None
+    offered: Callable[[], Mapping[str, int]] = dict
+    """The batch and mid resources of the Node."""
+
+
+_NO_USAGE: Final = _Usage()
 
 
 def _corrected(settings: AgentSettings, serve: Serve) -> CorrectedPodResources:

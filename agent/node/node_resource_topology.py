@@ -186,6 +186,8 @@ class ReportValues(msgspec.Struct, frozen=True):
     fingerprint: str | None = None
     refused: tuple[RefusedClaim, ...] = ()
     near: tuple[NearRequests, ...] = ()
+    offered: Mapping[str, int] = {}
+    """Batch and mid resources of the Node by name."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -233,6 +235,9 @@ def build(values: ReportValues) -> Report:
     return Report(
         topology,
         {**node_labels(values.topology), **gpu_labels},
-        node_status.extended_resources(values.devices.listed, values.devices.gpus),
+        {
+            **node_status.extended_resources(values.devices.listed, values.devices.gpus),
+            **values.offered,
+        },
         values.devices,
     )

@@ -78,14 +78,21 @@ class ReportInput(msgspec.Struct, frozen=True):
 class ClusterReporter:
     """Builds the objects again only when their input has changed.
 
+    `offered`: the batch and mid resources of the Node by name.
     `waits`: no report before the Node, the pods and the Device object are known, because readers
         can't distinguish a partial report from a complete one."""
 
     def __init__(
-        self, node_name: str, deliver: Callable[[Report], object], *, waits: bool = False
+        self,
+        node_name: str,
+        deliver: Callable[[Report], object],
+        offered: Callable[[], Mapping[str, int]] = dict,
+        *,
+        waits: bool = False,
     ) -> None:
         self.node_name = node_name
         self._deliver = deliver
+        self._offered = offered
         self._waits = waits
         self._reported: ReportValues | None = None
         self._moment: ReportInput | None = None
@@ -95,9 +102,10 @@ class ClusterReporter:
         cluster = moment.cluster
         if self._waits and not (cluster.pods_listed and cluster.node and cluster.devices):
             return False
-        if moment == self._moment:
+        offered = self._offered()
+        if moment == self._moment and self._reported and offered == self._reported.offered:
             return False
-        now = report_values(self.node_name, moment)
+        now = msgspec.structs.replace(report_values(self.node_name, moment), offered=offered)
         if new := now != self._reported:
             self._deliver(report.build(now))
         self._reported, self._moment = now, moment

@@ -21,14 +21,16 @@ from agent.kube.cluster import Cluster
 from agent.kube.errors import KubeError
 from agent.kube.objects import NODE_METRIC
 from agent.model.cpu.topology import Topology
+from agent.model.nrt.node_annotations import node_reservation
 from agent.model.objects import ObjectError
-from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod.apiobjects import ApiNode, ApiPod
 from agent.model.pod.pods import Container, Pod
-from agent.model.pod.qos import PriorityClass
+from agent.model.pod.qos import PriorityClass, QoS
 from agent.model.pod.resource_request import pod_requests
 from agent.node.cluster_view import ClusterState
 from agent.telemetry.metrics import AgentMetrics, UsageValues
-from agent.usage import node_metric, prediction
+from agent.usage import batch_mid, node_metric, prediction
+from agent.usage.batch_mid import NodeLoad, PodLoad
 from agent.usage.machine import Machine, pod_memory_bytes
 from agent.usage.node_metric import (
     CollectPolicy,
@@ -159,6 +161,41 @@ class UsageView:
         )
         return without_memory(node) if policy.memory is _HOT else node
 
+    def load(self) -> tuple[ApiNode, NodeLoad] | None:
+        """The Node and what runs on it, in the averages that a NodeMetric has by default; None
+        while one of these is not known. Raises AnnotationError."""
+        seconds = CollectPolicy().aggregate_seconds
+        with self._lock:
+            cluster, in_cluster = self._cluster, self._api_pods
+        system, node = _amounts(self.sampler.system(seconds)), cluster.node
+        if node is None or not cluster.pods_listed or system.keys() != set(batch_mid.RESOURCES):
+            return None
+        measured = {
+            in_cluster[uid].uid if uid in in_cluster else uid: _amounts(used)
+            for uid, used in self.sampler.pods(seconds).items()
+        }
+        pods = [
+            PodLoad(
+                priority_class_of_pod(pod),
+                {} if pod.terminal else pod_requests(pod),
+                measured.pop(pod.uid, None),
+                exclusive=qos_of_pod(pod) is QoS.LSE,
+                active=not pod.terminal,
+            )
+            for pod in cluster.pods.values()
+        ]
+        pods += [PodLoad("", used=used, active=False) for used in measured.values()]
+        predicted = self._prediction()
+        reservation = node_reservation(node.annotations)
+        return node, NodeLoad(
+            node.capacity,
+            batch_mid.reserved(node.capacity, node.allocatable, reservation),
+            system,
+            _amounts(self.sampler.node(seconds)),
+            {} if predicted is None else predicted.reclaimable.amounts,
+            tuple(pods),
+        )
+
     def train(self) -> None:
         """Adds the p90 of the last minute to the models of pods, of their classes together, and of
         the system."""
@@ -226,6 +263,16 @@ class UsageView:
                 },
             ),
         )
+
+
+def _amounts(used: Used) -> dict[str, int]:
+    """The averages that are known: milli-CPU and bytes."""
+    amounts = {}
+    if used.cpus is not None:
+        amounts["cpu"] = int(1000 * used.cpus.average)
+    if used.memory_bytes is not None:
+        amounts["memory"] = int(used.memory_bytes.average)
+    return amounts
 
 
 def class_model(priority_class: str) -> str:

@@ -148,6 +148,10 @@ class Peak(msgspec.Struct, frozen=True):
         """The `cpu` and the `memory` of these amounts."""
         return Peak(amounts.get("cpu", 0), amounts.get("memory", 0))
 
+    @property
+    def amounts(self) -> dict[str, int]:
+        return {"cpu": self.cpu_milli, "memory": self.memory_bytes}
+
     def times(self, factor: float) -> Peak:
         return Peak(int(self.cpu_milli * factor), int(self.memory_bytes * factor))
 

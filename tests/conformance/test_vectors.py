@@ -37,6 +37,7 @@ VERDICTS: Final[dict[str, Counter[str | None]]] = {
         }
     ),
     "koordinator-aggregate": Counter({None: 600}),
+    "koordinator-batch-mid": Counter({None: 1000}),
     "koordinator-predict": Counter({None: 600}),
     "koordinator-nodeslo": Counter({None: 600}),
     "kubelet-state-files": Counter({None: 14}),

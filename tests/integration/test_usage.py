@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agent.__main__ import main
 from agent.kube.errors import KubeError
 from agent.model.quantities import milli, whole
 from tests.deploy.manifests import objects
@@ -89,8 +91,14 @@ def test_the_use_of_a_busy_pod_is_in_the_node_metric_that_the_agent_creates(
         return next((dict(each) for each in pods if each["name"] == "busy"), {})
 
     def used_by_pod() -> bool:
+        """Whether also the samples of the machine span half of the shorter duration."""
         resources = of_pod().get("podUsage", {}).get("resources", {})
-        return milli(resources.get("cpu", 0)) > 50 and "memory" in resources
+        recent = status().get("nodeMetric", {}).get("aggregatedNodeUsages", ({},))[0]
+        return (
+            milli(resources.get("cpu", 0)) > 50
+            and "memory" in resources
+            and bool(recent.get("usage"))
+        )
 
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
@@ -111,3 +119,33 @@ def test_the_use_of_a_busy_pod_is_in_the_node_metric_that_the_agent_creates(
     assert long == {"usage": {}, "duration": "30m0s"}
     assert node.metric('topolet_pod_used_cpus{namespace="used",pod="busy"}') >= 0
     assert node.metric("topolet_node_used_memory_bytes") > 0
+
+
+def test_batch_resources_are_on_the_node_until_a_manager_gives_a_policy(
+    apiserver: ApiServer, node: TestNode
+) -> None:
+    managed = copy.deepcopy(DEFINITION)
+    schema = managed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]  # type: ignore[index]
+    schema["properties"]["spec"] = _ANY  # without a policy, as Koordinator's own definition
+    for each in (*objects("crds"), managed):
+        apiserver.apply(each)
+    cluster_node = ClusterNode(apiserver, node, "offers", [*READ_RULES, *WRITE_RULES, OF_SLO])
+    amounts = {"cpu": "64", "memory": "1Ti"}
+    status = {"capacity": amounts, "allocatable": amounts}
+    apiserver.admin.merge("/api/v1/nodes/offers/status", {"status": status})
+
+    def offered() -> set[str]:
+        allocatable = json.loads(apiserver.admin.get("/api/v1/nodes/offers"))["status"]
+        return {name for name in allocatable["allocatable"] if name.startswith("kubernetes.io/")}
+
+    flags = ("--usage=true", "--node-metric=create", "--batch-resources=offer")
+    cluster_node.start_agent(node, *flags)
+    names = {f"kubernetes.io/{name}" for name in ("batch-cpu", "batch-memory", "mid-cpu")}
+    eventually("the Node has batch resources", lambda: names <= offered(), TIMEOUT_SECONDS)
+    code = main(["explain", f"--state-dir={node.folder / 'state'}", "node", "batch-cpu"])
+    assert code == 0
+    node.kill_agent()
+    policy = {"spec": {"metricCollectPolicy": {"reportIntervalSeconds": 60}}}
+    apiserver.admin.merge(f"{NODE_METRICS}/offers", policy)
+    cluster_node.start_agent(node, *flags)
+    eventually("they are withdrawn", lambda: not offered(), TIMEOUT_SECONDS)

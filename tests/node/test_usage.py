@@ -17,6 +17,7 @@ import pytest
 from agent.cgroup.hierarchy import Controllers, mounted
 from agent.kube.errors import KubeError, ServerError
 from agent.kube.objects import Kind
+from agent.model.nrt.node_annotations import RESERVATION
 from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState
 from agent.node.cluster_view import ClusterState
@@ -29,6 +30,7 @@ from agent.node.usage import (
     without_memory,
 )
 from agent.telemetry.metrics import AgentMetrics
+from agent.usage.batch_mid import PodLoad
 from agent.usage.node_metric import CollectPolicy, UsedNode, UsedPod
 from agent.usage.prediction import Peak
 from agent.usage.sampler import SampledPod, Used
@@ -156,6 +158,36 @@ def test_what_no_cgroup_has_is_said_once(tmp_path: Path, caplog: pytest.LogCaptu
         f"no {file} can be read in the cgroups of this machine"
         for file in ("cpu.stat", "cpu.pressure", "memory.pressure", "io.pressure")
     ]
+
+
+def test_the_load_has_every_pod_of_the_node(tmp_path: Path) -> None:
+    view = UsageView("/", str(tmp_path), Controllers(), AgentMetrics())
+    assert view.load() is None, "the Node is not known"
+    running = ApiPod(
+        "a", "ns", "a", "n", Phase.RUNNING, {"koordinator.sh/qosClass": "LSE"}, {}, "burstable", 0
+    )
+    ended = ApiPod("b", "ns", "b", "n", Phase.SUCCEEDED, {}, {}, "burstable", 0)
+    node = ApiNode(
+        annotations={RESERVATION: '{"reservedCPUs": "0"}'},
+        capacity={"cpu": 4000, "memory": 1 << 30},
+        allocatable={"cpu": 3500, "memory": 1 << 29},
+    )
+    cluster = ClusterState(node, {"a": running, "b": ended}, pods_listed=True)
+    view.follow([pod("a")], cluster, machine(1, 2))
+    assert view.load() is None, "nothing is measured"
+    for _ in range(2):
+        view.sampler.sample()
+    loaded = view.load()
+    assert loaded is not None
+    assert loaded[0] == node
+    load = loaded[1]
+    assert load.reserved == {"cpu": 1000, "memory": 1 << 29}
+    assert load.system.keys() == load.used.keys() == {"cpu", "memory"}
+    assert load.used["memory"] >= load.system["memory"] > 0
+    assert load.pods == (
+        PodLoad("koord-prod", exclusive=True),
+        PodLoad("koord-prod", active=False),
+    )
 
 
 class Server:

@@ -38,11 +38,12 @@ from agent.model.nrt import node_annotations, node_status, resource_topology
 from agent.model.objects import ObjectError, decoded
 from agent.model.pod import annotations, apiobjects, qos
 from agent.model.pod.annotations import AnnotationError
-from agent.model.pod.apiobjects import GroupError
+from agent.model.pod.apiobjects import ApiNode, GroupError
 from agent.model.quantities import QuantityError
 from agent.node import device_listing as listing
 from agent.node import gpu_health as gpu_actions
 from agent.node import gpus as gpu_devices
+from agent.node.batch_resources import STRATEGY, strategy
 from agent.scheduler import page, webhook
 from agent.scheduler.explain import endpoint
 from agent.scheduler.explain.explainer import Explainer
@@ -496,6 +497,12 @@ def _objects() -> Iterator[Target]:
         records.namespace,
         {"metadata": {"name": "n", "labels": {"topolet.io/device-locality": "prefer"}}},
         raises={ObjectError: "Namespace "},
+    )
+    yield json_target(
+        "strategy of a Node",
+        lambda text: strategy(ApiNode(annotations={STRATEGY: text.decode("utf-8", "replace")})),
+        {"cpuReclaimThresholdPercent": 60, "midReclaimMode": "static", "midCPUThresholdPercent": 1},
+        raises={AnnotationError: f"annotation {STRATEGY}: "},
     )
     yield json_target(
         "NodeMetric",

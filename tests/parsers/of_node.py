@@ -78,6 +78,7 @@ from agent.rpc.held_calls import HeldCalls
 from agent.scheduler.explain import saved
 from agent.scheduler.leader import candidate
 from agent.scheduler.state.records import AgentSelector
+from agent.usage import offered
 from agent.usage.predictor import Predictor
 from tests.kubelet.state_files import BLOCK, ENTRY, FILLED
 from tests.parsers import mutations
@@ -733,6 +734,9 @@ def _own_files(folder: Path) -> Iterator[Target]:
     }
     histogram = {"referenceSeconds": 1.7e9, "bucketWeights": {"0": 5, "7": 9}, "totalWeight": 3.5}
     predictions = {"models": {"u": {"seen_at": 1.7e9, "cpus": histogram, "memory": histogram}}}
+    offer = {"terms": [{"name": "capacity", "amount": 5}], "limit": 4}
+    resource = {"name": "kubernetes.io/batch-cpu", "amount": 0, "offer": offer}
+    batch = {"at": 1.7e9, "resources": [resource]}
     binding = {
         "pod": {"namespace": "ns", "name": "p", "uid": "u"},
         "node": "n",
@@ -743,6 +747,7 @@ def _own_files(folder: Path) -> Iterator[Target]:
     for name, read, example, errors in (
         ("cluster.json", _cluster_memory, keeping, {}),
         ("predictions", _predictions, predictions, {}),
+        ("batch resources", offered.read, batch, {ValueError: ""}),
         ("sent Binding", _sent_bindings, binding, {ValueError: "", OSError: ""}),
         ("registration of a hook server", _registrations, config, {}),
         (

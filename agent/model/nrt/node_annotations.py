@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Final
 
@@ -33,7 +33,7 @@ from agent.model.cpu.topology import Cpu, Topology
 from agent.model.nrt.resource_topology import L3_CPUS, NodeTopology
 from agent.model.pod.annotations import AnnotationError, cpu_list, decoded, text_of
 from agent.model.pod.qos import Pool, Pools
-from agent.model.quantities import Quantity, QuantityError, milli
+from agent.model.quantities import Quantity, QuantityError, milli, whole
 
 SYSTEM_QOS: Final = "node.koordinator.sh/system-qos-resource"
 RESERVATION: Final = "node.koordinator.sh/reservation"
@@ -112,12 +112,19 @@ class NodeReservation(msgspec.Struct, frozen=True, rename="camel", omit_defaults
 
     def cpu_milli(self) -> int:
         """The reserved amount of CPU, 0 if there is none. Raises AnnotationError."""
+        return self._amount("cpu", milli, "m")
+
+    def memory_bytes(self) -> int:
+        """The reserved amount of memory, 0 if there is none. Raises AnnotationError."""
+        return self._amount("memory", whole)
+
+    def _amount(self, name: str, read: Callable[[Quantity], int], unit: str = "") -> int:
         try:
-            amount = milli(self.resources.get("cpu", 0))
+            amount = read(self.resources.get(name, 0))
         except QuantityError as error:
-            raise AnnotationError(RESERVATION, f"resources.cpu: {error}") from None
+            raise AnnotationError(RESERVATION, f"resources.{name}: {error}") from None
         if amount < 0:
-            raise AnnotationError(RESERVATION, f"resources.cpu: {amount}m is below zero")
+            raise AnnotationError(RESERVATION, f"resources.{name}: {amount}{unit} is below zero")
         return amount
 
 

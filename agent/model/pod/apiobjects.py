@@ -462,10 +462,12 @@ class ApiNode(msgspec.Struct, frozen=True):
     annotations: dict[str, str] = {}
     allocatable: dict[str, int] = {}
     """The node's CPU in milli-CPU and its memory in bytes, before amplification."""
+    capacity: dict[str, int] = {}
 
 
 class _NodeStatus(msgspec.Struct, frozen=True):
     allocatable: dict[str, Quantity] | None = None
+    capacity: dict[str, Quantity] | None = None
 
 
 class NodeBody(msgspec.Struct, frozen=True):
@@ -489,11 +491,21 @@ def node_value(raw: NodeBody) -> ApiNode:
             _quantities, annotations.get(RAW_ALLOCATABLE, "{}")
         )
         written.update(before)
-    allocatable = {}
+    return ApiNode(
+        metadata.uid,
+        metadata.labels or {},
+        annotations,
+        _node_amounts(written),
+        _node_amounts(raw.status.capacity or {}),
+    )
+
+
+def _node_amounts(written: Mapping[str, Quantity]) -> dict[str, int]:
+    amounts = {}
     for resource, read in (("cpu", milli), ("memory", whole)):
         with contextlib.suppress(QuantityError):
-            allocatable[resource] = read(written.get(resource, 0))
-    return ApiNode(metadata.uid, metadata.labels or {}, annotations, allocatable)
+            amounts[resource] = read(written.get(resource, 0))
+    return amounts
 
 
 RAW_ALLOCATABLE: Final = "node.koordinator.sh/raw-allocatable"

@@ -163,6 +163,13 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "off: never"
         ),
     ] = "report"
+    batch_resources: Annotated[
+        Literal["off", "offer"],
+        msgspec.Meta(
+            description="with usage, offer: the agent computes Koordinator's batch and mid "
+            "resources of its Node, where no koord-manager has given the node's NodeMetric a policy"
+        ),
+    ] = "off"
     kai_placements: Annotated[
         bool,
         msgspec.Meta(

@@ -1,0 +1,166 @@
+"""The batch and mid resources of the Node, where no koord-manager computes them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.host import files
+from agent.host.daemon import Periodic
+from agent.host.log_once import Problem
+from agent.kube.auth import AccessError
+from agent.kube.errors import KubeError
+from agent.kube.objects import NODE_METRIC, Objects
+from agent.model import bounds
+from agent.model.bounds import JsonError
+from agent.model.pod.annotations import AnnotationError, decoded
+from agent.model.pod.apiobjects import ApiNode
+from agent.usage import batch_mid, offered
+from agent.usage.batch_mid import ColocationStrategy, NodeLoad
+from agent.usage.offered import Offered
+
+log = logging.getLogger(__name__)
+
+_PERIOD_SECONDS: Final = 5.0
+UPDATE_SECONDS: Final = 60.0
+EXPIRY_SECONDS: Final = 900.0
+"""Amounts that can't be computed anew for so long are withdrawn, as by koord-manager."""
+STRATEGY: Final = "node.koordinator.sh/colocation-strategy"
+_RATIOS: Final = {
+    "node.koordinator.sh/cpu-reclaim-ratio": "cpu_reclaim_threshold_percent",
+    "node.koordinator.sh/memory-reclaim-ratio": "memory_reclaim_threshold_percent",
+    "node.koordinator.sh/mid-static-cpu-reserved-ratio": "mid_static_cpu_reserved_percent",
+    "node.koordinator.sh/mid-static-memory-reserved-ratio": "mid_static_memory_reserved_percent",
+}
+"""The labels of a Node with a share from 0 to 1, and the field that each one overrides."""
+
+
+class StrategyError(ValueError):
+    """A label of a Node is invalid; the message names it."""
+
+
+_strategy: Final = msgspec.json.Decoder(ColocationStrategy | None)
+
+
+def strategy(node: ApiNode) -> ColocationStrategy:
+    """The strategy of a Node: the defaults, its annotation, and over both its labels. Raises
+    AnnotationError and StrategyError."""
+    written = decoded(node.annotations, STRATEGY, _strategy, bounds.OBJECT_VALUE_BYTES)
+    percents = {}
+    for key, field in _RATIOS.items():
+        if (text := node.labels.get(key, "")) != "":
+            try:
+                percents[field] = int(float(text) * 100)
+            except (ValueError, OverflowError):
+                raise StrategyError(f"label {key}: {text[:40]!r} is not a number") from None
+            if not 0 <= percents[field] <= 100:
+                raise StrategyError(f"label {key}: {text[:40]!r} is not a share from 0 to 1")
+    return msgspec.structs.replace(written or ColocationStrategy(), **percents)
+
+
+class NodeOffers:
+    """Computes the resources on a thread, where the node's NodeMetric has no policy: koord-manager
+    writes one, and then the resources are its own.
+
+    `load`: the Node and what runs on it; None while it is not known. It may raise AnnotationError.
+    `path`: the file with what is offered, with which a restarted agent goes on.
+    `changed`: called when the amounts have changed.
+    `now`: seconds since 1970."""
+
+    def __init__(
+        self,
+        cluster: Objects,
+        node_name: str,
+        load: Callable[[], tuple[ApiNode, NodeLoad] | None],
+        path: str,
+        changed: Callable[[], None],
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._node_name = node_name
+        self._load = load
+        self._path = path
+        self._changed = changed
+        self._now, self._monotonic = now, monotonic
+        self._lock = threading.Lock()
+        self._offered = _last(path)
+        self._due: float | None = None
+        self._problem = Problem(log, f"batch and mid resources of Node {node_name}: ")
+        self._thread = Periodic("batch-resources", _PERIOD_SECONDS, self.step)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._thread.stop()
+
+    def resources(self) -> Mapping[str, int]:
+        """The amounts by name that the Node is to have."""
+        with self._lock:
+            return self._offered.amounts
+
+    def step(self) -> None:
+        """Computes the amounts anew if it is time. Never raises."""
+        begin = self._monotonic()
+        if self._due is not None and begin < self._due:
+            return
+        now = self._now()
+        try:
+            new = self._compute(now)
+        except (KubeError, AccessError, AnnotationError, StrategyError) as error:
+            self._problem.report(f"{error}; the last amounts stay")
+            new = None
+        else:
+            self._problem.clear()
+        if new is None:
+            if not 0 <= now - self._offered.at < EXPIRY_SECONDS:
+                self._offer(Offered())
+            return
+        self._due = begin + UPDATE_SECONDS
+        self._offer(new)
+
+    def _compute(self, now: float) -> Offered | None:
+        if self._managed():
+            return Offered(now)
+        loaded = self._load()
+        if loaded is None:
+            return None
+        node, load = loaded
+        before = self._offered.amounts
+        return Offered(now, batch_mid.offered(load, strategy(node), before))
+
+    def _managed(self) -> bool:
+        stored = self._cluster.get(NODE_METRIC.name, self._node_name, cached=True) or {}
+        spec = stored.get("spec")
+        return isinstance(spec, dict) and bool(spec.get("metricCollectPolicy"))
+
+    def _offer(self, new: Offered) -> None:
+        before = self._offered
+        if new == before:
+            return
+        with self._lock:
+            self._offered = new
+        if new.amounts != before.amounts:
+            self._changed()
+        try:
+            files.replace(self._path, msgspec.json.encode(new), durable=False)
+        except OSError as error:
+            log.warning("what is offered is not kept: %s", files.reason(error))
+
+
+def _last(path: str) -> Offered:
+    try:
+        return offered.read(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        log.warning("batch and mid resources start anew: %s", files.reason(error))
+    except JsonError as error:
+        log.warning("batch and mid resources start anew: %s: %s", path, error)
+    return Offered()

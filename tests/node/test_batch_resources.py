@@ -1,0 +1,139 @@
+"""The agent's batch and mid resources, without an API server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.kube.errors import KubeError, ServerError
+from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.apiobjects import ApiNode
+from agent.node.batch_resources import (
+    EXPIRY_SECONDS,
+    STRATEGY,
+    UPDATE_SECONDS,
+    NodeOffers,
+    StrategyError,
+    strategy,
+)
+from agent.usage.batch_mid import ColocationStrategy, NodeLoad
+from agent.usage.offered import FILE
+
+GIB = 1 << 30
+LOAD = NodeLoad(
+    {"cpu": 10_000, "memory": 10 * GIB}, {}, {"cpu": 0, "memory": 0}, {}, {"cpu": 0, "memory": 0}
+)
+BATCH = {
+    "kubernetes.io/batch-cpu": 6000,
+    "kubernetes.io/batch-memory": 6 * GIB + GIB // 2,
+    "kubernetes.io/mid-cpu": 0,
+    "kubernetes.io/mid-memory": 0,
+}
+
+
+class Host:
+    """A node whose NodeMetric, load and time are set; it counts changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.stored: dict[str, Any] | None = None
+        self.error: KubeError | None = None
+        self.loaded: tuple[ApiNode, NodeLoad] | None = ApiNode(), LOAD
+        self.seconds = 1000.0
+        self.changes = 0
+        self.batch = self.restarted()
+
+    def get(self, kind: str, name: str, *, cached: bool = False) -> dict[str, Any] | None:
+        assert (kind, name) == ("NodeMetric", "n")
+        if self.error is not None:
+            raise self.error
+        return self.stored
+
+    def changed(self) -> None:
+        self.changes += 1
+
+    def restarted(self) -> NodeOffers:
+        return NodeOffers(
+            self,  # type: ignore[arg-type]
+            "n",
+            lambda: self.loaded,
+            str(self.folder / FILE),
+            self.changed,
+            lambda: self.seconds,
+            lambda: self.seconds,
+        )
+
+    def passed(self, seconds: float) -> dict[str, int]:
+        self.seconds += seconds
+        self.batch.step()
+        return dict(self.batch.resources())
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_amounts_are_offered_until_a_manager_gives_a_policy(host: Host) -> None:
+    host.stored = {"metadata": {"name": "n"}, "spec": {}}
+    assert host.passed(0) == BATCH
+    host.stored = {"spec": {"metricCollectPolicy": {"reportIntervalSeconds": 60}}}
+    assert host.passed(UPDATE_SECONDS - 1) == BATCH
+    assert host.passed(1) == {}
+    assert host.changes == 2
+    host.stored = None
+    assert host.passed(UPDATE_SECONDS) == BATCH
+
+
+def test_a_restarted_agent_goes_on_with_the_last_amounts(host: Host) -> None:
+    assert host.passed(0) == BATCH
+    host.batch, host.loaded = host.restarted(), None
+    assert host.passed(5) == BATCH, "nothing is measured yet"
+    assert host.passed(EXPIRY_SECONDS) == {}
+
+
+def test_errors_leave_the_amounts_for_some_time(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert host.passed(0) == BATCH
+    host.error = ServerError("GET: 503")
+    assert host.passed(UPDATE_SECONDS) == host.passed(5) == BATCH
+    host.error = None
+    host.loaded = ApiNode(annotations={STRATEGY: "{"}), LOAD
+    assert host.passed(5) == host.passed(5) == BATCH
+    server, annotation = [record.getMessage() for record in caplog.records]
+    assert server.endswith("503; the last amounts stay")
+    assert STRATEGY in annotation
+    assert host.passed(EXPIRY_SECONDS) == {}
+
+
+def test_a_file_that_cannot_be_read_is_named(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    (host.folder / FILE).write_text("{")
+    assert host.restarted().resources() == {}
+    assert str(host.folder / FILE) in caplog.text
+
+
+def test_labels_override_the_annotation_of_a_node() -> None:
+    text = '{"enable": true, "cpuReclaimThresholdPercent": 50, "midReclaimMode": "static"}'
+    labels = {"node.koordinator.sh/cpu-reclaim-ratio": "0.7"}
+    written = strategy(ApiNode(labels=labels, annotations={STRATEGY: text}))
+    assert written.cpu_reclaim_threshold_percent == 70
+    assert written.mid_reclaim_mode == "static"
+    assert strategy(ApiNode()) == ColocationStrategy()
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotation", "named"),
+    [
+        ({"node.koordinator.sh/cpu-reclaim-ratio": "x"}, "", "cpu-reclaim-ratio"),
+        ({"node.koordinator.sh/cpu-reclaim-ratio": "nan"}, "", "cpu-reclaim-ratio"),
+        ({"node.koordinator.sh/memory-reclaim-ratio": "1.5"}, "", "memory-reclaim-ratio"),
+        ({}, '{"cpuReclaimThresholdPercent": 101}', "cpuReclaimThresholdPercent"),
+        ({}, '{"cpuCalculatePolicy": "request"}', "cpuCalculatePolicy"),
+    ],
+)
+def test_a_bad_strategy_is_named(labels: dict[str, str], annotation: str, named: str) -> None:
+    with pytest.raises((AnnotationError, StrategyError), match=named):
+        strategy(ApiNode(labels=labels, annotations={STRATEGY: annotation}))
