@@ -27,6 +27,8 @@ from agent.usage.sampler import MEMORY_SECONDS, SampledPod, UsageSampler
 from agent.usage.waits import Stalls, Throttling, stalls
 
 PODS = 250
+UNITS = 60
+"""Units of systemd that the fake groups of `sampler_mb` have."""
 NEEDED_FILES = 8_192
 BASE = f"/topolet-usage-{os.getpid()}"
 ROOT = "/sys/fs/cgroup"
@@ -129,6 +131,9 @@ def megabytes() -> float:
 
         def memory_bytes(self, group: str) -> tuple[int, int]:
             return 1 << 30, 1 << 31
+
+        def children(self, group: str) -> tuple[str, ...]:
+            return tuple(f"{group}/unit{number}.service" for number in range(UNITS))
 
         def throttling(self, group: str) -> Throttling:
             return Throttling(1_000, 1_000, clock[0] / 10)

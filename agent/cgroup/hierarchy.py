@@ -97,16 +97,7 @@ class Hierarchy:
 
     def children(self, group: str) -> tuple[str, ...]:
         """The child groups, sorted. Raises CgroupError, GroupGone."""
-        directory = self._directory(group)
-        try:
-            if os.stat(directory).st_nlink == _LEAF_LINKS:
-                return ()
-            with os.scandir(directory) as entries:
-                names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
-        except OSError as error:
-            raise _error("list", directory, self.exists(group), error) from error
-        base = group.rstrip("/")
-        return tuple(f"{base}/{name}" for name in sorted(names))
+        return _children(self._directory(group), group)
 
     def processes(self, group: str) -> tuple[int, ...]:
         """The processes in the group itself, without those of groups in it. Raises CgroupError,
@@ -239,6 +230,11 @@ class Controllers:
             return os.path.isdir(self._directory(group, file))
         except CgroupError:
             return False
+
+    def children(self, group: str, file: str) -> tuple[str, ...]:
+        """The child groups in the hierarchy of the file's controller, sorted. Raises CgroupError,
+        GroupGone."""
+        return _children(self._directory(group, file), group)
 
     def read(self, group: str, file: str) -> str | None:
         """Without the line end; None when the group exists and the file does not. Raises
@@ -375,6 +371,18 @@ class Handles:
     def _drop(self, path: str) -> None:
         os.close(self._kept.pop(path))
         self._read_only.discard(path)
+
+
+def _children(directory: str, group: str) -> tuple[str, ...]:
+    try:
+        if os.stat(directory).st_nlink == _LEAF_LINKS:
+            return ()
+        with os.scandir(directory) as entries:
+            names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        raise _error("list", directory, os.path.isdir(directory), error) from error
+    base = group.rstrip("/")
+    return tuple(f"{base}/{name}" for name in sorted(names))
 
 
 def _error(verb: str, path: str, exists: bool, error: OSError) -> CgroupError:

@@ -59,6 +59,12 @@ class CgroupUse:
     def cpu_seconds(self, group: str) -> float | None:
         return self._controllers.cpu_seconds(group)
 
+    def children(self, group: str) -> tuple[str, ...]:
+        try:
+            return self._controllers.children(group, "cpu.stat")
+        except CgroupError:
+            return ()
+
     def memory_bytes(self, group: str) -> tuple[int, int] | None:
         try:
             text = self._controllers.read(group, _STAT) or ""
@@ -262,6 +268,7 @@ class UsageView:
                     if uid in titles
                 },
             ),
+            self.sampler.units(),
         )
 
 

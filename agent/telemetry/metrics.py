@@ -29,6 +29,7 @@ from agent.telemetry.exposition import (
     render,
     single,
 )
+from agent.usage.sampler import HostUnit
 from agent.usage.waits import Throttling, Waits
 
 _AGENT: Final = Declarations("topolet")
@@ -240,6 +241,14 @@ _NODE_STALLED: Final = _AGENT.counter(
     "Time in which some or all (full) tasks of the machine waited for cpu, memory or io.",
     *("resource", "kind"),
 )
+_UNIT_CPU: Final = _AGENT.counter(
+    "host_unit_cpu_seconds", "CPU time of a unit of systemd outside of pods.", "unit"
+)
+_UNIT_MEMORY: Final = _AGENT.gauge(
+    "host_unit_used_memory_bytes",
+    "Memory in use by a unit of systemd outside of pods, without page cache.",
+    "unit",
+)
 
 DECLARED: Final = (*_AGENT.all, BUILD_INFO)
 """All metrics of the agent."""
@@ -344,6 +353,8 @@ class UsageValues(msgspec.Struct, frozen=True):
     pods: Mapping[str, _Two]
     waits: Waits
     """By title in place of the uid."""
+    units: Mapping[str, HostUnit] = {}
+    """The units of the host by name."""
 
     def metrics(self) -> Iterable[Metric]:
         machine: dict[Labels, _Two] = {(): self.machine}
@@ -377,6 +388,15 @@ class UsageValues(msgspec.Struct, frozen=True):
             _THROTTLED_PERIODS, {key: each.throttled_periods for key, each in quotas.items()}
         )
         yield Metric(_THROTTLED, {key: each.seconds for key, each in quotas.items()})
+        units = self.units.items()
+        yield Metric(
+            _UNIT_CPU,
+            {(name,): each.cpu_seconds for name, each in units if each.cpu_seconds is not None},
+        )
+        yield Metric(
+            _UNIT_MEMORY,
+            {(name,): each.memory_bytes for name, each in units if each.memory_bytes is not None},
+        )
 
 
 _SET: Final = (

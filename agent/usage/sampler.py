@@ -23,6 +23,10 @@ MACHINE_SECONDS: Final = 1800.0
 POD_SECONDS: Final = 600.0
 """How long the samples of a NUMA node and of a pod are kept."""
 _FEW: Final = 2
+_SYSTEM_SLICE: Final = "/system.slice"
+_MAX_UNITS: Final = 256
+_OTHER_UNITS: Final = ("/user.slice", "/init.scope")
+"""The rest of what systemd has on a host without virtual machines."""
 
 
 class SampledPod(msgspec.Struct, frozen=True):
@@ -35,8 +39,18 @@ class SampledPod(msgspec.Struct, frozen=True):
     """The cgroups of its containers by name."""
 
 
+class HostUnit(msgspec.Struct, frozen=True):
+    """What a part of the host has used, and uses; None for a value that is not known."""
+
+    cpu_seconds: float | None
+    memory_bytes: int | None
+
+
 class Groups(Protocol):
     """Reads the cgroups, from one thread."""
+
+    def children(self, group: str) -> tuple[str, ...]:
+        """The groups in it; empty if it does not exist."""
 
     def cpu_seconds(self, group: str) -> float | None:
         """The CPU time that the group has used; None if it can't be read."""
@@ -101,6 +115,7 @@ class UsageSampler:
         self._of_pods: dict[str, _Use] = {}
         self._of_containers: dict[tuple[str, str], Last] = {}
         self._waits = Waits()
+        self._units: dict[str, HostUnit] = {}
 
     def follow(self, pods: Iterable[SampledPod], node_of: Mapping[int, int]) -> None:
         """From now on the pods are these. `node_of`: the NUMA nodes of the online CPUs."""
@@ -113,10 +128,10 @@ class UsageSampler:
             pods, node_of = self._pods, self._node_of
         now = self._clock()
         counters = _Counters(now, self._machine.busy_seconds(), self._read(pods))
-        waits = self._waits
+        waits, units = self._waits, self._units
         if self._memory_at is None or now - self._memory_at >= MEMORY_SECONDS - SAMPLE_SECONDS / 2:
             memory, self._memory_at = self._memory(pods, node_of), now
-            waits = self._read_waits(pods)
+            waits, units = self._read_waits(pods), self._read_units()
         else:
             new = tuple(pod for pod in pods if pod.uid not in self._of_pods)
             memory = _Memory(None, {}, self._memory_of_groups(new), new)
@@ -125,7 +140,7 @@ class UsageSampler:
             if self._before is not None and now > self._before.at:
                 self._add_cpus(pods, node_of, self._before, counters)
             self._add_memory(now, memory)
-            self._before, self._waits = counters, waits
+            self._before, self._waits, self._units = counters, waits, units
 
     def node(self, seconds: float, *, page_cache: bool = False) -> Used:
         """The use of the machine in the last `seconds`."""
@@ -161,6 +176,11 @@ class UsageSampler:
         with self._lock:
             return self._waits
 
+    def units(self) -> dict[str, HostUnit]:
+        """The use of systemd's units outside of pods, by name."""
+        with self._lock:
+            return self._units
+
     def _since(self, use: _Use, seconds: float, *, page_cache: bool = False) -> Used:
         with self._lock:
             return use.since(self._clock() - seconds, page_cache=page_cache)
@@ -182,6 +202,15 @@ class UsageSampler:
                 if (counters := self._groups.throttling(group)) is not None:
                     quotas[pod.uid, name] = counters
         return Waits(self._machine.stalls(), of_pods, quotas)
+
+    def _read_units(self) -> dict[str, HostUnit]:
+        units = {}
+        for group in (*self._groups.children(_SYSTEM_SLICE)[:_MAX_UNITS], *_OTHER_UNITS):
+            seconds, memory = self._groups.cpu_seconds(group), self._groups.memory_bytes(group)
+            if seconds is not None or memory is not None:
+                name = group.removeprefix(_SYSTEM_SLICE).strip("/")
+                units[name] = HostUnit(seconds, None if memory is None else memory[0])
+        return units
 
     def _memory(self, pods: Iterable[SampledPod], node_of: Mapping[int, int]) -> _Memory:
         nodes = {}

@@ -6,8 +6,10 @@ import datetime
 import logging
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,33 @@ def test_a_throttled_container_waits_and_its_pod_without_quota_does_not(
     if any(os.path.exists(f"{tree}{group}/cpu.pressure") for tree in (ROOT, f"{ROOT}/unified")):
         assert exported["topolet_node_pressure_stalled_seconds_total", waited] > 0
         assert exported["topolet_pod_pressure_stalled_seconds_total", waited | of_pod] > 0
+
+
+def test_units_of_the_host_are_exported(tmp_path: Path) -> None:
+    mounts = {each: mounted(ROOT, each) for each in ("cpu", "cpuacct", "memory")}
+    if os.geteuid() or mounts["cpu"] is None or mounts["memory"] is None:
+        pytest.skip("no cgroups of the controllers can be made here")
+    trees = sorted({Path(found[1]) for found in mounts.values() if found})
+    name = f"topolet-test-{os.getpid()}.service"
+    with ExitStack() as made:
+        for tree in trees:
+            for group in (tree / "system.slice", tree / "system.slice" / name):
+                if not group.exists():
+                    group.mkdir()
+                    made.callback(group.rmdir)
+        for tree in trees:
+            command = (
+                f"echo $$ >{tree}/system.slice/{name}/cgroup.procs; i=0; while [ $i -lt 1000 ]"
+            )
+            subprocess.run(["sh", "-c", f"{command}; do i=$((i+1)); done"], check=True)
+        metrics = AgentMetrics()
+        view = UsageView("/", str(tmp_path), Controllers(ROOT), metrics)
+        view.sampler.sample()
+        exported = samples(metrics)
+        view.close()
+    unit = frozenset({("unit", name)})
+    assert exported["topolet_host_unit_cpu_seconds_total", unit] > 0
+    assert exported["topolet_host_unit_used_memory_bytes", unit] >= 0
 
 
 def test_what_no_cgroup_has_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -44,6 +44,9 @@ class Host(Machine):
     def memory_bytes(self, group: str) -> tuple[int, int] | None:
         return self.memory_of.get(group)
 
+    def children(self, group: str) -> tuple[str, ...]:
+        return ()
+
     def throttling(self, group: str) -> Throttling | None:
         return self.quota_of.get(group)
 
