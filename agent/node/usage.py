@@ -112,6 +112,7 @@ class UsageView:
         self._lock = threading.Lock()
         self._pods: dict[str, Pod] = {}
         self._api_pods: Mapping[str, ApiPod] = {}
+        self._classes: dict[str, str] = {}
         self._cluster = ClusterState()
         self._threads = (
             Periodic("usage", SAMPLE_SECONDS, self.sampler.sample),
@@ -134,6 +135,13 @@ class UsageView:
         with self._lock:
             self._pods, self._api_pods = {pod.uid: pod for pod in pods}, in_cluster
             self._cluster = cluster
+            # A pod that ends or is removed still has samples, and no class in the API.
+            self._classes = {
+                uid: priority_class_of_pod(in_cluster[uid])
+                if uid in in_cluster
+                else self._classes.get(uid, "")
+                for uid in self._pods
+            }
         sampled = (sampled_pod(pod) for pod in pods)
         node_of = {cpu.id: cpu.node for cpu in topology.cpus}
         self.sampler.follow((each for each in sampled if each is not None), node_of)
@@ -172,25 +180,31 @@ class UsageView:
         while one of these is not known. Raises AnnotationError."""
         seconds = CollectPolicy().aggregate_seconds
         with self._lock:
-            cluster, in_cluster = self._cluster, self._api_pods
+            cluster, in_cluster, classes = self._cluster, self._api_pods, self._classes
         system, node = _amounts(self.sampler.system(seconds)), cluster.node
         if node is None or not cluster.pods_listed or system.keys() != set(batch_mid.RESOURCES):
             return None
         measured = {
-            in_cluster[uid].uid if uid in in_cluster else uid: _amounts(used)
+            uid: amounts
             for uid, used in self.sampler.pods(seconds).items()
+            if (amounts := _amounts(used)).keys() == set(batch_mid.RESOURCES)
+        }
+        in_api_too = {
+            pod.uid: measured.pop(uid) for uid, pod in in_cluster.items() if uid in measured
         }
         pods = [
             PodLoad(
                 priority_class_of_pod(pod),
-                {} if pod.terminal else pod_requests(pod),
-                measured.pop(pod.uid, None),
+                pod_requests(pod),
+                in_api_too.get(pod.uid),
                 exclusive=qos_of_pod(pod) is QoS.LSE,
-                active=not pod.terminal,
             )
             for pod in cluster.pods.values()
+            if not pod.terminal
         ]
-        pods += [PodLoad("", used=used, active=False) for used in measured.values()]
+        pods += [
+            PodLoad(classes.get(uid, ""), used=used, active=False) for uid, used in measured.items()
+        ]
         predicted = self._prediction()
         reservation = node_reservation(node.annotations)
         return node, NodeLoad(

@@ -92,7 +92,7 @@ class PodLoad(msgspec.Struct, frozen=True):
     requests: Amounts = {}
     """Empty for a pod that has ended, or is not in the API."""
     used: Amounts | None = None
-    """None if it was not measured."""
+    """Both resources; None if one of them was not measured."""
     exclusive: bool = False
     """Whether it is of class LSE, whose CPUs no other pod gets."""
     active: bool = True

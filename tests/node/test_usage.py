@@ -213,10 +213,58 @@ def test_the_load_has_every_pod_of_the_node(tmp_path: Path) -> None:
     assert load.reserved == {"cpu": 1000, "memory": 1 << 29}
     assert load.system.keys() == load.used.keys() == {"cpu", "memory"}
     assert load.used["memory"] >= load.system["memory"] > 0
-    assert load.pods == (
-        PodLoad("koord-prod", exclusive=True),
-        PodLoad("koord-prod", active=False),
-    )
+    assert load.pods == (PodLoad("koord-prod", exclusive=True),)
+
+
+class Batch(CgroupUse):
+    """Every cgroup is idle; `memory` is what its memory is."""
+
+    memory: tuple[int, int] | None = 5, 9
+
+    def cpu_seconds(self, group: str) -> float | None:
+        return 1.0
+
+    def memory_bytes(self, group: str) -> tuple[int, int] | None:
+        return self.memory
+
+
+def loads_of(view: UsageView, *clusters: ClusterState) -> list[tuple[PodLoad, ...]]:
+    """Of the pod `a` of the runtime, one after the other."""
+    loads = []
+    for cluster in clusters:
+        view.follow([pod("a", containers=(container("main", "/a/main"),))], cluster, machine(1, 2))
+        for _ in range(2):
+            view.sampler.sample()
+        loaded = view.load()
+        assert loaded is not None
+        loads.append(loaded[1].pods)
+    return loads
+
+
+def a_pod(phase: Phase, labels: dict[str, str]) -> ClusterState:
+    api_pod = ApiPod("a", "ns", "a", "n", phase, labels, {}, "burstable", 0)
+    return ClusterState(ApiNode(), {"a": api_pod}, pods_listed=True)
+
+
+def test_a_batch_pod_that_ends_stays_a_batch_pod(tmp_path: Path) -> None:
+    view = UsageView("/", str(tmp_path), Controllers(), AgentMetrics())
+    view.sampler._groups = Batch(Controllers())
+    running = a_pod(Phase.RUNNING, {"koordinator.sh/priority-class": "koord-batch"})
+    used = {"cpu": 0, "memory": 5}
+    assert loads_of(
+        view, running, a_pod(Phase.SUCCEEDED, {}), ClusterState(ApiNode(), pods_listed=True)
+    ) == [
+        (PodLoad("koord-batch", used=used),),
+        (PodLoad("koord-batch", used=used, active=False),),
+        (PodLoad("koord-batch", used=used, active=False),),
+    ]
+
+
+def test_a_pod_without_one_of_the_values_is_not_measured(tmp_path: Path) -> None:
+    view = UsageView("/", str(tmp_path), Controllers(), AgentMetrics())
+    groups = view.sampler._groups = Batch(Controllers())
+    groups.memory = None
+    assert loads_of(view, a_pod(Phase.RUNNING, {})) == [(PodLoad("koord-prod"),)]
 
 
 class Server:
