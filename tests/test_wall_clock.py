@@ -19,7 +19,7 @@ REASONS = {
     "node.sampler": "the end of the last day, whose changes are shown",
     "node.usage": "the time of a status, as the API has it, and the age of what a prediction has "
     "seen, which a restart continues",
-    "node.batch_resources": "the age of what was offered before a restart",
+    "node.batch_resources": "the age of what was offered before a restart, and its time",
     "cli.explain": "the age of what a node offers",
     "node.rebinds": "the time of a status, as the API has it",
     "install.installer": "the age of a container, compared with the runtime's times",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import msgspec
 
@@ -88,6 +89,10 @@ class GoneError(KubeError):
 
 class TooManyRequestsError(KubeError):
     """The server is overloaded (429)."""
+
+
+UNAVAILABLE: Final = (UnreachableError, ServerError, UnauthorizedError, TooManyRequestsError)
+"""While the server has these, other requests fail too."""
 
 
 class RejectedError(KubeError):

@@ -14,7 +14,7 @@ from agent.host import files
 from agent.host.daemon import Periodic
 from agent.host.log_once import Problem
 from agent.kube.auth import AccessError
-from agent.kube.errors import KubeError
+from agent.kube.errors import UNAVAILABLE, KubeError
 from agent.kube.objects import NODE_METRIC, Objects
 from agent.model import bounds
 from agent.model.bounds import JsonError
@@ -22,6 +22,7 @@ from agent.model.pod.annotations import AnnotationError, decoded
 from agent.model.pod.apiobjects import ApiNode
 from agent.usage import batch_mid, offered
 from agent.usage.batch_mid import ColocationStrategy, NodeLoad
+from agent.usage.node_metric import CollectPolicy
 from agent.usage.offered import Offered
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ _PERIOD_SECONDS: Final = 5.0
 UPDATE_SECONDS: Final = 60.0
 EXPIRY_SECONDS: Final = 900.0
 """Amounts that can't be computed anew for so long are withdrawn, as by koord-manager."""
+SETTLE_SECONDS: Final = CollectPolicy().aggregate_seconds / 2
+"""A restarted agent has no samples of the time before: it keeps the amounts for so long."""
 STRATEGY: Final = "node.koordinator.sh/colocation-strategy"
 _RATIOS: Final = {
     "node.koordinator.sh/cpu-reclaim-ratio": "cpu_reclaim_threshold_percent",
@@ -89,7 +92,10 @@ class NodeOffers:
         self._changed = changed
         self._now, self._monotonic = now, monotonic
         self._lock = threading.Lock()
-        self._offered = _last(path)
+        self._offered, age_seconds = _last(path, now())
+        started = monotonic()
+        self._computed = started - age_seconds
+        self._settled = started + (SETTLE_SECONDS if self._offered.resources else 0)
         self._due: float | None = None
         self._problem = Problem(log, f"batch and mid resources of Node {node_name}: ")
         self._thread = Periodic("batch-resources", _PERIOD_SECONDS, self.step)
@@ -110,19 +116,21 @@ class NodeOffers:
         begin = self._monotonic()
         if self._due is not None and begin < self._due:
             return
-        now = self._now()
         try:
-            new = self._compute(now)
+            new = self._compute(self._now())
+        except UNAVAILABLE as error:  # nothing can be written either
+            self._problem.report(f"{error}; the last amounts stay")
+            return
         except (KubeError, AccessError, AnnotationError, StrategyError) as error:
             self._problem.report(f"{error}; the last amounts stay")
             new = None
         else:
             self._problem.clear()
         if new is None:
-            if not 0 <= now - self._offered.at < EXPIRY_SECONDS:
+            if begin - self._computed >= EXPIRY_SECONDS:
                 self._offer(Offered())
             return
-        self._due = begin + UPDATE_SECONDS
+        self._computed, self._due = begin, begin + UPDATE_SECONDS
         self._offer(new)
 
     def _compute(self, now: float) -> Offered | None:
@@ -132,8 +140,12 @@ class NodeOffers:
         if loaded is None:
             return None
         node, load = loaded
-        before = self._offered.amounts
-        return Offered(now, batch_mid.offered(load, strategy(node), before))
+        by_node = strategy(node)
+        if not by_node.enable:
+            return Offered(now)
+        if self._monotonic() < self._settled:
+            return None
+        return Offered(now, batch_mid.offered(load, by_node, self._offered.amounts))
 
     def _managed(self) -> bool:
         stored = self._cluster.get(NODE_METRIC.name, self._node_name, cached=True) or {}
@@ -154,13 +166,17 @@ class NodeOffers:
             log.warning("what is offered is not kept: %s", files.reason(error))
 
 
-def _last(path: str) -> Offered:
+def _last(path: str, now: float) -> tuple[Offered, float]:
+    """What the agent offered before it started, unless it is too old, and how long ago."""
     try:
-        return offered.read(path)
+        last = offered.read(path)
+        age_seconds = max(0.0, now - last.at)  # the clock may have been set back
+        if age_seconds < EXPIRY_SECONDS:
+            return last, age_seconds
     except FileNotFoundError:
         pass
     except OSError as error:
         log.warning("batch and mid resources start anew: %s", files.reason(error))
     except JsonError as error:
         log.warning("batch and mid resources start anew: %s: %s", path, error)
-    return Offered()
+    return Offered(), 0.0

@@ -15,13 +15,10 @@ import msgspec
 from agent.host.log_once import Problem
 from agent.kube.cluster import SPREAD_SECONDS, managers
 from agent.kube.errors import (
+    UNAVAILABLE,
     KubeError,
     NotFoundError,
-    ServerError,
     StoreError,
-    TooManyRequestsError,
-    UnauthorizedError,
-    UnreachableError,
 )
 from agent.kube.objects import Object, Objects
 from agent.kube.schedule import Backoff
@@ -214,7 +211,7 @@ def deliver(objects: Objects, report: Report) -> bool:
     for part in parts:
         try:
             written.append(part())
-        except _SERVER_ERRORS:
+        except UNAVAILABLE:
             raise
         except StoreError as error:
             failures.append(error)
@@ -224,9 +221,6 @@ def deliver(objects: Objects, report: Report) -> bool:
         ]
         raise KubeError("; ".join(map(str, failures)), max(patience, default=0) or None)
     return any(written)
-
-
-_SERVER_ERRORS = (UnreachableError, ServerError, UnauthorizedError, TooManyRequestsError)
 
 
 def _deliver_topology(objects: Objects, report: Report) -> bool:

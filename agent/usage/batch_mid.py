@@ -37,6 +37,8 @@ class ColocationStrategy(msgspec.Struct, frozen=True, rename="camel"):
     """The fields of Koordinator's colocation strategy that decide about the amounts, with its
     defaults. Percentages are of the capacity."""
 
+    enable: bool = True
+    """False: the node offers nothing."""
     cpu_reclaim_threshold_percent: _Percent = 60
     """The rest stays free."""
     memory_reclaim_threshold_percent: _Percent = 65

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from agent.kube.errors import KubeError, ServerError
+from agent.kube.errors import ForbiddenError, KubeError, ServerError, UnreachableError
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.apiobjects import ApiNode
 from agent.node.batch_resources import (
     EXPIRY_SECONDS,
+    SETTLE_SECONDS,
     STRATEGY,
     UPDATE_SECONDS,
     NodeOffers,
@@ -42,6 +44,7 @@ class Host:
         self.error: KubeError | None = None
         self.loaded: tuple[ApiNode, NodeLoad] | None = ApiNode(), LOAD
         self.seconds = 1000.0
+        self.wall_ahead = 0.0
         self.changes = 0
         self.batch = self.restarted()
 
@@ -61,7 +64,7 @@ class Host:
             lambda: self.loaded,
             str(self.folder / FILE),
             self.changed,
-            lambda: self.seconds,
+            lambda: self.seconds + self.wall_ahead,
             lambda: self.seconds,
         )
 
@@ -92,6 +95,50 @@ def test_a_restarted_agent_goes_on_with_the_last_amounts(host: Host) -> None:
     host.batch, host.loaded = host.restarted(), None
     assert host.passed(5) == BATCH, "nothing is measured yet"
     assert host.passed(EXPIRY_SECONDS) == {}
+
+
+def test_a_restarted_agent_keeps_the_amounts_until_it_has_samples(host: Host) -> None:
+    assert host.passed(0) == BATCH
+    host.loaded = ApiNode(), msgspec.structs.replace(LOAD, system={"cpu": 5000, "memory": 0})
+    host.batch = host.restarted()
+    assert host.passed(5) == BATCH
+    assert host.passed(SETTLE_SECONDS - 5)["kubernetes.io/batch-cpu"] == 1000
+
+
+def test_amounts_of_long_ago_are_not_offered_again(host: Host) -> None:
+    assert host.passed(0) == BATCH
+    host.seconds += EXPIRY_SECONDS
+    assert host.restarted().resources() == {}
+
+
+@pytest.mark.parametrize("set_by", [-86_400.0, 86_400.0])
+def test_a_clock_that_is_set_withdraws_nothing(host: Host, set_by: float) -> None:
+    assert host.passed(0) == BATCH
+    host.wall_ahead, host.loaded = set_by, None
+    assert host.passed(UPDATE_SECONDS) == BATCH
+    assert host.passed(EXPIRY_SECONDS) == {}
+
+
+def test_a_clock_that_was_set_back_before_a_restart_withdraws_nothing(host: Host) -> None:
+    assert host.passed(0) == BATCH
+    host.wall_ahead, host.loaded = -86_400.0, None
+    host.batch = host.restarted()
+    assert host.passed(5) == BATCH
+    assert host.passed(EXPIRY_SECONDS) == {}
+
+
+def test_an_outage_of_the_server_withdraws_nothing(host: Host) -> None:
+    assert host.passed(0) == BATCH
+    host.error = UnreachableError("GET: connection refused")
+    assert host.passed(UPDATE_SECONDS) == host.passed(2 * EXPIRY_SECONDS) == BATCH
+    host.error = ForbiddenError("GET: 403")
+    assert host.passed(5) == {}, "others can be written"
+
+
+def test_a_node_whose_annotation_switches_it_off_offers_nothing(host: Host) -> None:
+    assert host.passed(0) == BATCH
+    host.loaded = ApiNode(annotations={STRATEGY: '{"enable": false}'}), LOAD
+    assert host.passed(UPDATE_SECONDS) == {}
 
 
 def test_errors_leave_the_amounts_for_some_time(
