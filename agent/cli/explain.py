@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _resource(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
     """Prints how a resource of this node was computed. Returns the exit code. Raises
-    ExplainError."""
+    ExplainError and OSError."""
     from agent.usage import offered
     from agent.view import offered as offered_view
 
@@ -127,12 +127,12 @@ def _resource(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
         shown = offered_view.explained(offered.read(path), arguments.resource, time.time())
     except FileNotFoundError:
         shown = None
-    except (OSError, JsonError) as error:
+    except JsonError as error:
         raise ExplainError(f"{path}: {error}") from None
     if shown is None:
         raise ExplainError(
-            f"the agent of this node offers no {arguments.resource}: "
-            "its settings are --usage and --batch-resources"
+            f"the agent of this node offers no {arguments.resource}: it does with --usage and "
+            "--batch-resources=offer, unless koord-manager does or the Node's annotation forbids it"
         )
     draw = offered_view.as_json if arguments.output == "json" else offered_view.as_text
     try:

@@ -252,6 +252,8 @@ class _Agent:
             closing.callback(locations.close)
             closing.callback(namespaces.close)
         usage = self._usage(settings, objects, wake, closing) if settings.usage else _NO_USAGE
+        if usage.offered is _NO_USAGE.offered:
+            offered.forget(str(state / offered.FILE))
         self.reconciler = Reconciler(
             topology,
             runtime,

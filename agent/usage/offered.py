@@ -3,6 +3,8 @@ from."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import Final
 
 import msgspec
@@ -36,3 +38,10 @@ def read(path: str) -> Offered:
     if len(text) > _MAX_BYTES:
         raise JsonError(f"is larger than {_MAX_BYTES} bytes")
     return bounds.decode(_offered, text)
+
+
+def forget(path: str) -> None:
+    """Removes the file of an agent that offered something, for one that does not. Raises
+    OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)

@@ -14,6 +14,7 @@ from agent.model import snapshot as snapshots
 from agent.model.linux_resources import LinuxResources
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted
+from agent.usage.offered import FILE
 from tests.cli.conftest import Topolet
 from tests.cli.kubectl import RUNNING, Kubectl
 from tests.cli.kubectl import pod as agent_pod
@@ -104,6 +105,31 @@ def test_arguments_without_an_explanation(
     arguments: list[str], reason: str, tmp_path: Path, topolet: Topolet
 ) -> None:
     assert reason in topolet("explain", *arguments, saved(tmp_path), NAME, code=2).err
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("p", "batch-cpu"), "batch-cpu follows no pod: write `node batch-cpu`"),
+        (("node", "batch-cpu"), "offers no batch-cpu: it does with --usage"),
+        (("node", "mid-cpu"), "offers no mid-cpu"),
+    ],
+)
+def test_a_resource_that_a_node_does_not_offer(
+    words: tuple[str, ...], reason: str, tmp_path: Path, topolet: Topolet
+) -> None:
+    if words[1] == "mid-cpu":
+        (tmp_path / FILE).write_text("{}")
+    assert reason in topolet("explain", *words, f"--state-dir={tmp_path}", code=2).err
+
+
+def test_a_file_of_offers_that_cannot_be_read_is_named_once(
+    tmp_path: Path, topolet: Topolet
+) -> None:
+    path = tmp_path / FILE
+    path.mkdir()
+    printed = topolet("explain", "node", "batch-cpu", f"--state-dir={tmp_path}", code=2)
+    assert printed.err.count(str(path)) == 1
 
 
 def test_an_unreadable_object_is_reported(tmp_path: Path, topolet: Topolet) -> None:

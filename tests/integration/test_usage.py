@@ -13,6 +13,7 @@ import pytest
 from agent.__main__ import main
 from agent.kube.errors import KubeError
 from agent.model.quantities import milli, whole
+from agent.usage.offered import FILE
 from tests.deploy.manifests import objects
 from tests.fixtures.pods import run_pod
 from tests.integration.apiserver.server import ApiServer
@@ -119,6 +120,14 @@ def test_the_use_of_a_busy_pod_is_in_the_node_metric_that_the_agent_creates(
     assert long == {"usage": {}, "duration": "30m0s"}
     assert node.metric('topolet_pod_used_cpus{namespace="used",pod="busy"}') >= 0
     assert node.metric("topolet_node_used_memory_bytes") > 0
+
+
+def test_an_agent_that_offers_nothing_forgets_what_was_offered(node: TestNode) -> None:
+    path = node.folder / "state" / FILE
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("{}")
+    node.start_agent()
+    assert not path.exists()
 
 
 def test_batch_resources_are_on_the_node_until_a_manager_gives_a_policy(
