@@ -205,7 +205,11 @@ class UsageSampler:
 
     def _read_units(self) -> dict[str, HostUnit]:
         units = {}
-        for group in (*self._groups.children(_SYSTEM_SLICE)[:_MAX_UNITS], *_OTHER_UNITS):
+        # On v1 systemd makes a group of each mount, also of those of pods: no task runs there.
+        services = [
+            group for group in self._groups.children(_SYSTEM_SLICE) if not group.endswith(".mount")
+        ]
+        for group in (*services[:_MAX_UNITS], *_OTHER_UNITS):
             seconds, memory = self._groups.cpu_seconds(group), self._groups.memory_bytes(group)
             if seconds is not None or memory is not None:
                 name = group.removeprefix(_SYSTEM_SLICE).strip("/")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.usage.machine import Machine, MachineMemory
-from agent.usage.sampler import MEMORY_SECONDS, Last, SampledPod, UsageSampler
+from agent.usage.sampler import MEMORY_SECONDS, HostUnit, Last, SampledPod, UsageSampler
 from agent.usage.waits import Stalls, Throttling, Waits
 
 GIB = 1 << 30
@@ -28,6 +28,7 @@ class Host(Machine):
         self.cpu: dict[str, float] = {}
         self.memory_of: dict[str, tuple[int, int]] = {}
         self.quota_of: dict[str, Throttling] = {}
+        self.in_slice: tuple[str, ...] = ()
 
     def busy_seconds(self) -> dict[int, float]:
         return dict(self.busy)
@@ -45,7 +46,7 @@ class Host(Machine):
         return self.memory_of.get(group)
 
     def children(self, group: str) -> tuple[str, ...]:
-        return ()
+        return self.in_slice if group == "/system.slice" else ()
 
     def throttling(self, group: str) -> Throttling | None:
         return self.quota_of.get(group)
@@ -186,3 +187,12 @@ def test_pods_and_system_add_up_to_the_machine(data: st.DataObject) -> None:
     assert node == pytest.approx(
         sum(average(used) or 0.0 for used in sampler.numa(60).values()), abs=1e-5
     )
+
+
+def test_mounts_take_no_place_of_units(host: Host) -> None:
+    mounts = [f"/system.slice/run-{number:03}.mount" for number in range(300)]
+    host.in_slice = (*mounts, "/system.slice/sshd.service")
+    host.memory_of = dict.fromkeys(host.in_slice, (5, 9))
+    sampler = UsageSampler(host, host, lambda: host.now)
+    sampler.sample()
+    assert sampler.units() == {"sshd.service": HostUnit(None, 5)}
