@@ -31,6 +31,7 @@ from agent.node.cluster_view import EVENT_ACTION, EVENT_CONTROLLER
 from agent.node.node_resource_topology import MANAGED_BY
 from agent.scheduler.leader.gate import LABEL
 from agent.scheduler.process import CONTROLLER
+from agent.usage.batch_mid import ColocationStrategy, NodeLoad, offered
 from tests.deploy.api import Api, RefusedError, Who, path_of
 from tests.deploy.manifests import AGENT, SCHEDULER, kustomized_folder, objects, of_kind
 from tests.integration import deployed
@@ -775,8 +776,11 @@ def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
         return cluster.api.apply({**node("node-1"), **body}, AGENT_1, "topolet", subresource)
 
     resources = {"koordinator.sh/gpu-core": "1000"}
-    status = node_status.status("node-1", {"koordinator.sh/gpu-core": 1000})
+    offers = offered(NodeLoad({}, {}, {}, {}, {}), ColocationStrategy(), {})
+    amounts = {"koordinator.sh/gpu-core": 1000, **{each.name: 64_000 for each in offers}}
+    status = node_status.status("node-1", amounts)
     seen = cluster.api.apply(status, AGENT_1, "topolet", "status")
+    assert seen["status"]["allocatable"]["kubernetes.io/mid-memory"] == "64k"
     assert seen["status"]["capacity"]["koordinator.sh/gpu-core"] == "1k"
     wanted = node_status.with_stored_amounts(status, seen)
     assert patch(wanted, seen, "topolet", subresource="status") is None
