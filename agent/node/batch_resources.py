@@ -94,7 +94,7 @@ class NodeOffers:
         self._lock = threading.Lock()
         self._offered, age_seconds = _last(path, now())
         started = monotonic()
-        self._computed = started - age_seconds
+        self._counted_from = started - age_seconds
         self._settled = started + (SETTLE_SECONDS if self._offered.resources else 0)
         self._due: float | None = None
         self._problem = Problem(log, f"batch and mid resources of Node {node_name}: ")
@@ -118,8 +118,9 @@ class NodeOffers:
             return
         try:
             new = self._compute(self._now())
-        except UNAVAILABLE as error:  # nothing can be written either
+        except UNAVAILABLE as error:
             self._problem.report(f"{error}; the last amounts stay")
+            self._counted_from = begin  # nothing could be written either
             return
         except (KubeError, AccessError, AnnotationError, StrategyError) as error:
             self._problem.report(f"{error}; the last amounts stay")
@@ -127,10 +128,10 @@ class NodeOffers:
         else:
             self._problem.clear()
         if new is None:
-            if begin - self._computed >= EXPIRY_SECONDS:
+            if begin - self._counted_from >= EXPIRY_SECONDS:
                 self._offer(Offered())
             return
-        self._computed, self._due = begin, begin + UPDATE_SECONDS
+        self._counted_from, self._due = begin, begin + UPDATE_SECONDS
         self._offer(new)
 
     def _compute(self, now: float) -> Offered | None:
