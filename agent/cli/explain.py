@@ -115,14 +115,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _resource(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
     """Prints how a resource of this node was computed. Returns the exit code. Raises
     ExplainError and OSError."""
-    from agent.usage import offered
+    from agent.usage import OFFERED_FILE, offered
     from agent.view import offered as offered_view
 
     if arguments.pod != "node":
         raise ExplainError(
             f"{arguments.resource} follows no pod: write `node {arguments.resource}`"
         )
-    path = os.path.join(settings.state_dir, offered.FILE)
+    path = os.path.join(settings.state_dir, OFFERED_FILE)
     try:
         shown = offered_view.explained(offered.read(path), arguments.resource, time.time())
     except FileNotFoundError:

@@ -69,7 +69,7 @@ from agent.node.sources import SourceName, Sources
 from agent.node.triggers import Triggers
 from agent.telemetry.audit import Trail
 from agent.telemetry.metrics import AgentMetrics
-from agent.usage import offered
+from agent.usage import OFFERED_FILE
 
 if TYPE_CHECKING:
     from agent.node.corrected import CorrectedPodResources, Serve
@@ -253,7 +253,7 @@ class _Agent:
             closing.callback(namespaces.close)
         usage = self._usage(settings, objects, wake, closing) if settings.usage else _NO_USAGE
         if usage.offered is _NO_USAGE.offered:
-            offered.forget(str(state / offered.FILE))
+            (state / OFFERED_FILE).unlink(missing_ok=True)
         self.reconciler = Reconciler(
             topology,
             runtime,
@@ -315,7 +315,7 @@ class _Agent:
             return _Usage(view.follow)
         from agent.node.batch_resources import NodeOffers
 
-        path = os.path.join(settings.state_dir, offered.FILE)
+        path = os.path.join(settings.state_dir, OFFERED_FILE)
         batch = NodeOffers(objects, self.node_name, view.load, path, wake)
         batch.start()
         closing.callback(batch.close)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -29,8 +29,10 @@ from agent.telemetry.exposition import (
     render,
     single,
 )
-from agent.usage.sampler import HostUnit
-from agent.usage.waits import Throttling, Waits
+
+if TYPE_CHECKING:  # an agent without usage does not load them
+    from agent.usage.sampler import HostUnit
+    from agent.usage.waits import Throttling, Waits
 
 _AGENT: Final = Declarations("topolet")
 _PASSES: Final = _AGENT.counter(

@@ -9,3 +9,9 @@ nor the kernel's idle time accounts for is the system's.
 The samples are in rings (`series`), which the number of pods and NUMA nodes bounds; a restart loses
 them. `node_metric` makes the status of Koordinator's NodeMetric of them. `node_slo` reads the
 strategies that Koordinator's manager has for the node."""
+
+from typing import Final
+
+OFFERED_FILE: Final = "batch-resources.json"
+"""The file of `offered` in the state folder: here, since an agent without usage loads no module of
+this package, and removes the file."""

@@ -3,8 +3,6 @@ from."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 from typing import Final
 
 import msgspec
@@ -13,7 +11,6 @@ from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.usage.batch_mid import OfferedResource
 
-FILE: Final = "batch-resources.json"
 _MAX_BYTES: Final = 64 << 10
 
 
@@ -38,10 +35,3 @@ def read(path: str) -> Offered:
     if len(text) > _MAX_BYTES:
         raise JsonError(f"is larger than {_MAX_BYTES} bytes")
     return bounds.decode(_offered, text)
-
-
-def forget(path: str) -> None:
-    """Removes the file of an agent that offered something, for one that does not. Raises
-    OSError."""
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(path)

@@ -14,7 +14,7 @@ from agent.model import snapshot as snapshots
 from agent.model.linux_resources import LinuxResources
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted
-from agent.usage.offered import FILE
+from agent.usage import OFFERED_FILE
 from tests.cli.conftest import Topolet
 from tests.cli.kubectl import RUNNING, Kubectl
 from tests.cli.kubectl import pod as agent_pod
@@ -119,14 +119,14 @@ def test_a_resource_that_a_node_does_not_offer(
     words: tuple[str, ...], reason: str, tmp_path: Path, topolet: Topolet
 ) -> None:
     if words[1] == "mid-cpu":
-        (tmp_path / FILE).write_text("{}")
+        (tmp_path / OFFERED_FILE).write_text("{}")
     assert reason in topolet("explain", *words, f"--state-dir={tmp_path}", code=2).err
 
 
 def test_a_file_of_offers_that_cannot_be_read_is_named_once(
     tmp_path: Path, topolet: Topolet
 ) -> None:
-    path = tmp_path / FILE
+    path = tmp_path / OFFERED_FILE
     path.mkdir()
     printed = topolet("explain", "node", "batch-cpu", f"--state-dir={tmp_path}", code=2)
     assert printed.err.count(str(path)) == 1

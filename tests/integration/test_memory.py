@@ -97,6 +97,8 @@ def test_modules_that_an_agent_in_a_cluster_loads(apiserver: ApiServer, node: Te
     node.stop_agent()
     # import time:      self [us] | cumulative | imported package
     lines = (line.split("|") for line in node.log("agent").splitlines())
-    loaded = {words[2].strip().partition(".")[0] for words in lines if len(words) == 3}
+    modules = {words[2].strip() for words in lines if len(words) == 3}
+    loaded = {module.partition(".")[0] for module in modules}
     assert {"agent", "ssl", "urllib3"} <= loaded, "no modules were printed"
     assert not loaded & HEAVY
+    assert not {module for module in modules if module.startswith("agent.usage.")}, "it is off"

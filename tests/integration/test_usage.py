@@ -13,7 +13,7 @@ import pytest
 from agent.__main__ import main
 from agent.kube.errors import KubeError
 from agent.model.quantities import milli, whole
-from agent.usage.offered import FILE
+from agent.usage import OFFERED_FILE
 from tests.deploy.manifests import objects
 from tests.fixtures.pods import run_pod
 from tests.integration.apiserver.server import ApiServer
@@ -123,7 +123,7 @@ def test_the_use_of_a_busy_pod_is_in_the_node_metric_that_the_agent_creates(
 
 
 def test_an_agent_that_offers_nothing_forgets_what_was_offered(node: TestNode) -> None:
-    path = node.folder / "state" / FILE
+    path = node.folder / "state" / OFFERED_FILE
     path.parent.mkdir(exist_ok=True)
     path.write_text("{}")
     node.start_agent()

@@ -20,8 +20,8 @@ from agent.node.batch_resources import (
     StrategyError,
     strategy,
 )
+from agent.usage import OFFERED_FILE
 from agent.usage.batch_mid import ColocationStrategy, NodeLoad
-from agent.usage.offered import FILE
 
 GIB = 1 << 30
 LOAD = NodeLoad(
@@ -62,7 +62,7 @@ class Host:
             self,  # type: ignore[arg-type]
             "n",
             lambda: self.loaded,
-            str(self.folder / FILE),
+            str(self.folder / OFFERED_FILE),
             self.changed,
             lambda: self.seconds + self.wall_ahead,
             lambda: self.seconds,
@@ -159,9 +159,9 @@ def test_errors_leave_the_amounts_for_some_time(
 
 
 def test_a_file_that_cannot_be_read_is_named(host: Host, caplog: pytest.LogCaptureFixture) -> None:
-    (host.folder / FILE).write_text("{")
+    (host.folder / OFFERED_FILE).write_text("{")
     assert host.restarted().resources() == {}
-    assert str(host.folder / FILE) in caplog.text
+    assert str(host.folder / OFFERED_FILE) in caplog.text
 
 
 def test_labels_override_the_annotation_of_a_node() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from agent.model.bounds import JsonError
 from agent.usage.batch_mid import Offer, OfferedResource, Term
-from agent.usage.offered import Offered, forget, read
+from agent.usage.offered import Offered, read
 
 OFFERED = Offered(5.0, (OfferedResource("kubernetes.io/batch-cpu", 500, Offer((Term("a", 700),))),))
 
@@ -19,14 +19,6 @@ def test_the_file_has_what_was_offered(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode(OFFERED))
     assert read(str(path)) == OFFERED
     assert OFFERED.amounts == {"kubernetes.io/batch-cpu": 500}
-
-
-def test_a_file_is_forgotten_also_where_there_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("{}")
-    for _ in range(2):
-        forget(str(path))
-        assert not path.exists()
 
 
 @pytest.mark.parametrize("text", [b"{", b'{"at": "x"}', b" " * (65 << 10)])
