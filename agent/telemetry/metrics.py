@@ -6,9 +6,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import GPU_MEMORY, Device, DeviceType
@@ -347,7 +345,7 @@ _Two = tuple[float | None, float | None]
 """CPUs and bytes of memory in use; None for a value that is not known."""
 
 
-class UsageValues(msgspec.Struct, frozen=True):
+class UsageValues(NamedTuple):
     """The newest samples of the machine, of NUMA nodes by id, and of pods by title."""
 
     machine: _Two
