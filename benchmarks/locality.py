@@ -406,7 +406,7 @@ class Node:
 
 
 class Scheduler(Protocol):
-    """The choice of nodes. It is told each pod that starts or ends on one."""
+    """Chooses nodes for pods. The simulation calls it when a pod starts or ends on a node."""
 
     def choose(self, pod: Pod, fitting: Sequence[Node]) -> Node | None:
         """The node for the pod, of those with enough free amounts; None if it has to wait."""

@@ -13,9 +13,11 @@ _TOLERANCE: Final = 1e-9
 
 def judge(case: dict[str, Any]) -> CaseVerdict:
     times = [milliseconds / 1000 for milliseconds, _ in case["points"]]
-    found = aggregate(times, [float(value) for _, value in case["points"]])
-    actual = {name: getattr(found, field) if found else None for name, field in _FIELDS.items()}
-    actual["count"] = found.count if found else 0
+    aggregated = aggregate(times, [float(value) for _, value in case["points"]])
+    actual = {
+        name: getattr(aggregated, field) if aggregated else None for name, field in _FIELDS.items()
+    }
+    actual["count"] = aggregated.count if aggregated else 0
     expected = case["expect"]
     agrees = expected.keys() == actual.keys() and all(
         _equal(value, expected[name]) for name, value in actual.items()

@@ -74,12 +74,12 @@ def _peak(case: dict[str, Any]) -> CaseVerdict:
                 )
             )
     node = decode_node(json.dumps(case["node"]).encode())
-    found = predicted(Peak.of(node.allocatable), pods, models)
+    prediction = predicted(Peak.of(node.allocatable), pods, models)
     actual: Any = {name: {"error": True} for name in ("peak", "reclaimable")}
-    if found is not None:
+    if prediction is not None:
         actual = {
             name: {"cpuMilli": each.cpu_milli, "memory": each.memory_bytes}
-            for name, each in (("peak", found.peak), ("reclaimable", found.reclaimable))
+            for name, each in (("peak", prediction.peak), ("reclaimable", prediction.reclaimable))
         }
     return CaseVerdict(actual == case["expect"], actual)
 

@@ -267,10 +267,10 @@ class Controllers:
 
     def _directory(self, group: str, file: str) -> str:
         controller, _, name = file.partition(".")
-        found = self._mounts.get("pressure" if name == "pressure" else controller)
-        if found is None or "/" in file:
+        mount = self._mounts.get("pressure" if name == "pressure" else controller)
+        if mount is None or "/" in file:
             raise CgroupError(f"this machine has no controller for {file!r}")
-        return found[1] + below(group)
+        return mount[1] + below(group)
 
 
 _MICROSECONDS: Final = 1_000_000

@@ -32,13 +32,13 @@ def buses(namespace: int) -> dict[str, str]:
     `namespace`: a descriptor of the namespace.
 
     Raises OSError: EPERM without CAP_SYS_ADMIN, ETIMEDOUT while the kernel changes interfaces."""
-    found: dict[str, str] = {}
+    address_of: dict[str, str] = {}
     errors: list[OSError] = []
 
     def read() -> None:
         try:
             _enter(namespace)
-            found.update(_buses())
+            address_of.update(_buses())
         except OSError as error:
             errors.append(error)
 
@@ -50,7 +50,7 @@ def buses(namespace: int) -> dict[str, str]:
         raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
     for error in errors:
         raise error
-    return found
+    return address_of
 
 
 def _enter(namespace: int) -> None:

@@ -168,7 +168,7 @@ class Reads(enum.Enum):
     CPUS_AND_DEVICE_ZONES = enum.auto()
     """Its CPUs and NUMA amounts, and the whole report."""
     DEVICES = enum.auto()
-    """The same, and the devices of its Device object."""
+    """Its CPUs and NUMA amounts, the whole report, and the devices of its Device object."""
 
 
 GPU_MILLI: Final = 1000
@@ -275,7 +275,7 @@ class PodRequest(msgspec.Struct, frozen=True):
         return CARD_RESOURCES & self.requests.keys()
 
     def without_devices(self, names: Collection[str]) -> PodRequest:
-        """The same request, with these of its `devices.listed` and `cards` as plain extended
+        """The request, in which these resources of `devices.listed` and `cards` are plain extended
         resources."""
         if self.devices is None:
             return self

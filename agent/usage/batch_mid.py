@@ -245,8 +245,8 @@ def _mid(name: str, node: NodeLoad, strategy: ColocationStrategy) -> Offer:
     limit = int(capacity * (shares.mid / 100))
     if strategy.mid_reclaim_mode == "static":
         return Offer((Term("static share", int(capacity * (shares.mid_static / 100))),), limit)
-    known = all(each in node.used for each in RESOURCES)
-    unused = max(0, capacity - node.used[name]) if known else 0
+    both_used = all(resource in node.used for resource in RESOURCES)
+    unused = max(0, capacity - node.used[name]) if both_used else 0
     requested = sum(
         pod.requests.get(name, 0) for pod in node.pods if pod.priority_class == PriorityClass.PROD
     )

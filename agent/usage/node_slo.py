@@ -93,7 +93,7 @@ class MemoryQos(Fields, frozen=True):
 
 
 class IoConfig(Fields, frozen=True):
-    """None: the kernel's setting stays. Of operations and bytes a second, 0 is no limit."""
+    """The kernel's setting stays where a field is None. An amount of 0 a second sets no limit."""
 
     read_iops: Amount | None = None
     write_iops: Amount | None = None

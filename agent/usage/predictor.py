@@ -78,8 +78,8 @@ class Predictor:
             for key, (cpus, memory_bytes) in used.items():
                 model = self._models.get(key)
                 if model is None and len(self._models) < _MAX_MODELS:
-                    made = DecayingHistogram(CPU_BUCKETS), DecayingHistogram(MEMORY_BUCKETS)
-                    model = self._models[key] = _Model(at, *made)
+                    histograms = DecayingHistogram(CPU_BUCKETS), DecayingHistogram(MEMORY_BUCKETS)
+                    model = self._models[key] = _Model(at, *histograms)
                 if model is not None:
                     model.cpus.add(cpus, at)
                     model.memory.add(memory_bytes, at)

@@ -62,7 +62,7 @@ class Groups(Protocol):
         """By the quota of the group itself; None if it has had none, or it can't be read."""
 
     def stalls(self, group: str) -> Stalls:
-        """Of all tasks in and below the group."""
+        """The stalls of all tasks in and below the group."""
 
 
 class Used(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ class Throttling(msgspec.Struct, frozen=True):
     """The counters of one quota."""
 
     periods: int
-    """Those in which the group ran."""
+    """The periods in which the group ran."""
     throttled_periods: int
     seconds: float
     """The time without CPU, of each CPU on which the group had to wait: several in a second."""

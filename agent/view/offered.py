@@ -48,5 +48,5 @@ def as_text(shown: ExplainedResource) -> str:
 
 
 def as_json(shown: ExplainedResource) -> str:
-    """The same as data."""
+    """The terms and what became of them, as JSON."""
     return printable_json(msgspec.json.encode(shown).decode()) + "\n"

@@ -87,7 +87,7 @@ def test_pods_train_the_models_of_their_class(tmp_path: Path) -> None:
     view.follow([pod("a")], cluster, machine(1, 2))
     for _ in range(2):
         view.sampler.sample()
-    assert view.used(CollectPolicy()).prod is None, "there are no models yet"
+    assert view.used(CollectPolicy()).prod is None, "the models have no samples"
     view.train()
     prod = view.used(CollectPolicy()).prod
     assert prod is not None

@@ -330,9 +330,11 @@ def assumed_of(
     properties: NodeProperties,
 ) -> Assumed | None:
     """The pod's own CPUs and amounts by its allocation; a pod on a shared pool takes no CPU.
-    `devices`: those that it has from a scheduler. `taken`: the amounts that the kubelet takes for
-    the pod, from any NUMA node if the allocation names none. A static kubelet follows no
-    allocation."""
+    A static kubelet follows no allocation.
+
+    `devices`: a scheduler has allocated these amounts to the pod.
+    `taken`: the kubelet takes these amounts for the pod, from any NUMA node if the allocation names
+        none."""
     cpus, inventory = properties.cpus, properties.inventory
     static = cpus is not None and cpus.kubelet_static
     zones = _zones_of(allocation, cpus) if allocation is not None else {}

@@ -140,7 +140,8 @@ def _devices(node: ZonedNode, part: PodPart) -> dict[str, int]:
 
 
 def _shared_milli(pod: NumaRequest, part: PodPart, static: bool) -> int:
-    """Of a whole pod without its containers that have no devices: these run anywhere."""
+    """The CPU request that counts near the devices. A whole pod counts without its containers that
+    have no devices, which run anywhere."""
     if part.kind is PartKind.POD:
         return near_milli_of(pod, static=static)
     return part.requests.get("cpu", 0) - (part.exclusive_milli if static else 0)

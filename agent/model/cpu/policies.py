@@ -87,7 +87,7 @@ class DeviceLocality(enum.StrEnum):
     BIND = "bind"
     """As `prefer`, and its memory comes from these NUMA nodes alone."""
     REQUIRE = "require"
-    """As `prefer`, and Topolet's scheduler binds the pod only where it has room for this."""
+    """It is `prefer` on the node; Topolet's scheduler binds the pod only where there is room."""
 
 
 class NumaExclusive(enum.StrEnum):
