@@ -118,11 +118,7 @@ class Predictor:
 
     def _loaded(self) -> dict[str, _Model]:
         try:
-            with open(self._path, "rb") as file:
-                text = file.read(_MAX_BYTES + 1)
-            if len(text) > _MAX_BYTES:
-                raise JsonError(f"is larger than {_MAX_BYTES} bytes")
-            saved = bounds.decode(_decoder, text)
+            saved = bounds.decode(_decoder, files.read(self._path, _MAX_BYTES))
         except FileNotFoundError:
             return {}
         except OSError as error:
