@@ -109,6 +109,17 @@ class Hierarchy:
         except OSError as error:
             raise _error("read", path, self.exists(group), error) from error
 
+    def threads(self, group: str) -> tuple[int, ...]:
+        """The threads in the group itself, the first ones of many, without those of groups in it.
+        Raises CgroupError, GroupGone."""
+        path = f"{self._directory(group)}/{'tasks' if self.version == 1 else 'cgroup.threads'}"
+        try:
+            text = self.handles.read(path)
+        except OSError as error:
+            raise _error("read", path, self.exists(group), error) from error
+        # The last number of a text that does not end in a line end is cut.
+        return tuple(map(int, text[: text.rfind(b"\n") + 1].split()))
+
     def write(self, group: str, cpus: CpuSet) -> None:
         """Sets `cpuset.cpus` in one write(2). Raises CgroupError, GroupGone, and ValueError for an
         empty set."""

@@ -1,0 +1,260 @@
+"""Who waited for CPU time, and who had the CPUs meanwhile.
+
+What a pod waits
+    The kernel counts for each thread how long it could have run and did not (`schedstat`).
+    Interrupts and a hypervisor take time from a thread that runs, which the thread does not notice:
+    of their time on a CPU, the pod has lost the part in which it had the CPU.
+
+Who ran where
+    The kernel does not count the time of a cgroup v2 by CPU. But it says how long each CPU was
+    busy, how long each group and kernel thread ran, and on which CPUs it may run. Of all
+    distributions that agree with these, this module takes the one that assumes nothing else
+    (iterative proportional fitting). Who may not run on a CPU has no time there. What no pod, unit
+    or kernel thread accounts for is of processes outside of them.
+
+What a wait consists of
+    - throttled: by the quota of the pod. It never counts as a neighbour's.
+    - taken by others: what the pod would have run without them, which is at most what they ran on
+      its CPUs, and at most what its threads could use of those CPUs at once.
+    - too few CPUs: the rest. Its threads waited for each other.
+
+The three add up to the wait. The part that others have taken is distributed over them by their time
+on the CPUs of the pod."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+
+
+class PartyKind(enum.StrEnum):
+    """What can take CPU time."""
+
+    POD = "pod"
+    UNIT = "unit"
+    """A unit of systemd."""
+    KERNEL_THREAD = "kernel-thread"
+    INTERRUPTS = "interrupts"
+    """Also the softirqs that they cause."""
+    HYPERVISOR = "hypervisor"
+    PROCESSES = "processes"
+    """All that are in no pod and no unit."""
+
+
+class Party(msgspec.Struct, frozen=True, order=True):
+    """Somebody who takes CPU time."""
+
+    kind: PartyKind
+    name: str
+    """`namespace/name` of a pod, the cgroup of a unit, the name of a kernel thread, or the device
+    of interrupts."""
+    qos: str = ""
+    """The QoS class of a pod."""
+
+
+class Runner(msgspec.Struct, frozen=True):
+    """What ran in an interval."""
+
+    party: Party
+    cpus: CpuSet
+    """Where it may run."""
+    used_seconds: float
+
+
+class WaitingContainer(Runner, frozen=True):
+    """A container whose threads are known; its party is its pod. The times are sums over its
+    threads or CPUs, so several seconds in a second are possible."""
+
+    delay_seconds: float = 0.0
+    """How long its threads could have run and did not."""
+    throttled_seconds: float = 0.0
+    """How long CPUs did not run it because of a quota."""
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """What happened on a node between two moments."""
+
+    seconds: float
+    process_seconds: Mapping[int, float]
+    """By CPU, how long it ran processes and kernel threads."""
+    taken_seconds: Mapping[Party, Mapping[int, float]] = {}
+    """How long interrupts and the hypervisor had each CPU."""
+    containers: tuple[WaitingContainer, ...] = ()
+    runners: tuple[Runner, ...] = ()
+    """Everything else that ran."""
+
+
+class CpuWait(msgspec.Struct, frozen=True):
+    """A pod's wait, and its parts, in seconds of each second."""
+
+    pod: Party
+    cpus: CpuSet
+    waited: float
+    throttled: float
+    own: float
+    """Its threads waited for each other."""
+    takers: tuple[tuple[Party, float], ...]
+    """The largest first."""
+
+
+OTHER_PROCESSES: Final = Party(PartyKind.PROCESSES, "processes outside of pods and units")
+_ROUNDS: Final = 8
+_LEAST_SHARE: Final = 1e-3
+"""The part of an interval that a CPU counts as busy at least: a tick may miss a short run."""
+_NANOSECOND: Final = 1e-9
+_UNSEEN_SHARE: Final = 0.02
+"""The part of an interval that ticks may miss on a CPU."""
+
+
+def cpu_waits(interval: Interval, least: float = 0.0) -> tuple[CpuWait, ...]:
+    """The waits of pods, the longest first.
+
+    `least`: waits that are shorter, in seconds of each second, are left out. Without a longer one
+        nothing is computed."""
+    possible: dict[Party, float] = {}
+    lost = _by_cpu(interval.taken_seconds)
+    for container in interval.containers:
+        longest = container.delay_seconds + sum(lost.get(cpu, 0.0) for cpu in container.cpus)
+        possible[container.party] = possible.get(container.party, 0.0) + longest
+    waiting = {
+        pod for pod, seconds in possible.items() if seconds and seconds >= least * interval.seconds
+    }
+    if not waiting or interval.seconds <= 0:
+        return ()
+    ran = _Ran(interval)
+    waits = [_wait(pod, interval, ran) for pod in waiting]
+    longest_first = sorted(waits, key=lambda wait: (-wait.waited, wait.pod))
+    return tuple(wait for wait in longest_first if wait.waited and wait.waited >= least)
+
+
+class _Ran:
+    """How long each party ran on each CPU."""
+
+    def __init__(self, interval: Interval) -> None:
+        self._by_party: dict[Party, dict[CpuSet, float]] = {}
+        self._used: dict[CpuSet, float] = {}
+        for runner in _runners(interval):
+            of_party = self._by_party.setdefault(runner.party, {})
+            for by_set in (of_party, self._used):
+                by_set[runner.cpus] = by_set.get(runner.cpus, 0.0) + runner.used_seconds
+        self._of_sets = _fitted(interval, self._used)
+
+    def on(self, cpus: CpuSet, own_cpus: CpuSet, used_seconds: float) -> dict[int, float]:
+        """By CPU of `cpus`, the time of what may run on `own_cpus` and ran so long in all."""
+        total = self._used.get(own_cpus, 0.0)
+        share = used_seconds / total if total > 0 else 0.0
+        of_set = self._of_sets.get(own_cpus, {})
+        return {cpu: share * of_set.get(cpu, 0.0) for cpu in cpus & own_cpus}
+
+    def by_party(self, cpus: CpuSet) -> dict[Party, float]:
+        """How long each party ran on those CPUs; without those that did not."""
+        times = {}
+        for party, of_party in self._by_party.items():
+            time = sum(
+                sum(self.on(cpus, own_cpus, used).values()) for own_cpus, used in of_party.items()
+            )
+            if time > 0:
+                times[party] = time
+        return times
+
+
+def _wait(pod: Party, interval: Interval, ran: _Ran) -> CpuWait:
+    lost = _by_cpu(interval.taken_seconds)
+    throttled = own = 0.0
+    taken: dict[Party, float] = {}
+    cpus = EMPTY
+    for container in interval.containers:
+        if container.party != pod:
+            continue
+        cpus |= container.cpus
+        times = ran.by_party(container.cpus)
+        own_seconds = times.pop(pod, 0.0)
+        on_cpu = ran.on(container.cpus, container.cpus, container.used_seconds)
+        while_it_ran = {
+            cpu: min(1.0, time / max(interval.seconds - lost.get(cpu, 0.0), time, _NANOSECOND))
+            for cpu, time in on_cpu.items()
+        }
+        for party, by_cpu in interval.taken_seconds.items():
+            all_of_it = sum(by_cpu.get(cpu, 0.0) for cpu in container.cpus)
+            hit = sum(by_cpu.get(cpu, 0.0) * share for cpu, share in while_it_ran.items())
+            if hit > 0:
+                taken[party] = taken.get(party, 0.0) + hit
+            if all_of_it > hit:
+                times[party] = all_of_it - hit
+        by_quota = min(container.delay_seconds, container.throttled_seconds)
+        by_others = min(
+            container.delay_seconds - by_quota,
+            sum(times.values()),
+            max(0.0, _usable(container, own_seconds, interval) - by_quota),
+        )
+        throttled += by_quota
+        own += container.delay_seconds - by_quota - by_others
+        total = sum(times.values())
+        for party, time in times.items():
+            if by_others > 0:
+                taken[party] = taken.get(party, 0.0) + by_others * time / total
+    takers = ((party, seconds / interval.seconds) for party, seconds in taken.items())
+    return CpuWait(
+        pod,
+        cpus,
+        (throttled + own + sum(taken.values())) / interval.seconds,
+        throttled / interval.seconds,
+        own / interval.seconds,
+        tuple(sorted(takers, key=lambda taker: (-taker[1], taker[0]))),
+    )
+
+
+def _usable(container: WaitingContainer, own_seconds: float, interval: Interval) -> float:
+    """What the container could have used more if nobody else had run.
+
+    `own_seconds`: what its pod used of its CPUs."""
+    capacity = len(container.cpus) * interval.seconds
+    of_its_pod = max(0.0, own_seconds - container.used_seconds)
+    wanted = container.used_seconds + container.delay_seconds
+    return min(wanted, capacity - of_its_pod) - container.used_seconds
+
+
+def _by_cpu(taken_seconds: Mapping[Party, Mapping[int, float]]) -> dict[int, float]:
+    seconds: dict[int, float] = {}
+    for by_cpu in taken_seconds.values():
+        for cpu, time in by_cpu.items():
+            seconds[cpu] = seconds.get(cpu, 0.0) + time
+    return seconds
+
+
+def _runners(interval: Interval) -> Iterator[Runner]:
+    """All that ran. The processes of no party are one of them, if they ran longer than what ticks
+    may miss."""
+    rest = sum(interval.process_seconds.values())
+    for runner in (*interval.containers, *interval.runners):
+        if runner.used_seconds >= _NANOSECOND:
+            rest -= runner.used_seconds
+            yield runner
+    if rest > _UNSEEN_SHARE * interval.seconds * len(interval.process_seconds):
+        yield Runner(OTHER_PROCESSES, CpuSet(interval.process_seconds), rest)
+
+
+def _fitted(
+    interval: Interval, used: Mapping[CpuSet, float]
+) -> Mapping[CpuSet, Mapping[int, float]]:
+    """By set of CPUs, how long what may run there ran on each of them.
+
+    `used`: how long it ran in all."""
+    least = _LEAST_SHARE * interval.seconds
+    busy = {cpu: max(seconds, least) for cpu, seconds in interval.process_seconds.items()}
+    rows = {cpus: {cpu: busy[cpu] for cpu in cpus if cpu in busy} for cpus in used}
+    for _ in range(_ROUNDS):
+        sums = dict.fromkeys(busy, 0.0)
+        for row in rows.values():
+            for cpu, seconds in row.items():
+                sums[cpu] += seconds
+        for cpus, row in rows.items():
+            fitted = {cpu: seconds * busy[cpu] / sums[cpu] for cpu, seconds in row.items()}
+            total = sum(fitted.values())
+            rows[cpus] = {cpu: seconds * used[cpus] / total for cpu, seconds in fitted.items()}
+    return rows

@@ -1,0 +1,126 @@
+"""How long threads ran, and how long they waited to run, by /proc/PID/schedstat
+(Documentation/scheduler/sched-stats.rst)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.host.files import Tree
+from agent.host.log_once import Once
+from agent.model.cpu.cpuset import CpuSet, CpuSetError
+
+log = logging.getLogger(__name__)
+
+MAX_THREADS: Final = 4096
+"""So many threads are read at one moment. Of more threads, each n-th is read and counts n times."""
+_MAX_KERNEL_THREADS: Final = 8192
+_KERNEL_CHILDREN: Final = "proc/2/task/2/children"
+"""All kernel threads are children of kthreadd."""
+_SECONDS: Final = 1e-9
+
+
+class ThreadTimes(msgspec.Struct, frozen=True):
+    """What the kernel has counted for a thread."""
+
+    ran_seconds: float
+    delay_seconds: float
+    """How long it could have run and did not."""
+
+
+class KernelThread(msgspec.Struct, frozen=True):
+    name: str
+    cpus: CpuSet
+    """Where it may run."""
+
+
+def thread_times(schedstat: str) -> ThreadTimes | None:
+    """From the text of a schedstat file; None for a text of another form."""
+    words = schedstat.split()
+    if len(words) < _FIELDS or not (words[0].isdecimal() and words[1].isdecimal()):
+        return None
+    return ThreadTimes(int(words[0]) * _SECONDS, int(words[1]) * _SECONDS)
+
+
+_FIELDS: Final = 3
+
+
+class Delays(msgspec.Struct, frozen=True):
+    """The delays of some threads at one moment."""
+
+    every: int = 1
+    """Each of these threads stands for so many."""
+    seconds: Mapping[str, Mapping[int, float]] = {}
+    """By cgroup and id of the thread."""
+
+    def since(self, before: Delays, group: str) -> float | None:
+        """How long the threads of a group have waited between the two moments; None if not both are
+        known. The waits of threads that have ended in between are not known."""
+        if group not in self.seconds or group not in before.seconds:
+            return None
+        if self.every != before.every:
+            return None
+        old = before.seconds[group]
+        waited = sum(
+            max(0.0, seconds - old.get(thread, 0.0))
+            for thread, seconds in self.seconds[group].items()
+        )
+        return self.every * waited
+
+
+class Schedstat:
+    """Reads the files below a root. What has ended is left out."""
+
+    def __init__(self, root: str) -> None:
+        self._tree = Tree(root)
+        self._absent = Once(log)
+
+    def delays(self, threads: Mapping[str, Iterable[int]]) -> Delays:
+        """`threads`: their ids by cgroup."""
+        ids = {group: tuple(of_group) for group, of_group in threads.items()}
+        every = -(-sum(map(len, ids.values())) // MAX_THREADS) or 1
+        return Delays(
+            every,
+            {
+                group: {
+                    thread: times.delay_seconds
+                    for thread in of_group
+                    if thread % every == 0 and (times := self._times(thread)) is not None
+                }
+                for group, of_group in ids.items()
+            },
+        )
+
+    def kernel_threads(self) -> dict[int, float]:
+        """How long each kernel thread has run, by its id."""
+        children = self._text(_KERNEL_CHILDREN)
+        if children is None:
+            self._absent.report("this kernel does not list its threads: none can be named")
+        ids = [int(word) for word in (children or "").split() if word.isdecimal()]
+        return {
+            thread: times.ran_seconds
+            for thread in ids[:_MAX_KERNEL_THREADS]
+            if (times := self._times(thread)) is not None
+        }
+
+    def kernel_thread(self, thread: int) -> KernelThread | None:
+        """None if it has ended."""
+        status = self._text(f"proc/{thread}/status") or ""
+        fields = dict(line.partition(":")[::2] for line in status.splitlines())
+        try:
+            cpus = CpuSet.parse(fields["Cpus_allowed_list"])
+        except (KeyError, CpuSetError):
+            return None
+        return KernelThread(fields.get("Name", "").strip(), cpus)
+
+    def _times(self, thread: int) -> ThreadTimes | None:
+        return thread_times(self._text(f"proc/{thread}/schedstat") or "")
+
+    def _text(self, path: str) -> str | None:
+        try:
+            return self._tree.text(path)
+        except OSError:  # ESRCH: it has ended since its folder was opened
+            return None
