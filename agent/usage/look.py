@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import msgspec
 
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
-from agent.usage.contention import Interval, PartyKind, Party, Runner, WaitingContainer
+from agent.usage.contention import Interval, Party, PartyKind, Runner, WaitingContainer
 from agent.usage.interrupts import (
     InterruptCounters,
     Interrupts,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.usage.contention import PartyKind, Party, Runner, WaitingContainer
+from agent.usage.contention import Party, PartyKind, Runner, WaitingContainer
 from agent.usage.interrupts import CpuTimes, Interrupts
 from agent.usage.look import Look, LookedPod, Lookout, interval
 from agent.usage.sampler import SampledPod
