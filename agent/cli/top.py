@@ -34,15 +34,26 @@ from agent.host.daemon import FaultError, Faults
 from agent.model.devices.gpus import GpuReport
 from agent.model.settings.agent import DevicesSettings, GpuDriverRoot, NodeName, RestoreSettings
 from agent.model.settings.options import SettingsError, socket_path
+from agent.node import past_load
 from agent.node.sampler import NodeSampler, PodReader
 from agent.rpc.grpc import RpcError
+from agent.usage.past import PastHour
 from agent.view import devices as devices_view
 from agent.view import format, terminal
 from agent.view.devices import DeviceSources, ShownDevice
 from agent.view.terminal import Ability
 from agent.view.top import lists
 from agent.view.top.frame import frame
-from agent.view.top.values import NodeObservation, Opened, ScreenState, Usage, pressed
+from agent.view.top.values import (
+    SORTS,
+    SORTS_OF_USAGE,
+    NodeObservation,
+    Opened,
+    ScreenState,
+    Usage,
+    as_json,
+    pressed,
+)
 
 
 class TopSettings(RestoreSettings, frozen=True):
@@ -55,7 +66,7 @@ class TopSettings(RestoreSettings, frozen=True):
 USAGE = "topolet top [OPTIONS] [NODE]"
 SETTINGS = TopSettings
 _LEAST_SECONDS, _MOST_SECONDS = 0.1, 3_600.0
-_SECONDS: Final = {"pods": 10.0, "devices": 10.0, "gpus": 2.0}
+_SECONDS: Final = {"pods": 10.0, "devices": 10.0, "gpus": 2.0, "hour": 15.0}
 """The time between two readings of each source. Pods are also read after each decision."""
 _ANSWER_SECONDS: Final = 5.0
 _ONCE_SECONDS: Final = 0.5
@@ -74,6 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time between two updates of the screen (default: 1)",
     )
     parser.add_argument("--once", action="store_true", help="print one picture and end")
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=("picture", "json"),
+        default="picture",
+        help="json: print the values once and end",
+    )
     remote.add_arguments(parser)
     options.add_arguments(parser, SETTINGS)
 
@@ -107,6 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
     # Log lines would damage the screen, which shows the problems itself.
     logging.disable(logging.CRITICAL)
     try:
+        if arguments.output == "json":
+            return _once(sampler, reader, None)
         if arguments.once or not sys.stdout.isatty() or term in ("", "dumb"):
             return _once(sampler, reader, ability)
         return _live(sampler, reader, ability, encoding, arguments.every)
@@ -122,7 +142,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _on_node(arguments: argparse.Namespace) -> int:
     """Runs the command on NODE, with the abilities of the caller's terminal."""
-    flags = [f"--every={arguments.every:g}", *(["--once"] if arguments.once else [])]
+    once = arguments.once or arguments.output == "json"
+    flags = [f"--every={arguments.every:g}", f"--output={arguments.output}"]
+    flags += ["--once"] if once else []
     try:
         agent = remote.find_agent(arguments)
     except remote.RemoteError as error:
@@ -132,16 +154,20 @@ def _on_node(arguments: argparse.Namespace) -> int:
     variables = [f"TERM={term}"] if _TERM.fullmatch(term) else []
     variables += ["NO_COLOR=1"] if os.environ.get("NO_COLOR") else []
     command = ["env", *variables, *remote.command_line("top", arguments, SETTINGS, *flags)]
-    return remote.run(agent, command, terminal=not arguments.once)
+    return remote.run(agent, command, terminal=not once)
 
 
-def _once(sampler: NodeSampler, reader: _Reader, ability: Ability) -> int:
-    """Prints one picture without colours. Loads need two readings, some time apart."""
+def _once(sampler: NodeSampler, reader: _Reader, ability: Ability | None) -> int:
+    """Prints one picture without colours, or without an ability the values as JSON. Loads need two
+    readings, some time apart."""
     sampler.observe()
     reader.read()
     time.sleep(_ONCE_SECONDS)
     reader.read()
     reader.close()
+    if ability is None:
+        print(as_json(reader.observed()), flush=True)
+        return 0
     columns, _ = shutil.get_terminal_size((100, 24))
     plain = msgspec.structs.replace(ability, colours=0)
     state = ScreenState(focus="")
@@ -174,6 +200,8 @@ def _live(
                 columns, rows = screen.size
                 drawn = frame(observed, background.opened, state, columns, rows, ability)
                 screen.show(terminal.rows(drawn, columns, ability.colours))
+                sorts = SORTS_OF_USAGE if observed.hour else SORTS
+                state = msgspec.structs.replace(state, sorts=sorts)
                 entries = lists.keys(observed, state)
                 for key in screen.keys(max(due - time.monotonic(), 0.0)):
                     state = pressed(key, state, entries, max(rows // 2, 1))
@@ -204,10 +232,12 @@ class _Reader:
         self._devices: tuple[ShownDevice, ...] = ()
         self._usage: dict[str, Usage] = {}
         self._problems: dict[str, str] = {}
+        self._hour: PastHour | None = None
 
     def observed(self) -> NodeObservation:
         """The node now, with the last answers. Raises DiscoveryError, OSError."""
-        return self._sampler.observe(self._devices, self._usage, tuple(self._problems.values()))
+        problems = tuple(self._problems.values())
+        return self._sampler.observe(self._devices, self._usage, problems, self._hour)
 
     def read(self) -> None:
         """Reads each source whose time has come."""
@@ -221,6 +251,8 @@ class _Reader:
             self._problems.pop("devices", None)
         except (DiscoveryError, OSError) as error:
             self._problems = {**self._problems, "devices": f"the devices are unknown: {error}"}
+        if self._is_due("hour"):
+            self._hour = past_load.read(self._settings.root, self._settings.state_dir)
 
     def opened(self, uid: str) -> Opened:
         """What the runtime and the cgroups report of a pod."""

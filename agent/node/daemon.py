@@ -74,6 +74,7 @@ from agent.usage import OFFERED_FILE
 if TYPE_CHECKING:
     from agent.node.corrected import CorrectedPodResources, Serve
     from agent.node.page import NodePage
+    from agent.usage.past import PastHour
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ HTTP_LIMITS: Final = ServerLimits(
     ),
     threads=0,
 )
-PAGE_VALUES: Final = ("state", "history", "load")
+PAGE_VALUES: Final = ("state", "history", "load", "usage")
 """The methods of `NodePage` that its page asks for."""
 
 
@@ -251,7 +252,9 @@ class _Agent:
             namespaces = locality_of_namespaces(objects, wake, self.sources)
             closing.callback(locations.close)
             closing.callback(namespaces.close)
-        usage = self._usage(settings, objects, wake, closing) if settings.usage else _NO_USAGE
+        usage = self.usage = (
+            self._usage(settings, objects, wake, closing) if settings.usage else _NO_USAGE
+        )
         if usage.offered is _NO_USAGE.offered:
             (state / OFFERED_FILE).unlink(missing_ok=True)
         self.reconciler = Reconciler(
@@ -305,21 +308,21 @@ class _Agent:
         view.start()
         closing.callback(view.close)
         if not isinstance(objects, Cluster):
-            return _Usage(view.follow)
+            return _Usage(view.follow, past=view.past)
         if settings.node_metric != "off":
             create = settings.node_metric == "create"
             reporter = NodeMetricReporter(objects, self.node_name, view.used, create=create)
             reporter.start()
             closing.callback(reporter.close)
         if settings.batch_resources == "off":
-            return _Usage(view.follow)
+            return _Usage(view.follow, past=view.past)
         from agent.node.batch_resources import NodeOffers
 
         path = os.path.join(settings.state_dir, OFFERED_FILE)
         batch = NodeOffers(objects, self.node_name, view.load, path, wake)
         batch.start()
         closing.callback(batch.close)
-        return _Usage(view.follow, batch.resources)
+        return _Usage(view.follow, batch.resources, view.past)
 
     def triggers(self, settings: AgentSettings) -> Triggers:
         """Watches the host from now on."""
@@ -362,6 +365,8 @@ class _Usage(NamedTuple):
     follow: FollowUsage | None = None
     offered: Callable[[], Mapping[str, int]] = dict
     """The batch and mid resources of the Node."""
+    past: Callable[[], PastHour] | None = None
+    """Returns the load and pressure of the last hour; None if nothing is sampled."""
 
 
 _NO_USAGE: Final = _Usage()
@@ -390,6 +395,7 @@ def _routes(agent: _Agent, frontend: Frontend | None) -> dict[str, Route]:
             devices.sysfs if devices else None,
             devices.gpu_report if devices else lambda: None,
             agent.health.problem,
+            agent.usage.past,
         )
 
     return {

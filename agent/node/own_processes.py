@@ -188,6 +188,15 @@ def series(text: str) -> Iterator[MetricSeries]:
         yield MetricSeries(match[1], dict(_LABEL.findall(match[2] or "")), value)
 
 
+def answer(address: tuple[str, int], path: str) -> str | None:
+    """What the process answers to a GET of the path; None if it has no such answer."""
+    try:
+        status, text = _get(address, path)
+    except (OSError, http.client.HTTPException):
+        return None
+    return text if status == http.HTTPStatus.OK else None
+
+
 def _get(address: tuple[str, int], path: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection(*address, timeout=_SECONDS)
     try:

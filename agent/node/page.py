@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -32,10 +32,15 @@ from agent.view.devices import DeviceSources, ShownDevice
 from agent.view.history import PoolSize, RecentChange, RecentChanges
 from agent.view.live import SCHEMA_VERSION, Attention, LiveNode, drift, live, loads
 
+if TYPE_CHECKING:
+    from agent.usage.past import PastHour
+
 _HISTORY_SECONDS: Final = 86_400.0
 _POOL_SECONDS: Final = 3_600.0
 _FIRST_BYTES: Final = 1 << 20
 """How much of each file of the trail is read when the first browser asks: its last bytes."""
+_USAGE_SECONDS: Final = 60.0
+"""The time between two revisions of the usage."""
 LOAD_SECONDS: Final = 0.4
 """The least time between two reads of the load: several browsers get the same one."""
 _Sysfs = tuple[Mapping[str, Function], Rdma, Fpgas]
@@ -71,6 +76,8 @@ class _Load(msgspec.Struct, frozen=True):
     """The revision of the state."""
     history: int
     """The revision of the history."""
+    usage: int
+    """The revision of the usage, 0 if no use of CPU and memory is sampled."""
     problem: str
     """Why the agent is not Ready."""
     load: str
@@ -79,12 +86,22 @@ class _Load(msgspec.Struct, frozen=True):
     """By address."""
 
 
+class _Usage(msgspec.Struct, frozen=True):
+    """The use of CPU and memory."""
+
+    schema_version: int
+    hour: object
+    """A `past.PastHour`; None if nothing is sampled."""
+
+
 class NodePage:
     """The page of the node, and what it asks for.
 
     `last`: returns what the last pass found, None before the first one.
     `sysfs`: the devices, None if they are switched off.
-    `problem`: returns why the agent is not Ready, "" if it is."""
+    `problem`: returns why the agent is not Ready, "" if it is.
+    `past`: returns the load and pressure of the last hour; None if no use of CPU and memory is
+        sampled."""
 
     def __init__(
         self,
@@ -95,6 +112,7 @@ class NodePage:
         sysfs: SysfsDevices | None,
         gpu_report: Callable[[], GpuReport | None],
         problem: Callable[[], str],
+        past: Callable[[], PastHour] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._node = node
@@ -105,6 +123,7 @@ class NodePage:
         self._sysfs = sysfs
         self._gpu_report = gpu_report
         self._problem = problem
+        self._past = past
         self._clock = clock
         self._made_of: object = None
         self._live: LiveNode | None = None
@@ -149,11 +168,16 @@ class NodePage:
                 audit.stamp(self._clock()),
                 self._state,
                 self._history,
+                int(self._clock() // _USAGE_SECONDS) if self._past else 0,
                 reason(self._problem()),
                 base64.b64encode(self._load_of(last.topology if last else _NO_TOPOLOGY)).decode(),
                 self._use(),
             )
         )
+
+    def usage(self) -> bytes:
+        """The load and pressure of the last hour as `past.PastHour`."""
+        return msgspec.json.encode(_Usage(SCHEMA_VERSION, self._past() if self._past else None))
 
     def _node_now(self) -> LiveNode:
         last = self._last() or LastPass(_NO_TOPOLOGY, None)

@@ -50,7 +50,7 @@ from agent.node.sources import Sources
 from agent.node.violations import RefusedLimit, Shortfall, find_unallocated, unmet
 from agent.telemetry.metrics import AgentMetrics
 
-FollowUsage = Callable[[Collection[Pod], ClusterState, Topology], None]
+FollowUsage = Callable[[Collection[Pod], ClusterState, Topology, Decision], None]
 UpdatePodResources = Callable[
     [Iterable[Pod], Mapping[str, PodWanted], DeviceState, DeviceVisibility | None], None
 ]
@@ -121,8 +121,8 @@ class Reporter:
     `append`: adds records to the audit trail.
     `sources`: their problems are Events of the Node.
     `kai`: None if KAI gets no placements.
-    `follow_usage`: gets the runtime's pods, the cluster and the machine; None if no use of CPU and
-        memory is sampled."""
+    `follow_usage`: gets the runtime's pods, the cluster, the machine and the decision; None if
+        no use of CPU and memory is sampled."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class Reporter:
         if visibility is not UNDECIDED:
             self._cluster.report(moment)
         if self._follow_usage is not None:
-            self._follow_usage(listed, moment.cluster, moment.topology)
+            self._follow_usage(listed, moment.cluster, moment.topology, decision)
         if self._kai is not None:
             api_pods = moment.cluster.pods.values()
             self._kai.update(pods, api_pods, held_by_pod(moment), moment.topology)

@@ -29,6 +29,7 @@ from agent.node.reserved_load import cpu_times
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 from agent.telemetry import audit as trail
+from agent.usage.past import PastHour
 from agent.view.devices import ShownDevice
 from agent.view.history import RecentChanges
 from agent.view.live import LiveNode, live, loads
@@ -79,11 +80,13 @@ class NodeSampler:
         devices: Sequence[ShownDevice] = (),
         usage: Mapping[str, Usage] | None = None,
         problems: Sequence[str] = (),
+        hour: PastHour | None = None,
     ) -> NodeObservation:
         """The node now. The loads are those since the last call.
 
         `devices`, `usage`: what the caller read of devices and pods.
         `problems`: why it could not read all.
+        `hour`: the load and pressure of the last hour; None if the agent does not sample them.
 
         Raises DiscoveryError, OSError."""
         now = self._clock()
@@ -103,7 +106,7 @@ class NodeSampler:
             age = max(time.monotonic() - self._snapshot.listed_at / 1e9, 0.0)
         observed = NodeObservation(now, self._live, tuple(unread), age, load, usage or {}, recent)
         self._samples = [*self._samples[-_MOST_SAMPLES:], sample(observed)]
-        return msgspec.structs.replace(observed, samples=tuple(self._samples))
+        return msgspec.structs.replace(observed, samples=tuple(self._samples), hour=hour)
 
     def _read_snapshot(self) -> Iterator[str]:
         """Reads the snapshot again if it has changed. Yields why there are no decisions, or why

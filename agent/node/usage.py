@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from agent.allocate.pools import Decision
 from agent.allocate.present import in_api
 from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone
 from agent.host.daemon import Periodic
@@ -20,12 +21,13 @@ from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
 from agent.kube.errors import KubeError
 from agent.kube.objects import NODE_METRIC
+from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.topology import Topology
 from agent.model.nrt.node_annotations import node_reservation
 from agent.model.objects import ObjectError
 from agent.model.pod.apiobjects import ApiNode, ApiPod
 from agent.model.pod.pods import Container, Pod
-from agent.model.pod.qos import PriorityClass, QoS
+from agent.model.pod.qos import POOLS, PriorityClass, QoS
 from agent.model.pod.resource_request import pod_requests
 from agent.node.cluster_view import ClusterState
 from agent.telemetry.metrics import AgentMetrics, UsageValues
@@ -40,6 +42,7 @@ from agent.usage.node_metric import (
     priority_class_of_pod,
     qos_of_pod,
 )
+from agent.usage.past import OWN, PastHour
 from agent.usage.prediction import Peak, PredictedPod, Prediction
 from agent.usage.predictor import FILE, TRAIN_SECONDS, Predictor
 from agent.usage.sampler import SAMPLE_SECONDS, SampledPod, UsageSampler, Used
@@ -129,7 +132,13 @@ class UsageView:
             thread.stop()
         self._controllers.close()
 
-    def follow(self, pods: Collection[Pod], cluster: ClusterState, topology: Topology) -> None:
+    def follow(
+        self,
+        pods: Collection[Pod],
+        cluster: ClusterState,
+        topology: Topology,
+        decision: Decision,
+    ) -> None:
         """From now on these pods of the runtime are sampled."""
         in_cluster = in_api(pods, cluster.pods.values())
         with self._lock:
@@ -144,7 +153,15 @@ class UsageView:
             }
         sampled = (sampled_pod(pod) for pod in pods)
         node_of = {cpu.id: cpu.node for cpu in topology.cpus}
-        self.sampler.follow((each for each in sampled if each is not None), node_of)
+        self.sampler.follow(
+            (each for each in sampled if each is not None),
+            node_of,
+            cpus_by_pool(decision, topology),
+        )
+
+    def past(self) -> PastHour:
+        """The load and pressure of the last hour."""
+        return self.sampler.past(self._now())
 
     def used(self, policy: CollectPolicy) -> UsedNode:
         """What a NodeMetric with this policy reports."""
@@ -284,6 +301,17 @@ class UsageView:
             ),
             self.sampler.units(),
         )
+
+
+def cpus_by_pool(decision: Decision, topology: Topology) -> dict[tuple[str, int], CpuSet]:
+    """The CPUs that pods own, as the kind `own`, and those of each pool that is not dedicated, by
+    kind and NUMA node."""
+    owned = union(owner.cpus for owner in decision.owners)
+    by_pool = {(OWN, node.id): owned & node.cpus for node in topology.numa_nodes if node.cpus}
+    for name, kind in POOLS.items():
+        if not kind.dedicated:
+            by_pool |= {(kind.title, each.node): each.cpus for each in decision.pools.get(name, ())}
+    return by_pool
 
 
 def _amounts(used: Used) -> dict[str, int]:

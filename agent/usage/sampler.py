@@ -10,7 +10,10 @@ from typing import Final, Protocol
 
 import msgspec
 
+from agent.model.cpu.cpuset import CpuSet
+from agent.usage import past
 from agent.usage.machine import Machine
+from agent.usage.past import LoadHistory, PastHour
 from agent.usage.series import Aggregate, SampleRing
 from agent.usage.waits import Stalls, Throttling, Waits
 
@@ -108,6 +111,9 @@ class UsageSampler:
         self._lock = threading.Lock()
         self._pods: tuple[SampledPod, ...] = ()
         self._node_of: Mapping[int, int] = {}
+        self._pools: Mapping[tuple[str, int], CpuSet] = {}
+        self._past = LoadHistory()
+        self._past_before: _Moment | None = None
         self._before: _Counters | None = None
         self._memory_at: float | None = None
         self._node, self._system = _Use(MACHINE_SECONDS), _Use(MACHINE_SECONDS)
@@ -117,21 +123,28 @@ class UsageSampler:
         self._waits = Waits()
         self._units: dict[str, HostUnit] = {}
 
-    def follow(self, pods: Iterable[SampledPod], node_of: Mapping[int, int]) -> None:
-        """From now on the pods are these. `node_of`: the NUMA nodes of the online CPUs."""
+    def follow(
+        self,
+        pods: Iterable[SampledPod],
+        node_of: Mapping[int, int],
+        pools: Mapping[tuple[str, int], CpuSet] = {},
+    ) -> None:
+        """From now on the pods are these. `node_of`: the NUMA nodes of the online CPUs. `pools`:
+        CPUs by the kind of the pool and NUMA node."""
         with self._lock:
-            self._pods, self._node_of = tuple(pods), node_of
+            self._pods, self._node_of, self._pools = tuple(pods), node_of, pools
 
     def sample(self) -> None:
         """Takes one sample. What can't be read is missing in it."""
         with self._lock:
-            pods, node_of = self._pods, self._node_of
+            pods, node_of, pools = self._pods, self._node_of, self._pools
         now = self._clock()
         counters = _Counters(now, self._machine.busy_seconds(), self._read(pods))
-        waits, units = self._waits, self._units
+        waits, units, moment = self._waits, self._units, None
         if self._memory_at is None or now - self._memory_at >= MEMORY_SECONDS - SAMPLE_SECONDS / 2:
             memory, self._memory_at = self._memory(pods, node_of), now
             waits, units = self._read_waits(pods), self._read_units()
+            moment = _Moment(counters, memory, waits)
         else:
             new = tuple(pod for pod in pods if pod.uid not in self._of_pods)
             memory = _Memory(None, {}, self._memory_of_groups(new), new)
@@ -140,6 +153,10 @@ class UsageSampler:
             if self._before is not None and now > self._before.at:
                 self._add_cpus(pods, node_of, self._before, counters)
             self._add_memory(now, memory)
+            if moment is not None:
+                samples = _past_samples(self._past_before, moment, pods, node_of, pools)
+                self._past.add(now, samples)
+                self._past_before = moment
             self._before, self._waits, self._units = counters, waits, units
 
     def node(self, seconds: float, *, page_cache: bool = False) -> Used:
@@ -180,6 +197,11 @@ class UsageSampler:
         """The use of systemd's units outside of pods, by name."""
         with self._lock:
             return self._units
+
+    def past(self, wall: float) -> PastHour:
+        """The load and pressure of the last hour. `wall`: the time in seconds since 1970."""
+        with self._lock:
+            return self._past.hour(self._clock(), wall)
 
     def _since(self, use: _Use, seconds: float, *, page_cache: bool = False) -> Used:
         with self._lock:
@@ -319,6 +341,75 @@ class _Memory(msgspec.Struct, frozen=True):
     nodes: Mapping[int, int]
     groups: Mapping[str, tuple[int, int]]
     pods: tuple[SampledPod, ...]
+
+
+class _Moment(msgspec.Struct, frozen=True):
+    """What is read at a sample of memory."""
+
+    counters: _Counters
+    memory: _Memory
+    waits: Waits
+
+
+def _past_samples(
+    before: _Moment | None,
+    now: _Moment,
+    pods: Iterable[SampledPod],
+    node_of: Mapping[int, int],
+    pools: Mapping[tuple[str, int], CpuSet],
+) -> dict[past.Part, dict[str, float]]:
+    """The load and pressure of each part of the node since the moment before."""
+    at, counters, memory = now.counters.at, now.counters, now.memory
+    machine: dict[str, float] = {}
+    samples: dict[past.Part, dict[str, float]] = {past.MACHINE: machine}
+    samples |= {(past.NUMA_NODE, node): {} for node in sorted(set(node_of.values()))}
+    samples |= {(past.POOL, *key): {"of_cpus": len(cpus)} for key, cpus in pools.items()}
+    samples |= {(past.POD, pod.uid): {} for pod in pods}
+    if memory.machine is not None:
+        machine["memory_bytes"] = memory.machine[0]
+    for node, used_bytes in memory.nodes.items():
+        samples[past.NUMA_NODE, node]["memory_bytes"] = used_bytes
+    for pod in pods:
+        if (read := memory.groups.get(pod.group)) is not None:
+            samples[past.POD, pod.uid]["memory_bytes"] = read[0]
+    if before is None or at <= before.counters.at:
+        return samples
+    passed = at - before.counters.at
+    busy = {
+        cpu: max(0.0, seconds - before.counters.busy[cpu]) / passed
+        for cpu, seconds in counters.busy.items()
+        if cpu in before.counters.busy
+    }
+    if busy:
+        machine["cpus"] = sum(busy.values())
+        for cpu, node in node_of.items():
+            of_node = samples[past.NUMA_NODE, node]
+            of_node["cpus"] = of_node.get("cpus", 0.0) + busy.get(cpu, 0.0)
+        for key, cpus in pools.items():
+            samples[past.POOL, *key]["cpus"] = sum(busy.get(cpu, 0.0) for cpu in cpus)
+    machine |= _pressure(before.waits.machine, now.waits.machine, passed)
+    for pod in pods:
+        of_pod = samples[past.POD, pod.uid]
+        if (used_cpus := _rate(pod.group, before.counters, counters)) is not None:
+            of_pod["cpus"] = used_cpus
+        stalled_before = before.waits.pods.get(pod.uid, {})
+        of_pod |= _pressure(stalled_before, now.waits.pods.get(pod.uid, {}), passed)
+    for key_of_quota, quota in now.waits.quotas.items():
+        quota_before = before.waits.quotas.get(key_of_quota)
+        if quota_before is not None:
+            of_pod = samples[past.POD, key_of_quota[0]]
+            seconds = max(0.0, quota.seconds - quota_before.seconds)
+            of_pod["throttled_cpus"] = of_pod.get("throttled_cpus", 0.0) + seconds / passed
+    return samples
+
+
+def _pressure(before: Stalls, now: Stalls, passed: float) -> dict[str, float]:
+    """By quantity, the part of the time in which a task waited."""
+    return {
+        f"{key[0]}_pressure": min(max(0.0, seconds - before[key]) / passed, 1.0)
+        for key, seconds in now.items()
+        if key in before and key[1:] == ("some",)
+    }
 
 
 def _rate(group: str, before: _Counters, now: _Counters) -> float | None:

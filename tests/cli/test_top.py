@@ -98,6 +98,16 @@ def test_loads_as_they_change(terminal: EmulatedTerminal, tmp_path: Path) -> Non
     assert terminal.colour_at(row, column) != "default"
 
 
+def test_the_values_as_json(topolet: Topolet, command_line: list[str]) -> None:
+    done = topolet(*words_of(command_line), "--output=json")
+    document = done.json
+    assert (document["schema_version"], document["node"]["node"]) == (1, "node-a")
+    assert [pod["title"] for pod in document["node"]["pods"]][:2] == ["ml/train", "db/postgres"]
+    assert document["loads"].keys() == {str(cpu) for cpu in range(8)}
+    assert "hour" not in document, "no agent samples it"
+    assert "the agent does not run" in document["problems"][0]
+
+
 def test_a_new_decision(terminal: EmulatedTerminal, tmp_path: Path) -> None:
     topology = nodes.machine(2, 1, 1, 4, 1)
     text = snapshots.encode(nodes.snapshot(topology, shared=1))

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from typing import Final
+
+import msgspec
+
+from agent.usage.past import PastHour
+from agent.view import past
 from tests.fixtures.pods import remove_pod, run_pod
 from tests.fixtures.screen import EmulatedTerminal, topolet
-from tests.integration.harness import TestNode
+from tests.integration.harness import TestNode, kernel_group
 from tests.waiting import eventually
+
+_SECONDS: Final = 60.0
 
 
 def test_the_screen_shows_pods_that_start_move_and_end(node: TestNode) -> None:
@@ -61,3 +72,35 @@ def test_the_screen_shows_pods_that_start_move_and_end(node: TestNode) -> None:
 
 def line_of(text: str, part: str) -> str:
     return next((line for line in text.splitlines() if part in line), "")
+
+
+def test_the_load_of_the_last_hour_of_a_busy_pod(node: TestNode) -> None:
+    spec = node.spec("busy", "LSE", "1")
+    _, container = run_pod(node.direct, spec)
+    group = kernel_group(node.direct.container_status(container).pid, "cpuacct")
+    node.start_agent("--usage=true")
+    words = topolet(
+        "top",
+        f"--state-dir={node.state}",
+        f"--runtime-endpoint=unix://{node.containerd.socket}",
+        "--output=json",
+    )
+
+    def hour() -> PastHour:
+        printed = subprocess.run(words, check=True, capture_output=True, timeout=_SECONDS).stdout
+        return msgspec.convert(json.loads(printed)["hour"], PastHour, strict=False)
+
+    def is_loaded() -> bool:
+        return (past.last(past.of_pod(hour(), spec.uid).cpus) or 0.0) > 0.05
+
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            (group / "cgroup.procs").write_text(str(busy.pid))
+            eventually("its CPUs are in the last hour", is_loaded, _SECONDS)
+        finally:
+            busy.kill()
+    sampled = hour()
+    own = sum(past.last(pool.load.of_cpus) or 0.0 for pool in sampled.pools if pool.kind == "own")
+    assert own == 1.0
+    assert past.last(sampled.machine.cpus) is not None
+    assert past.last(past.of_pod(sampled, spec.uid).memory_bytes) is not None

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.allocate.pools import Decision
 from agent.cgroup.hierarchy import Controllers, mounted
 from agent.kube.errors import KubeError, ServerError
 from agent.kube.objects import Kind
@@ -44,6 +45,7 @@ from tests.waiting import eventually
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 ONE = aggregate([1.0], [1.0])
+NO_DECISION = Decision((), {}, (), {})
 ROOT = os.environ.get("TOPOLET_CGROUP_ROOT", "/sys/fs/cgroup")
 
 
@@ -84,7 +86,7 @@ def test_pods_train_the_models_of_their_class(tmp_path: Path) -> None:
     view = UsageView("/", str(tmp_path), Controllers(), AgentMetrics(), lambda: 2 * 86_400.0)
     node = ApiNode(allocatable={"cpu": 4000, "memory": 1 << 30})
     cluster = ClusterState(node, {"a": api_pod}, pods_listed=True)
-    view.follow([pod("a")], cluster, machine(1, 2))
+    view.follow([pod("a")], cluster, machine(1, 2), NO_DECISION)
     for _ in range(2):
         view.sampler.sample()
     assert view.used(CollectPolicy()).prod is None, "the models have no samples"
@@ -126,7 +128,7 @@ def test_a_throttled_container_waits_and_its_pod_without_quota_does_not(
     metrics = AgentMetrics()
     view = UsageView("/", str(tmp_path), Controllers(ROOT), metrics)
     running = pod("a", containers=(container("main", group), container("gone", f"{group}/gone")))
-    view.follow([running], ClusterState(), machine(1, 2))
+    view.follow([running], ClusterState(), machine(1, 2), NO_DECISION)
     view.sampler.sample()
     exported = samples(metrics)
     view.close()
@@ -202,7 +204,7 @@ def test_the_load_has_every_pod_of_the_node(tmp_path: Path) -> None:
         allocatable={"cpu": 3500, "memory": 1 << 29},
     )
     cluster = ClusterState(node, {"a": running, "b": ended}, pods_listed=True)
-    view.follow([pod("a")], cluster, machine(1, 2))
+    view.follow([pod("a")], cluster, machine(1, 2), NO_DECISION)
     assert view.load() is None, "nothing is measured"
     for _ in range(2):
         view.sampler.sample()
@@ -232,7 +234,8 @@ def loads_of(view: UsageView, *clusters: ClusterState) -> list[tuple[PodLoad, ..
     """Of the pod `a` of the runtime, one after the other."""
     loads = []
     for cluster in clusters:
-        view.follow([pod("a", containers=(container("main", "/a/main"),))], cluster, machine(1, 2))
+        running = pod("a", containers=(container("main", "/a/main"),))
+        view.follow([running], cluster, machine(1, 2), NO_DECISION)
         for _ in range(2):
             view.sampler.sample()
         loaded = view.load()

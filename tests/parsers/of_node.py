@@ -64,7 +64,7 @@ from agent.model.pod.pod_resources import PodResources
 from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import SnapshotError
 from agent.model.verdict import Code, Refuse
-from agent.node import cluster_view, gpus, kubelet_process
+from agent.node import cluster_view, gpus, kubelet_process, past_load
 from agent.nri import conflicts, link, messages, service
 from agent.nri.service import PluginCall, PluginService, PluginStats
 from agent.nri.ttrpc import PLUGIN, REQUEST, RESPONSE, RUNTIME, MuxError, Session, encode
@@ -727,6 +727,10 @@ def _own_files(folder: Path) -> Iterator[Target]:
         *datagrams,
         raises={NotificationError: "notification: "},
     )
+    hour = {"begin": 1.7e9, "machine": {"cpus": [None, 1.5]}, "numa_nodes": {"0": {}}}
+    pools = [{"kind": "LS", "node": 0, "load": {"of_cpus": [4]}}]
+    usage = {"hour": {**hour, "pools": pools, "pods": {"u": {"cpu_pressure": [0.5]}}}}
+    yield json_target("load of the last hour", past_load.decoded, usage)
     keeping = {
         "node": {"uid": "u", "labels": {"a": "b"}},
         "pods": {"u": {"labels": {}, "annotations": {"a": "b"}, "unequal": ""}},

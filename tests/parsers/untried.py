@@ -21,6 +21,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "node.doctor:_agent_answer",
         "node.gpus:GpuView.observe",
         "node.page:NodePage.__init__",
+        "node.page:NodePage.load",
         "node.usage:_amounts",
         "nri.daemon:metrics_page",
         "proxy.daemon:metrics_page",
@@ -35,6 +36,8 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "usage.batch_mid:_mid",
         "usage.node_metric:_resources",
         "usage.prediction:Peak.times",
+        "usage.past:LoadHistory.add",
+        "usage.past:LoadHistory.hour",
         "usage.series:_index",
     ),
     "it decodes what the same process has encoded": (
@@ -76,6 +79,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "koordinator.service:HookService._update",
         "kubelet.podresources:PodResourcesClient._call",
         "kubelet.podresources:corrected",
+        "node.past_load:read",
     ),
     "the kernel writes the text, and no process chooses it": (
         "cgroup.hierarchy:Controllers.cpu_seconds",

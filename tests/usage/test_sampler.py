@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.model.cpu.cpuset import CpuSet
 from agent.usage.machine import Machine, MachineMemory
+from agent.usage.past import PastLoad
 from agent.usage.sampler import MEMORY_SECONDS, HostUnit, Last, SampledPod, UsageSampler
 from agent.usage.waits import Stalls, Throttling, Waits
 
@@ -196,3 +199,51 @@ def test_mounts_take_no_place_of_units(host: Host) -> None:
     sampler = UsageSampler(host, host, lambda: host.now)
     sampler.sample()
     assert sampler.units() == {"sshd.service": HostUnit(None, 5)}
+
+
+def test_the_past_has_what_each_part_used_and_waited_for(
+    host: Host, sampler: UsageSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stalls(group: str = "/") -> Stalls:
+        share = 0.25 if group == "/" else 0.5
+        return {("cpu", "some"): host.now * share, ("cpu", "full"): host.now}
+
+    monkeypatch.setattr(host, "stalls", stalls)
+    pools = {("LS", 0): CpuSet((0, 1)), ("LS", 1): CpuSet((2,)), ("own", 1): CpuSet((3,))}
+    sampler.follow(PODS, NODE_OF, pools)
+    host.memory_of = {"/a": (4 * GIB, 6 * GIB)}
+    host.cpu = {"/a": 5.0}
+    host.quota_of = {"/a": Throttling(10, 1, 2.0), "/a/main": Throttling(10, 1, 1.0)}
+    host.now = 6000.0
+    sampler.sample()
+    assert sampler.past(0.0).pods["a"].cpus == (), "a first sample has no value"
+    host.use(MEMORY_SECONDS, {0: 1.0, 2: 0.5, 3: 0.25}, {"/a": 1.25})
+    host.quota_of = {"/a": Throttling(20, 9, 3.5), "/a/main": Throttling(20, 9, 2.5)}
+    sampler.sample()
+    hour = sampler.past(0.0)
+
+    def last(load: PastLoad) -> dict[str, float | None]:
+        """The quantities that are known, in the last minute."""
+        values = msgspec.structs.asdict(load)
+        return {name: each[-1] for name, each in values.items() if each}
+
+    assert last(hour.machine) == {"cpus": 1.75, "memory_bytes": 30 * GIB, "cpu_pressure": 0.25}
+    assert {node: last(load) for node, load in hour.numa_nodes.items()} == {
+        0: {"cpus": 1.0, "memory_bytes": GIB},
+        1: {"cpus": 0.75, "memory_bytes": 2 * GIB},
+    }
+    assert [(each.kind, each.node, last(each.load)) for each in hour.pools] == [
+        ("LS", 0, {"cpus": 1.0, "of_cpus": 2.0}),
+        ("LS", 1, {"cpus": 0.5, "of_cpus": 1.0}),
+        ("own", 1, {"cpus": 0.25, "of_cpus": 1.0}),
+    ]
+    assert last(hour.pods["a"]) == {
+        "cpus": 1.25,
+        "memory_bytes": 4 * GIB,
+        "cpu_pressure": 0.5,
+        "throttled_cpus": 0.2,
+    }
+    sampler.follow(PODS[1:], NODE_OF)
+    host.use(MEMORY_SECONDS, {}, {})
+    sampler.sample()
+    assert (set(sampler.past(0.0).pods), sampler.past(0.0).pools) == ({"b"}, ())

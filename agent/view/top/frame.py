@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.view import terminal
+from agent.view import past, terminal
 from agent.view.devices import ShownDevice
 from agent.view.format import count, size
 from agent.view.history import local
@@ -45,7 +45,7 @@ KEYS = (
     ("Enter", "open the pod or device: decision, cgroups, annotations, what happened"),
     ("Esc", "go back, or end the filter"),
     ("/", "filter the lists: lines that contain every word"),
-    ("s", "sort pods by class, use, CPUs, memory or name; r reverses the order"),
+    ("s", "sort pods by class, use, CPUs, memory or name, with usage also by waits; r reverses"),
     ("f or space", "freeze the screen, or continue"),
     ("t", "show the pools over 5 minutes, an hour or a day"),
     ("q", "end"),
@@ -71,7 +71,11 @@ def help_lines(columns: int) -> Frame:
 
 
 def lines_of(
-    entry: tuple[str, str], observed: NodeObservation, opened: Opened | None, columns: int
+    entry: tuple[str, str],
+    observed: NodeObservation,
+    opened: Opened | None,
+    columns: int,
+    ability: Ability,
 ) -> tuple[str, Frame]:
     """The title and the lines of an entry.
 
@@ -96,7 +100,7 @@ def lines_of(
         uid, title = change.uid, change.pod
     pod = next((pod for pod in observed.node.pods if pod.uid == uid), None)
     title = pod.title if pod else title
-    return f"Pod {title}", list(_pod(uid, title, pod, observed, opened, columns))
+    return f"Pod {title}", list(_pod(uid, title, pod, observed, opened, columns, ability))
 
 
 def _pod(
@@ -106,6 +110,7 @@ def _pod(
     observed: NodeObservation,
     opened: Opened | None,
     columns: int,
+    ability: Ability,
 ) -> Iterator[Line]:
     read = opened if opened is not None and opened.uid == uid else None
     yield (Piece("Decision", BOLD),)
@@ -113,6 +118,13 @@ def _pod(
         yield from _fact("", "The pod is gone.", columns)
     else:
         yield from _decision(pod, observed, columns)
+    of_hour = list(past.rows(past.of_pod(observed.hour, uid), columns - _MARGINS, ability))
+    if of_hour:
+        yield ()
+        yield (Piece("Load and pressure of the last hour", BOLD),)
+        for quantity, numbers, chart in of_hour:
+            yield Piece(f"  {quantity} ", FAINT), Piece(f"{numbers} "), Piece(chart, GOOD)
+        yield ()
     if read is None:
         yield from _fact("", "Reading from the runtime...", columns)
     else:
@@ -212,6 +224,7 @@ def _facts(facts: Mapping[str, str], columns: int) -> Iterator[Line]:
 
 
 _NAME = 16
+_MARGINS = 3
 _LONG_NAME = 40
 
 
@@ -311,6 +324,8 @@ def _head(observed: NodeObservation, state: ScreenState, columns: int, ability: 
     left.append(Piece(counts, FAINT))
     if used is not None:
         left += [Piece(f"  {used:4.0%} "), Piece(terminal.bar(used, 10, ability), GOOD)]
+    if observed.hour and (wait := past.most_waited(observed.hour.machine)) and columns >= 100:
+        left.append(Piece(f"  waits {wait}", FAINT))
     if age is not None and columns >= 110:
         left.append(Piece(f"  decided {_age(age)} ago", FAINT))
     right = [Piece(" FROZEN ", CHOSEN), Piece(" ")] if state.frozen else []
@@ -373,7 +388,9 @@ class _Body:
         if self.state.helps:
             return self._scrolled("Help", help_lines(columns), 0, columns, rows)
         if self.state.opened is not None:
-            title, lines = lines_of(self.state.opened, self.observed, self.opened, columns)
+            title, lines = lines_of(
+                self.state.opened, self.observed, self.opened, columns, self.ability
+            )
             return self._scrolled(title, lines, self.state.scroll, columns, rows)
         if self.state.page == "cpus":
             return self._stacked([self._pane("cpus", weight=1), self._pane("pools")], columns, rows)
@@ -400,7 +417,8 @@ class _Body:
             legend = _legend(marked, ability)
             return _Pane("CPUs", self._cells, 2, self.cells.height, weight, legend)
         if name == "pools":
-            title = f"Pools over the last {_WINDOWS[state.window_seconds]}"
+            of_hour = ": load of the last hour, size" if observed.hour else ""
+            title = f"Pools{of_hour} over the last {_WINDOWS[state.window_seconds]}"
             return _Pane(title, self._pools, len(KINDS), _wanted_of_pools, weight, last=True)
 
         def area(columns: int, rows: int) -> ListArea:
@@ -486,15 +504,22 @@ class _Body:
             load = samples[0].loads[kind] if samples else None
             percent = "   -" if load is None else f"{load:4.0%}"
             head = f" {name:<8} {count(size, 'CPU'):>8} {percent} "
+            of_hour = ""
+            if observed.hour and columns >= _WITH_HOUR:
+                values_of_hour = past.of_pools(observed.hour, kind)
+                of_hour = past.line_chart(values_of_hour, _HOUR_COLUMNS, self.ability, 1.0)
+                of_hour = f"{of_hour:>{_HOUR_COLUMNS}}  "
             points: Points = [
                 (time, None if value is None else value / online)
                 for time, value in pool_sizes(observed, kind)
             ]
-            room = max(columns - len(head), 1)
+            room = max(columns - len(head) - len(of_hour), 1)
             values = over_time(points, observed.time, state.window_seconds, room)
             for row, text in enumerate(terminal.chart(values, height, self.ability)):
-                label = head if row == height - 1 else " " * len(head)
-                lines.append((Piece(label), Piece(text, style)))
+                is_lowest = row == height - 1
+                labels = Piece(head), Piece(of_hour, GOOD)
+                blanks = Piece(" " * (len(head) + len(of_hour)))
+                lines.append((*(labels if is_lowest else (blanks,)), Piece(text, style)))
         return lines
 
     def _scrolled(self, title: str, lines: Frame, scroll: int, columns: int, rows: int) -> Frame:
@@ -506,6 +531,9 @@ class _Body:
         return _sized([*shown, *lines[start : start + room]], columns, rows)
 
 
+_HOUR_COLUMNS: Final = 20
+_WITH_HOUR: Final = 72
+"""From this number of columns on, the load of pools in the last hour is shown."""
 _POOL_COLOURS: Final = (75, 250, 117)
 _SHOWN_KINDS: Final = (
     ("own", "owned", terminal.Style(215)),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.view import terminal
+from agent.view import past, terminal
 from agent.view.devices import GPU, ShownDevice
 from agent.view.format import count, size
 from agent.view.history import RecentChange, local
@@ -35,6 +35,10 @@ _TRACK: Final = 236
 _WIDE_BAR: Final = 16
 _AMOUNTS_COLUMNS: Final = len("12.5 GiB of 12.5 GiB")
 _UNKNOWN: Final = Usage()
+_WAITS_COLUMNS: Final = len("memory 100%")
+_SHOWN_WAIT: Final = 0.2
+"""A pod that waits for this part of the time, or to which its quota refuses this part of a CPU, has
+the colour of an alarm."""
 _NAME_SHARE, _CPUS_SHARE = 0.4, 0.18
 """The largest parts of a line that the names and the CPUs of pods take."""
 
@@ -47,16 +51,28 @@ def pods(observed: NodeObservation, state: ScreenState) -> list[LivePod]:
         if state.matches(pod.title, pod.qos, pod.state, pod.reason, pod.refused, pod.waits)
     ]
     if key := _ORDERS.get(state.sort):
-        matching.sort(key=lambda pod: key(pod, observed.usage.get(pod.uid, _UNKNOWN)), reverse=True)
+        matching.sort(key=lambda pod: key(pod, observed), reverse=True)
     elif state.sort == "name":
         matching.sort(key=lambda pod: pod.title)
     return matching[::-1] if state.reversed else matching
 
 
-_ORDERS: Final[dict[str, Callable[[LivePod, Usage], float]]] = {
-    "used": lambda pod, usage: -1.0 if usage.cpus is None else usage.cpus,
-    "cpus": lambda pod, usage: len(CpuSet.parse(pod.own)) or len(CpuSet.parse(pod.cpus)) / 1e6,
-    "memory": lambda pod, usage: -1.0 if usage.memory_bytes is None else usage.memory_bytes,
+def _usage(pod: LivePod, observed: NodeObservation) -> Usage:
+    return observed.usage.get(pod.uid, _UNKNOWN)
+
+
+def _largest(amount: float | None) -> float:
+    """The key that sorts unknown amounts behind all others."""
+    return -1.0 if amount is None else amount
+
+
+_ORDERS: Final[dict[str, Callable[[LivePod, NodeObservation], float]]] = {
+    "used": lambda pod, observed: _largest(_usage(pod, observed).cpus),
+    "cpus": lambda pod, _: len(CpuSet.parse(pod.own)) or len(CpuSet.parse(pod.cpus)) / 1e6,
+    "memory": lambda pod, observed: _largest(_usage(pod, observed).memory_bytes),
+    "waits": lambda pod, observed: _largest(
+        wait.amount if (wait := past.most_waited(past.of_pod(observed.hour, pod.uid))) else None
+    ),
 }
 
 
@@ -149,9 +165,24 @@ def pod_lines(observed: NodeObservation, marked: Marks, area: ListArea) -> Frame
     longest = max((len(each.cpus) for each in entries), default=0)
     cpus = max(min(longest, int(area.columns * _CPUS_SHARE)), 4)
     with_memory = area.columns >= 72
+    with_waits = observed.hour is not None and area.columns >= 60
+    chart = 0 if not with_waits or area.columns < 72 else 10 if area.columns < 110 else 20
+
+    def of_hour(pod: LivePod) -> Line:
+        load = past.of_pod(observed.hour, pod.uid)
+        # The chart of an owner is full while all of its CPUs are busy.
+        owned = float(len(CpuSet.parse(pod.own))) or None
+        wait = past.most_waited(load)
+        waits = "-" if wait is None else str(wait)
+        style = PLAIN if wait is None or wait.amount < _SHOWN_WAIT else ALARM
+        of_cpus = past.line_chart(load.cpus, chart, area.ability, owned)
+        return (
+            Piece(f"{of_cpus:>{chart}} " if chart else "", GOOD),
+            Piece(f"{waits:<{_WAITS_COLUMNS}} ", style),
+        )
 
     def draw(pod: LivePod) -> Line:
-        usage = observed.usage.get(pod.uid, _UNKNOWN)
+        usage = _usage(pod, observed)
         mark = marked.by_pod[pod.uid]
         memory = size(usage.memory_bytes) if usage.memory_bytes is not None else "-"
         wrong = pod.refused or pod.waits
@@ -164,11 +195,14 @@ def pod_lines(observed: NodeObservation, marked: Marks, area: ListArea) -> Frame
             Piece(area.short(pod.cpus or "-", cpus)),
             Piece(f" {_cpus(usage.cpus):>6} {_filled(pod, usage, area.ability)} ", GOOD),
             Piece(f"{memory:>9} " if with_memory else ""),
+            *(of_hour(pod) if with_waits else ()),
             Piece(terminal.clean(words), ALARM if wrong else FAINT),
         )
 
     head = f"   {'POD':{name}} {'QOS':6} {'CPUS':{cpus}} {'USED':>6}   "
-    head += f"{'MEMORY':>9} WHY" if with_memory else "WHY"
+    head += f"{'MEMORY':>9} " if with_memory else ""
+    head += f"{'LAST HOUR':{chart}} " if chart else ""
+    head += f"{'WAITS':{_WAITS_COLUMNS}} WHY" if with_waits else "WHY"
     return area.lines("pods", (Piece(head, BOLD),), entries, lambda pod: pod.uid, draw)
 
 

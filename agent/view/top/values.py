@@ -11,13 +11,17 @@ import msgspec
 from agent.model import audit
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.pod.qos import POOLS
+from agent.usage.past import PastHour
+from agent.view.format import printable_json
 from agent.view.history import PoolSize, Recent, local
-from agent.view.live import UNKNOWN, Attention, LiveNode, drift
+from agent.view.live import SCHEMA_VERSION, UNKNOWN, Attention, LiveNode, drift
 
 PAGES: Final = ("overview", "cpus", "pods", "devices", "changes")
 LISTS: Final = ("pods", "devices", "changes")
 SORTS: Final = ("class", "used", "cpus", "memory", "name")
-"""The orders of pods; all but the first and the last show the largest first."""
+"""The orders of pods; used, cpus and memory show the largest first."""
+SORTS_OF_USAGE: Final = (*SORTS, "waits")
+"""The orders where load and pressure are sampled; waits show the largest first."""
 WINDOWS_SECONDS: Final = (300.0, 3_600.0, 86_400.0)
 
 Keys = Mapping[str, Sequence[str]]
@@ -36,6 +40,7 @@ class ScreenState(msgspec.Struct, frozen=True):
     """The list and the key of the entry whose details are shown, None if there is none."""
     scroll: int = 0
     """The first shown line of the details."""
+    sorts: tuple[str, ...] = SORTS
     sort: str = SORTS[0]
     reversed: bool = False
     filter: str = ""
@@ -119,7 +124,7 @@ _SIMPLE_CHANGES: Final[dict[str, _Change]] = {
     "?": lambda state: _with(state, helps=True),
     "h": lambda state: _with(state, helps=True),
     "/": lambda state: _with(state, typing=True),
-    "s": lambda state: _with(state, sort=_next(SORTS, state.sort)),
+    "s": lambda state: _with(state, sort=_next(state.sorts, state.sort)),
     "r": lambda state: _with(state, reversed=not state.reversed),
     "f": lambda state: _with(state, frozen=not state.frozen),
     " ": lambda state: _with(state, frozen=not state.frozen),
@@ -238,6 +243,8 @@ class NodeObservation(msgspec.Struct, frozen=True):
     """The changes of the last day."""
     samples: tuple[Sample, ...] = ()
     """By time, since the command began."""
+    hour: PastHour | None = None
+    """The load and pressure of the last hour; None if the agent does not sample them."""
 
     @property
     def attention(self) -> tuple[Attention, ...]:
@@ -252,6 +259,32 @@ class NodeObservation(msgspec.Struct, frozen=True):
             cpu.id: None if percent == UNKNOWN else percent / 100
             for cpu, percent in zip(self.node.cpus, self.loads, strict=False)
         }
+
+
+class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
+    schema_version: int
+    time: str
+    problems: tuple[str, ...]
+    node: LiveNode
+    loads: Mapping[int, float | None]
+    """By CPU, from 0 to 1; None: unknown."""
+    usage: Mapping[str, Usage]
+    """By the uid of a pod."""
+    hour: PastHour | None = None
+
+
+def as_json(observed: NodeObservation) -> str:
+    """The node, its loads, the use of pods, and load and pressure of the last hour, as JSON."""
+    document = _Document(
+        SCHEMA_VERSION,
+        audit.stamp(observed.time),
+        observed.problems,
+        msgspec.structs.replace(observed.node, attention=observed.attention),
+        observed.load_by_cpu,
+        observed.usage,
+        observed.hour,
+    )
+    return printable_json(msgspec.json.format(msgspec.json.encode(document)).decode())
 
 
 class Group(msgspec.Struct, frozen=True):

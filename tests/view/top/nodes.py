@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from agent.model import audit
@@ -10,9 +12,10 @@ from agent.model.cpu.topology import Cpu, NumaNode, Topology
 from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
+from agent.usage.past import MINUTE_SECONDS, MINUTES, PastHour, PastLoad, PastPool, Values
 from agent.view.devices import ShownDevice
 from agent.view.history import PoolSize, Recent, RecentChange
-from agent.view.live import live
+from agent.view.live import LivePool, live
 from agent.view.top.values import NodeObservation, Usage, sample
 
 NOW = 1_700_000_000.0
@@ -132,3 +135,49 @@ def node(*shape: int, shared: int = 6) -> NodeObservation:
         recent,
     )
     return msgspec.structs.replace(observed, samples=(sample(observed),))
+
+
+def hour(observed: NodeObservation) -> PastHour:
+    """The last hour of the node: a pod that waits since half an hour, one with a quota, and one
+    that started ten minutes ago."""
+    pods = {
+        "t": PastLoad(
+            _minutes(lambda minute: 0.5 + minute % 7 / 5),
+            memory_bytes=_minutes(lambda minute: (2 + minute / 60) * 1024**3),
+            cpu_pressure=_minutes(lambda _: 0.0),
+        ),
+        "u1": PastLoad(
+            _minutes(lambda minute: 0.25 if minute >= 30 else 1.5),
+            memory_bytes=_minutes(lambda _: 100 * 1024**2),
+            cpu_pressure=_minutes(lambda minute: 0.31 if minute >= 30 else 0.02),
+            memory_pressure=_minutes(lambda _: 0.0),
+            io_pressure=_minutes(lambda _: 0.01),
+        ),
+        "u2": PastLoad(_minutes(lambda _: 2.0), throttled_cpus=_minutes(lambda _: 1.25)),
+        "u4": PastLoad(_minutes(lambda minute: 0.16 if minute >= 50 else None)),
+    }
+    pools = tuple(
+        PastPool(
+            each.kind,
+            each.node,
+            PastLoad(
+                cpus=_minutes(lambda minute, size=size: size * minute / 100),  # type: ignore[misc]
+                of_cpus=_minutes(lambda _, size=size: size),  # type: ignore[misc]
+            ),
+        )
+        for each in (*observed.node.pools, LivePool("own", 0, "1-3"))
+        for size in [float(len(CpuSet.parse(each.cpus)))]
+    )
+    machine = PastLoad(
+        _minutes(lambda minute: minute / 10),
+        memory_bytes=_minutes(lambda _: 12 * 1024**3),
+        cpu_pressure=_minutes(lambda minute: minute / 400),
+        memory_pressure=_minutes(lambda _: 0.0),
+        io_pressure=_minutes(lambda _: 0.02),
+    )
+    begin = observed.time - MINUTES * MINUTE_SECONDS
+    return PastHour(begin, machine, {0: machine}, pools, pods)
+
+
+def _minutes(value: Callable[[int], float | None]) -> Values:
+    return tuple(map(value, range(MINUTES)))

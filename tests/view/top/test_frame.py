@@ -66,6 +66,12 @@ screen_states = st.builds(
 abilities = st.sampled_from((Ability(), ASCII, Ability(True, 16), Ability(True, 0)))
 
 
+@cache
+def with_hour(*shape: int) -> NodeObservation:
+    observed = nodes.node(*shape)
+    return msgspec.structs.replace(observed, hour=nodes.hour(observed))
+
+
 def text(lines: Frame) -> str:
     return "\n".join(map(terminal.text, lines))
 
@@ -87,6 +93,7 @@ def shown(
     st.integers(1, 70),
     abilities,
     st.sampled_from((None, OPENED)),
+    st.booleans(),
 )
 def test_every_frame_fits_its_size(
     shape: tuple[int, ...],
@@ -95,8 +102,10 @@ def test_every_frame_fits_its_size(
     rows: int,
     ability: Ability,
     opened: Opened | None,
+    sampled: bool,
 ) -> None:
-    drawn = frames.frame(node(*shape), opened, state, columns, rows, ability)
+    observed = with_hour(*shape) if sampled else node(*shape)
+    drawn = frames.frame(observed, opened, state, columns, rows, ability)
     assert len(drawn) == rows
     assert all(terminal.width(line) <= columns for line in drawn)
     if not ability.unicode:
@@ -123,11 +132,50 @@ def test_all_parts_at_80x24() -> None:
         assert part in screen, part
 
 
+def test_load_and_pressure_are_beside_the_owners_and_pools() -> None:
+    screen = shown(with_hour(), columns=110, rows=30)
+    for part in (
+        "─ Pools: load of the last hour, size over the last 5 minutes",
+        " LS pool    5 CPUs  42% ▁▁▁▁▁▁▂▂▂▂▃▃▃▃▄▄▄▄▄▅ ",
+        "MEMORY LAST HOUR            WAITS       WHY",
+        "3 GiB ▄▆▇▅▇▄▇▄▆▇▅▇▄▇▄▆▇▅▇▄ cpu 0%      own: a scheduler",
+        "100 MiB ██████████▁▁▁▁▁▁▁▁▁▁ cpu 31%     claim refused",
+        "quota 1.25  shares a pool",
+        "waits cpu 15%",
+    ):
+        assert part in screen, part
+    assert "cpu 31%     claim" in shown(with_hour(), columns=62)
+    assert "31%" not in shown(with_hour(), columns=50)
+
+
+def test_a_pod_that_is_not_sampled_waits_for_nothing_that_is_known() -> None:
+    screen = shown(with_hour(), columns=110)
+    line = next(row for row in screen.split("\n") if "db/postgres LSR" in row)
+    assert re.search(r"900 MiB {11,22}- +own:", line)
+
+
+def test_pods_that_wait_most_are_first() -> None:
+    state = ScreenState(sort="waits")
+    titles = [pod.title for pod in lists.pods(with_hour(), state)]
+    assert titles[:3] == ["web/front-2", "web/front-1", "ml/train"]
+
+
+def test_an_opened_pod_has_its_last_hour() -> None:
+    state = ScreenState(opened=("pods", "u1"))
+    screen = shown(with_hour(), state, columns=80, rows=40)
+    before, after = "█" * 19, "▁" * 19
+    assert f"CPUs used        0.25, most 1.50       {before}{after}" in screen
+    assert f"waits for CPU    31%, most 31%         {after}{before}" in screen
+    assert "Load and pressure" not in shown(node(), state, columns=80, rows=40)
+
+
 def test_the_picture_of_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     page = (Path(__file__).resolve().parents[3] / "docs" / "views.md").read_text()
     assert f"```\n{shown(node(), ability=ASCII)}\n```\n" in page
+    excerpt = page.partition("### The last hour")[2].split("```")[1].strip().split("\n")
+    assert set(excerpt) <= set(shown(with_hour(), ability=ASCII).split("\n"))
 
 
 def test_cells_have_owner_and_load() -> None:
