@@ -13,7 +13,8 @@ devices. That needs no scheduler: on the node the snapshot of the agent says it,
 asks the agent's pod there, with the rights of the caller.
 
 With the word node and a resource (`topolet explain node batch-cpu`) it prints how the agent of this
-node computed how much of it the node offers.
+node computed how much of it the node offers; `topolet explain node strategies` prints Koordinator's
+strategies that the agent of this node follows, and where each one comes from.
 
 Exit code 0: the pod gets a node, or its place is known; 1: it gets none; 2: it can't be explained.
 """
@@ -58,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "resource",
         nargs="?",
         metavar="RESOURCE",
-        help="after the word node: why this node offers so much of it, as batch-cpu or mid-memory",
+        help="after the word node: why this node offers so much of it, as batch-cpu or mid-memory; "
+        "or the word strategies",
     )
     parser.add_argument("-n", "--namespace", default="default", help="namespace of the pod")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
@@ -122,6 +124,8 @@ def _resource(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
         raise ExplainError(
             f"{arguments.resource} follows no pod: write `node {arguments.resource}`"
         )
+    if arguments.resource == "strategies":
+        return _strategies(arguments, settings)
     path = os.path.join(settings.state_dir, OFFERED_FILE)
     try:
         shown = offered_view.explained(offered.read(path), arguments.resource, time.time())
@@ -135,8 +139,33 @@ def _resource(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
             "--batch-resources=offer, unless koord-manager does or the Node's annotation forbids it"
         )
     draw = offered_view.as_json if arguments.output == "json" else offered_view.as_text
+    return _printed(draw(shown))
+
+
+def _strategies(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
+    """Prints the strategies that are in force. Returns the exit code. Raises ExplainError and
+    OSError."""
+    from agent.usage import STRATEGIES_FILE, strategies
+    from agent.view import strategies as strategies_view
+
+    path = os.path.join(settings.state_dir, STRATEGIES_FILE)
     try:
-        print(format.encodable(draw(shown)), end="", flush=True)
+        in_force = strategies.read(path)
+    except FileNotFoundError:
+        raise ExplainError(
+            "the agent of this node follows no strategies: it does with --usage and "
+            "--node-slo=follow"
+        ) from None
+    except JsonError as error:
+        raise ExplainError(f"{path}: {error}") from None
+    draw = strategies_view.as_json if arguments.output == "json" else strategies_view.as_text
+    return _printed(draw(in_force))
+
+
+def _printed(text: str) -> int:
+    """Prints a result; the exit code."""
+    try:
+        print(format.encodable(text), end="", flush=True)
     except OSError as error:
         return format.unwritten("explain", error)
     return 0

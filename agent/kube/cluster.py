@@ -18,6 +18,7 @@ import msgspec
 
 from agent.kube import events, objects, wire
 from agent.kube.errors import ConflictError, MalformedError, NotFoundError
+from agent.kube.kind_watch import KindWatch
 from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Changed, Discovery, Kind, Object, Read, kind_named
 from agent.kube.schedule import spread
@@ -144,6 +145,20 @@ class Cluster:
 
     def watch_node(self, name: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:
         return self._watch(objects.NODE, f"metadata.name={name}", read, changed)
+
+    def watch_named(
+        self, kind: Kind, name: str, read: Read[T], changed: Changed[T]
+    ) -> KindWatch[T]:
+        """Watches the one object, while the server has its kind."""
+        return KindWatch(
+            self._transport,
+            self.discovery,
+            kind,
+            read,
+            changed,
+            select={"fieldSelector": f"metadata.name={name}"},
+            first_seconds=self._first_seconds,
+        )
 
     def of_node(self, kind: Kind, node_name: str, take: Callable[[msgspec.Raw], T]) -> list[T]:
         """The objects whose `spec.nodeName` is the node, each read by `take`, as the server's cache

@@ -45,6 +45,7 @@ DEVICE: Final = Kind("Device", "scheduling.koordinator.sh", ("v1alpha1",), "devi
 RESERVATION: Final = Kind("Reservation", DEVICE.group, DEVICE.versions, "reservations")
 RESOURCE_SLICE: Final = Kind("ResourceSlice", "resource.k8s.io", ("v1",), "resourceslices")
 NODE_METRIC: Final = Kind("NodeMetric", "slo.koordinator.sh", ("v1alpha1",), "nodemetrics")
+NODE_SLO: Final = Kind("NodeSLO", NODE_METRIC.group, NODE_METRIC.versions, "nodeslos")
 REBIND: Final = Kind("RebindResource", DEVICE.group, DEVICE.versions, "rebindresources")
 
 _KINDS = {each.name: each for each in (NODE, NAMESPACE, TOPOLOGY, DEVICE, NODE_METRIC)}

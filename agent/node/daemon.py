@@ -69,11 +69,12 @@ from agent.node.sources import SourceName, Sources
 from agent.node.triggers import Triggers
 from agent.telemetry.audit import Trail
 from agent.telemetry.metrics import AgentMetrics
-from agent.usage import OFFERED_FILE
+from agent.usage import OFFERED_FILE, STRATEGIES_FILE
 
 if TYPE_CHECKING:
     from agent.node.corrected import CorrectedPodResources, Serve
     from agent.node.page import NodePage
+    from agent.node.strategies import StrategiesView
     from agent.usage.past import PastHour
 
 log = logging.getLogger(__name__)
@@ -257,6 +258,8 @@ class _Agent:
         )
         if usage.offered is _NO_USAGE.offered:
             (state / OFFERED_FILE).unlink(missing_ok=True)
+        if not settings.usage or settings.node_slo == "off":
+            (state / STRATEGIES_FILE).unlink(missing_ok=True)
         self.reconciler = Reconciler(
             topology,
             runtime,
@@ -302,8 +305,16 @@ class _Agent:
     ) -> _Usage:
         from agent.node.usage import NodeMetricReporter, UsageView  # few nodes need it
 
+        strategies = None
+        if settings.node_slo != "off":
+            strategies = self._strategies(settings, objects, wake)
+            closing.callback(strategies.close)
         view = UsageView(
-            settings.root, settings.state_dir, Controllers(settings.cgroup_root), self.metrics
+            settings.root,
+            settings.state_dir,
+            Controllers(settings.cgroup_root),
+            self.metrics,
+            strategies,
         )
         view.start()
         closing.callback(view.close)
@@ -323,6 +334,22 @@ class _Agent:
         batch.start()
         closing.callback(batch.close)
         return _Usage(view.follow, batch.resources, view.past)
+
+    def _strategies(
+        self, settings: AgentSettings, objects: Objects, wake: Callable[[], None]
+    ) -> StrategiesView:
+        from agent.node.strategies import StrategiesView
+
+        view = StrategiesView(
+            objects if isinstance(objects, Cluster) else None,
+            self.node_name,
+            settings.slo_config,
+            os.path.join(settings.state_dir, STRATEGIES_FILE),
+            self.sources,
+            wake,
+        )
+        view.start()
+        return view
 
     def triggers(self, settings: AgentSettings) -> Triggers:
         """Watches the host from now on."""

@@ -31,6 +31,7 @@ from agent.kubelet.memory_manager_state import MemoryManagerState
 from agent.kubelet.statefile import StateFileError
 from agent.model import snapshot as snapshots
 from agent.model.audit import Record, WriteReason, stamp
+from agent.model.bounds import JsonError
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.notifications import SOCKET, SnapshotRequest
 from agent.model.pod.pods import ContainerState
@@ -52,6 +53,7 @@ from agent.node.sources import SourceName
 from agent.node.takeover import own_group_of
 from agent.rpc.grpc import RpcError
 from agent.telemetry import audit
+from agent.usage import STRATEGIES_FILE, strategies
 
 ANSWER_SECONDS: Final = 3.0
 """A pass takes milliseconds; one that waits for a busy runtime takes longer."""
@@ -154,6 +156,8 @@ def examine(settings: KubeletStateSettings) -> Examination:
         room = os.statvfs(settings.state_dir)
         free_bytes = room.f_bavail * room.f_frsize
         wrong |= node_findings.of_free_bytes(settings.state_dir, free_bytes)
+    with contextlib.suppress(FileNotFoundError):
+        wrong |= _of_strategies(os.path.join(settings.state_dir, STRATEGIES_FILE))
     devices = snapshot.devices if snapshot else None
     wrong |= node_findings.of_plugins(kubelet.registered, devices)
     given: dict[str, CpuSet] = {}
@@ -343,6 +347,20 @@ def _writer(state_dir: str, changes: Sequence[Record], hierarchy: Hierarchy) -> 
             return f"process {pid} writes there: {' '.join(process.argv())[:_MAX_ARGUMENTS]}"
     except (ProcessGoneError, UnreadableError):
         return f"process {pid}, which has ended, wrote there"
+
+
+def _of_strategies(path: str) -> dict[NodeCode, str]:
+    """What is wrong with the strategies that the agent follows. Raises FileNotFoundError if it
+    follows none."""
+    try:
+        troubles = strategies.read(path).troubles
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        troubles = (files.reason(error),)
+    except JsonError as error:
+        troubles = (f"{path}: {error}",)
+    return {NodeCode.STRATEGIES: "; ".join(troubles)} if troubles else {}
 
 
 def _proxy(path: str) -> tuple[str, str]:

@@ -53,6 +53,7 @@ class NodeCode(enum.StrEnum):
     NRI_CONFLICT = "nri-plugins-conflict"
     DRA_CPUS = "dra-driver-gives-cpus"
     DEVICE_PLUGIN = "device-plugin-offers-devices"
+    STRATEGIES = "strategies-invalid"
 
 
 REMEDIES: Final = {
@@ -109,6 +110,8 @@ REMEDIES: Final = {
     "these CPUs from the pools; otherwise remove the driver",
     NodeCode.DEVICE_PLUGIN: "leave it if only Topolet's scheduler places pods that request these "
     "devices; otherwise keep other schedulers from placing such pods here (docs/devices.md)",
+    NodeCode.STRATEGIES: "correct these values; topolet explain node strategies shows what is in "
+    "force instead",
 }
 
 WARNINGS: Final = frozenset(
@@ -119,6 +122,7 @@ WARNINGS: Final = frozenset(
         NodeCode.NRI_CONFLICT,
         NodeCode.DRA_CPUS,
         NodeCode.DEVICE_PLUGIN,
+        NodeCode.STRATEGIES,
     }
 )
 """The codes of what works but may be unintended, and of what any pod can cause, as a program's name

@@ -41,6 +41,7 @@ class SourceName(enum.Enum):
     SNAPSHOT = "snapshot"
     RESOURCE_SLICES = "resource-slices"
     NAMESPACES = "namespaces"
+    STRATEGIES = "strategies"
 
 
 LEVELS: Final[Mapping[SourceName, int]] = {
@@ -51,6 +52,7 @@ LEVELS: Final[Mapping[SourceName, int]] = {
     SourceName.DEVICE_CHECKPOINT: logging.WARNING,
     SourceName.RESOURCE_SLICES: logging.WARNING,
     SourceName.NAMESPACES: logging.WARNING,
+    SourceName.STRATEGIES: logging.WARNING,
 }
 """The log levels of problems; ERROR for all other sources."""
 

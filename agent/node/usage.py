@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -47,6 +47,9 @@ from agent.usage.prediction import Peak, PredictedPod, Prediction
 from agent.usage.predictor import FILE, TRAIN_SECONDS, Predictor
 from agent.usage.sampler import SAMPLE_SECONDS, SampledPod, UsageSampler, Used
 from agent.usage.waits import Stalls, Throttling, Waits, stalls, throttling
+
+if TYPE_CHECKING:
+    from agent.node.strategies import StrategiesView
 
 log = logging.getLogger(__name__)
 _STAT: Final = "memory.stat"
@@ -98,6 +101,7 @@ class UsageView:
     """Samples on a thread of its own, with files of its own that stay open, and predicts peaks on
     another.
 
+    `strategies`: None if the agent follows none.
     `now`: seconds since 1970."""
 
     def __init__(
@@ -106,11 +110,13 @@ class UsageView:
         state_dir: str,
         controllers: Controllers,
         metrics: AgentMetrics,
+        strategies: StrategiesView | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.sampler = UsageSampler(Machine(root), CgroupUse(controllers))
         self._predictor = Predictor(os.path.join(state_dir, FILE))
         self._controllers = controllers
+        self._strategies = strategies
         self._now = now
         self._lock = threading.Lock()
         self._pods: dict[str, Pod] = {}
@@ -140,6 +146,8 @@ class UsageView:
         decision: Decision,
     ) -> None:
         """From now on these pods of the runtime are sampled."""
+        if self._strategies is not None:
+            self._strategies.follow(cluster)
         in_cluster = in_api(pods, cluster.pods.values())
         with self._lock:
             self._pods, self._api_pods = {pod.uid: pod for pod in pods}, in_cluster

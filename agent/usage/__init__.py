@@ -7,11 +7,15 @@ use of CPU is the difference of two samples, divided by the time between them. W
 nor the kernel's idle time accounts for is the system's.
 
 The samples are in rings (`series`), which the number of pods and NUMA nodes bounds; a restart loses
-them. `node_metric` makes the status of Koordinator's NodeMetric of them. `node_slo` reads the
-strategies that Koordinator's manager has for the node."""
+them. `node_metric` makes the status of Koordinator's NodeMetric of them.
+
+`node_slo` reads the strategies that Koordinator's manager has for the node, `slo_config` makes them
+of our own configuration where it has none, and `strategies` says which of both are in force."""
 
 from typing import Final
 
 OFFERED_FILE: Final = "batch-resources.json"
-"""The file of `offered` in the state folder: here, since an agent without usage loads no module of
-this package, and removes the file."""
+"""The file of `offered` in the state folder: here, as STRATEGIES_FILE, since an agent without usage
+loads no module of this package, and removes the file."""
+STRATEGIES_FILE: Final = "strategies.json"
+"""The file of `strategies` in the state folder."""

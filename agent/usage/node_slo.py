@@ -218,14 +218,14 @@ _ENABLED: Final = {
 """The defaults of the blocks that are enabled, where they are not those of the fields."""
 
 
-def _overlaid(base: Any, over: Any) -> Any:
+def overlaid(base: Any, over: Any) -> Any:
     """What is null or absent changes nothing."""
     if isinstance(base, dict) and isinstance(over, dict):
-        return base | {name: _overlaid(base.get(name), value) for name, value in over.items()}
+        return base | {name: overlaid(base.get(name), value) for name, value in over.items()}
     return base if over is None else over
 
 
-_BASE: Final = _overlaid(msgspec.to_builtins(NodeSlo()), {"resourceQOSStrategy": _ENABLED})
+_BASE: Final = overlaid(msgspec.to_builtins(NodeSlo()), {"resourceQOSStrategy": _ENABLED})
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -237,24 +237,26 @@ class _Object(msgspec.Struct, frozen=True):
     spec: NodeSlo
 
 
-def node_slo(body: object) -> tuple[NodeSlo, tuple[ObjectError, ...]]:
-    """What the node uses of a NodeSLO object, and a trouble for each section with a bad value,
-    which names the object and the field: that section has its defaults, the others are in force."""
+def node_slo(body: object) -> tuple[NodeSlo, dict[str, ObjectError]]:
+    """What the node uses of a NodeSLO object, and a trouble for each section with a bad value, by
+    the section's name in JSON, which names the object and the field: that section has its defaults,
+    the others are in force. A spec that can't be read as a whole is a trouble of all sections."""
     try:
         written = converted(body, KIND, _Written)
     except ObjectError as error:
-        return NodeSlo(), (error,)
-    sections, troubles = {}, []
+        return NodeSlo(), {"spec": error}
+    sections, troubles = {}, {}
     for field in msgspec.structs.fields(NodeSlo):
-        section = _overlaid(_BASE[field.encode_name], (written.spec or {}).get(field.encode_name))
-        alone = {"metadata": written.metadata, "spec": {field.encode_name: section}}
+        name = field.encode_name
+        section = overlaid(_BASE[name], (written.spec or {}).get(name))
+        alone = {"metadata": written.metadata, "spec": {name: section}}
         try:
             sections[field.name] = getattr(converted(alone, KIND, _Object).spec, field.name)
         except ObjectError as error:
-            troubles.append(error)
+            troubles[name] = error
     slo = NodeSlo(**sections)
     switched = _switched(slo.resource_qos_strategy)
-    return msgspec.structs.replace(slo, resource_qos_strategy=switched), tuple(troubles)
+    return msgspec.structs.replace(slo, resource_qos_strategy=switched), troubles
 
 
 def _switched(qos: ResourceQos) -> ResourceQos:

@@ -663,6 +663,23 @@ def test_only_a_pool_with_the_setting_lets_its_agent_enter_network_namespaces(
     }
 
 
+def test_the_configmap_of_a_pool_is_where_its_agent_reads_strategies(tmp_path: Path) -> None:
+    pools = [
+        {"name": "gold", "nodeSelector": {"site": "a"}, "sloConfig": "slo"},
+        {"mode": "reconcile"},
+    ]
+    found = of_kind("DaemonSet", rendered(tmp_path, {"pools": pools}))
+    gold, others = found["topolet-agent-gold"], found["topolet-agent"]
+    assert "--slo-config=/etc/topolet/slo" in agent(gold)["args"]
+    assert {"name": "slo", "mountPath": "/etc/topolet/slo", "readOnly": True} in agent(gold)[
+        "volumeMounts"
+    ]
+    volume = {"name": "slo", "configMap": {"name": "slo", "optional": True}}
+    assert volume in pod_spec(gold)["volumes"]
+    assert volume not in pod_spec(others)["volumes"]
+    assert not [each for each in agent(others)["args"] if "slo" in each]
+
+
 def test_a_hung_agent_does_not_get_the_time_of_the_installer(tmp_path: Path) -> None:
     for name, each in of_kind("DaemonSet", rendered(tmp_path, {"pools": PROXY_POOLS})).items():
         of_pod = pod_spec(each)["terminationGracePeriodSeconds"]

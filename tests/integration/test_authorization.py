@@ -15,6 +15,7 @@ from agent.kube.transport import Transport
 from agent.model.pod.annotations import NUMA_PLACEMENT_OBSERVED
 from tests.deploy.manifests import DEPLOY, of_kind
 from tests.integration.apiserver import server
+from tests.integration.apiserver.definitions import NODE_SLO, NODE_SLO_DEFINITION, NODE_SLOS
 from tests.integration.apiserver.server import ApiServer
 
 NAMESPACE, ACCOUNT = "topolet-system", "topolet-agent"
@@ -47,7 +48,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         )
         for kind in ("ClusterRole", "ClusterRoleBinding"):
             it.apply(of_kind(kind)[ACCOUNT])
-        for component in ("kubelet-configz", "kai"):
+        it.apply(NODE_SLO_DEFINITION)
+        for component in ("kubelet-configz", "kai", "usage"):
             path = DEPLOY / "components" / component / "rbac.yaml"
             for each in yaml.safe_load_all(path.read_text()):
                 it.apply(each)
@@ -56,6 +58,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             it.node(name)
             it.pod(NAMESPACE, f"agent-{name}", name, ACCOUNT)
             it.pod("default", f"user-{name}", name)
+            it.apply({**NODE_SLO, "metadata": {"name": name}})
         access = [
             FileAccess(it.url, ca=str(pki / "ca.crt"), token=str(token(it, folder, pod)))
             for pod in ("agent-node-1", None)
@@ -72,7 +75,7 @@ def token(api: ApiServer, folder: Path, pod: str | None) -> Path:
 
 def refused() -> pytest.RaisesExc[ServerError]:
     """The server responds with 500, because the authorizer that refuses cannot be reached."""
-    return pytest.raises(ServerError, match="connect: connection refused")
+    return pytest.raises(ServerError, match=r"dial tcp 127\.0\.0\.1:1:")
 
 
 OWN_OBJECTS = [
@@ -81,6 +84,8 @@ OWN_OBJECTS = [
     "/api/v1/nodes?fieldSelector=metadata.name%3Dnode-1",
     "/api/v1/nodes?fieldSelector=metadata.name%3Dnode-1&watch=1&timeoutSeconds=1",
     "/api/v1/nodes/node-1",
+    f"{NODE_SLOS}?fieldSelector=metadata.name%3Dnode-1",
+    f"{NODE_SLOS}?fieldSelector=metadata.name%3Dnode-1&watch=1&timeoutSeconds=1",
 ]
 OTHER_OBJECTS = [
     "/api/v1/pods",
@@ -93,6 +98,8 @@ OTHER_OBJECTS = [
     "/api/v1/nodes?fieldSelector=metadata.name!%3Dnode-1",
     "/api/v1/nodes?labelSelector=a%3Db",
     "/api/v1/nodes/node-2",
+    NODE_SLOS,
+    f"{NODE_SLOS}?fieldSelector=metadata.name%3Dnode-2",
 ]
 
 

@@ -83,7 +83,7 @@ def test_memory_that_the_kernel_cannot_tell_is_missing() -> None:
 def test_pods_train_the_models_of_their_class(tmp_path: Path) -> None:
     """The machine itself is sampled; its pods have no cgroup that could be read."""
     api_pod = ApiPod("a", "ns", "a", "n", Phase.RUNNING, {}, {}, "burstable", 0)
-    view = UsageView("/", str(tmp_path), Controllers(), AgentMetrics(), lambda: 2 * 86_400.0)
+    view = UsageView("/", str(tmp_path), Controllers(), AgentMetrics(), now=lambda: 2 * 86_400.0)
     node = ApiNode(allocatable={"cpu": 4000, "memory": 1 << 30})
     cluster = ClusterState(node, {"a": api_pod}, pods_listed=True)
     view.follow([pod("a")], cluster, machine(1, 2), NO_DECISION)

@@ -52,8 +52,10 @@ from agent.scheduler.leader import election
 from agent.scheduler.preemption import disruption_budgets
 from agent.scheduler.state import koordinator_reservations, pods_seen, records
 from agent.scheduler.state.cluster import SchedulerCache
+from agent.usage import slo_config, strategies
 from agent.usage.node_metric import collect_policy
 from agent.usage.node_slo import node_slo
+from agent.usage.slo_config import SloConfig
 from agent.view import explanation as words
 from tests.parsers import mutations
 from tests.parsers.target import Target, json_target, outcome_of
@@ -519,6 +521,35 @@ def _objects() -> Iterator[Target]:
             },
         },
         raises={ObjectError: "NodeMetric "},
+    )
+    yield json_target(
+        "strategies of a NodeSLO",
+        strategies.of_object,
+        {"metadata": {"name": "n"}, "spec": {"cpuBurstStrategy": {"policy": "auto"}}},
+        raises={ObjectError: "NodeSLO "},
+    )
+    yield json_target(
+        "slo-config",
+        lambda text: slo_config.spec(
+            slo_config.parsed(dict.fromkeys(slo_config.KEYS, text), SloConfig())[0],
+            {"pool": "a"},
+            {slo_config.BANDWIDTH_ANNOTATION: text.decode("utf-8", "replace")},
+        ),
+        {
+            "clusterStrategy": {"enable": True, "policy": "auto", "totalNetworkBandwidth": "1G"},
+            "nodeStrategies": [
+                {
+                    "name": "a",
+                    "nodeSelector": {
+                        "matchLabels": {"pool": "a"},
+                        "matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}],
+                    },
+                    "lsClass": {"cpuQOS": {"enable": True}},
+                }
+            ],
+            "applications": [{"name": "a", "qos": "LS"}],
+            "nodeConfigs": [{"nodeSelector": {}, "applications": [{"name": "b"}]}],
+        },
     )
     yield json_target(
         "NodeSLO",

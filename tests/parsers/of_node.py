@@ -78,7 +78,7 @@ from agent.rpc.held_calls import HeldCalls
 from agent.scheduler.explain import saved
 from agent.scheduler.leader import candidate
 from agent.scheduler.state.records import AgentSelector
-from agent.usage import offered
+from agent.usage import offered, strategies
 from agent.usage.predictor import Predictor
 from tests.kubelet.state_files import BLOCK, ENTRY, FILLED
 from tests.parsers import mutations
@@ -741,6 +741,8 @@ def _own_files(folder: Path) -> Iterator[Target]:
     offer = {"terms": [{"name": "capacity", "amount": 5}], "limit": 4}
     resource = {"name": "kubernetes.io/batch-cpu", "amount": 0, "offer": offer}
     batch = {"at": 1.7e9, "resources": [resource]}
+    burst = {"policy": "auto", "cpuBurstPercent": 50}
+    followed = {"slo": {"cpuBurstStrategy": burst}, "origins": {"cpuBurstStrategy": "pool a"}}
     binding = {
         "pod": {"namespace": "ns", "name": "p", "uid": "u"},
         "node": "n",
@@ -752,6 +754,7 @@ def _own_files(folder: Path) -> Iterator[Target]:
         ("cluster.json", _cluster_memory, keeping, {}),
         ("predictions", _predictions, predictions, {}),
         ("batch resources", offered.read, batch, {ValueError: ""}),
+        ("strategies of a node", strategies.read, followed, {ValueError: ""}),
         ("sent Binding", _sent_bindings, binding, {ValueError: "", OSError: ""}),
         ("registration of a hook server", _registrations, config, {}),
         (

@@ -170,6 +170,21 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "resources of its Node, where no koord-manager has given the node's NodeMetric a policy"
         ),
     ] = "off"
+    node_slo: Annotated[
+        Literal["off", "follow"],
+        msgspec.Meta(
+            description="with usage, follow: the agent follows the strategies in Koordinator's "
+            "NodeSLO of its node, and those of slo-config where there is no NodeSLO"
+        ),
+    ] = "off"
+    slo_config: Annotated[
+        str,
+        msgspec.Meta(
+            description="with node-slo: folder with a file for each key of Koordinator's ConfigMap "
+            "slo-controller-config, as a volume of it has them: the strategies of nodes without a "
+            "NodeSLO, by the labels of nodes; empty: koordlet's defaults"
+        ),
+    ] = ""
     kai_placements: Annotated[
         bool,
         msgspec.Meta(

@@ -1,0 +1,65 @@
+"""The strategies of a node that are in force, and where each section comes from: the node's
+NodeSLO, or where there is none the agent's own configuration, else koordlet's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from agent.host import files
+from agent.model import bounds
+from agent.model.objects import decoded
+from agent.usage import slo_config
+from agent.usage.node_slo import KIND, NodeSlo, node_slo
+from agent.usage.slo_config import SloConfig
+
+_MAX_BYTES: Final = 16 << 20
+
+
+class Strategies(msgspec.Struct, frozen=True):
+    """The strategies of a node."""
+
+    slo: NodeSlo = NodeSlo()
+    origins: Mapping[str, str] = {}
+    """By the name of a section in JSON, where it comes from. A section without an origin has the
+    defaults."""
+    troubles: tuple[str, ...] = ()
+    """Sentences about bad values, each with the object and the field."""
+
+
+def of_object(text: bytes) -> Strategies:
+    """The strategies by the JSON of a NodeSLO. Raises ObjectError for a text that is not JSON."""
+    body = decoded(text, KIND, _anything)
+    slo, troubles = node_slo(body)
+    spec = body.get("spec") if isinstance(body, dict) else None
+    written = spec if isinstance(spec, dict) else {}
+    origins = {
+        field.encode_name: KIND
+        for field in msgspec.structs.fields(NodeSlo)
+        if written.get(field.encode_name) is not None and field.encode_name not in troubles
+    }
+    return Strategies(slo, origins, tuple(map(str, troubles.values())))
+
+
+_anything: Final = msgspec.json.Decoder(Any)
+
+
+def of_config(
+    config: SloConfig, labels: Mapping[str, str], annotations: Mapping[str, str]
+) -> Strategies:
+    """The strategies by the agent's own configuration, for a Node with these labels and
+    annotations."""
+    of_node = slo_config.spec(config, labels, annotations)
+    slo, troubles = node_slo({"spec": of_node.spec})
+    reasons = (f"spec of the node: {each.reason}" for each in troubles.values())
+    return Strategies(slo, of_node.origins, (*of_node.troubles, *reasons))
+
+
+def read(path: str) -> Strategies:
+    """The strategies in the agent's file. Raises OSError and JsonError."""
+    return bounds.decode(_strategies, files.read(path, _MAX_BYTES))
+
+
+_strategies: Final = msgspec.json.Decoder(Strategies)
