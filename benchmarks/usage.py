@@ -1,10 +1,10 @@
 """What the sampler of CPU and memory costs on a node with 250 pods of one container each.
 
-The cgroups are real, of this benchmark, with one sleeping process. `sampler_core_percent` is the
-part of one CPU that its thread uses: the CPU time of a minute of samples, one a second, of which
-each fifteenth also has the memory and what pods wait for. `sampler_mb` is the memory of all series
-when they are full. koordlet is not measured beside it: its collectors start with the whole of
-koordlet only.
+The cgroups are real, of this benchmark, with one sleeping process, whose network namespace is that
+of each pod. `sampler_core_percent` is the part of one CPU that its thread uses: the CPU time of a
+minute of samples, one a second, of which each fifteenth also has the memory and all counters.
+`sampler_mb` is the memory of all series and counters when they are full. koordlet is not measured
+beside it: its collectors start with the whole of koordlet only.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import common
+import msgspec
 
 from agent.cgroup.hierarchy import CgroupError, Controllers, mounted
 from agent.node.usage import CgroupUse
-from agent.usage.machine import Machine
+from agent.usage.machine import GroupMemory, Machine
 from agent.usage.sampler import MEMORY_SECONDS, SampledPod, UsageSampler
+from agent.usage.traffic import DiskTraffic
 from agent.usage.waits import Stalls, Throttling, stalls
 
 PODS = 250
@@ -63,7 +65,7 @@ def unusable() -> str | None:
 
 def folders() -> list[Path]:
     """The hierarchies that have the counters; that of v2 has PSI."""
-    found = (mounted(ROOT, controller) for controller in ("cpuacct", "cpu", "memory"))
+    found = (mounted(ROOT, controller) for controller in ("cpuacct", "cpu", "memory", "blkio"))
     v2 = (path for path in (ROOT, f"{ROOT}/unified") if Path(path, "cgroup.controllers").exists())
     return sorted({Path(path) for path in (*(each[1] for each in found if each), *v2)})
 
@@ -83,11 +85,12 @@ def pods() -> Iterator[tuple[SampledPod, ...]]:
                 path = Path(f"{folder}{BASE}{group}")
                 path.mkdir()
                 made.callback(_remove, path)
-        process = made.enter_context(subprocess.Popen(["sleep", "3600"]))
+        process = made.enter_context(subprocess.Popen(["unshare", "--net", "sleep", "3600"]))
         made.callback(process.kill)
         for folder in folders():
             Path(f"{folder}{groups[1]}", "cgroup.procs").write_text(str(process.pid))
-        yield sampled
+        of_process = BASE.strip("/"), process.pid
+        yield tuple(msgspec.structs.replace(pod, process=of_process) for pod in sampled)
 
 
 def _remove(path: Path) -> None:
@@ -129,8 +132,11 @@ def megabytes() -> float:
         def cpu_seconds(self, group: str) -> float:
             return clock[0] / 10
 
-        def memory_bytes(self, group: str) -> tuple[int, int]:
-            return 1 << 30, 1 << 31
+        def memory(self, group: str) -> GroupMemory:
+            return GroupMemory(1 << 30, 1 << 31, 1_000)
+
+        def disks(self, group: str) -> dict[str, DiskTraffic]:
+            return {number: DiskTraffic(1 << 30, 1 << 31, 1_000, 2_000) for number in disks}
 
         def children(self, group: str) -> tuple[str, ...]:
             return tuple(f"{group}/unit{number}.service" for number in range(UNITS))
@@ -141,7 +147,7 @@ def megabytes() -> float:
         def stalls(self, group: str) -> Stalls:
             return stalls(lambda _: "some avg10=0.00 total=1000\nfull avg10=0.00 total=1000\n")
 
-    clock = [0.0]
+    clock, disks = [0.0], tuple(Machine("/").disks())
     sampled = tuple(SampledPod(f"pod{n}", f"/p{n}", {"main": f"/p{n}/main"}) for n in range(PODS))
     tracemalloc.start()
     measured = UsageSampler(Machine("/"), Groups(), lambda: clock[0])

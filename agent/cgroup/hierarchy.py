@@ -33,6 +33,7 @@ _EFFECTIVE: Final = {
     (2, MEMS): "cpuset.mems.effective",
 }
 _OF_V1: Final = {
+    "blkio": "blkio.throttle.io_service_bytes",
     "cpu": "cpu.shares",
     "cpuacct": "cpuacct.usage",
     "cpuset": CPUS,
@@ -217,16 +218,20 @@ class Controllers:
         # Most hosts with v1 mount both as one.
         if found := mounted(root, "cpuacct") or self._mounts.get("cpu"):
             self._mounts["cpuacct"] = found
+        if found := mounted(root, "blkio"):
+            self._mounts["blkio"] = found
         # The groups of v2 have PSI also where their controllers are those of v1.
-        for path, _ in _v2_mounts(root):
+        for path, controllers in _v2_mounts(root):
             self._mounts.setdefault("pressure", (2, path))
+            if "io" in controllers:
+                self._mounts.setdefault("io", (2, path))
         self._handles = handles or Handles()
 
     def close(self) -> None:
         """Closes the files that stay open; the next use opens them again."""
         self._handles.close()
 
-    def version(self, controller: Controller) -> Literal[1, 2] | None:
+    def version(self, controller: Controller | Literal["blkio"]) -> Literal[1, 2] | None:
         """The version that has the controller, None for neither."""
         mount = self._mounts.get(controller)
         return mount and mount[0]
@@ -403,8 +408,8 @@ def _error(verb: str, path: str, exists: bool, error: OSError) -> CgroupError:
 
 
 def mounted(root: str, controller: str) -> tuple[Literal[1, 2], str] | None:
-    """The cgroup version that has the controller (`cpu`, `cpuset` or `memory`), and the folder of
-    its group `/`; None if neither has it. Raises CgroupError."""
+    """The cgroup version that has the controller (`cpu`, `cpuset`, `memory`, or `blkio` of v1), and
+    the folder of its group `/`; None if neither has it. Raises CgroupError."""
     for path in _v1_mounts(root, controller):
         if os.path.exists(f"{path}/{_OF_V1[controller]}"):
             return 1, path

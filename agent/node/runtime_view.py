@@ -98,6 +98,7 @@ class RuntimeView:
         self._ended: dict[str, VerboseStatus] = {}
         self._sandboxes: dict[str, VerboseStatus] = {}
         self._groups: dict[str, str] = {}
+        self._pids: dict[str, int] = {}
         self._unanswered: set[str] = set()
         self._skipped_until: dict[str, float] = {}  # by id, the end on the monotonic clock
         self._too_large: dict[str, ContainerState | None] = {}  # by id, the state at that time
@@ -185,7 +186,7 @@ class RuntimeView:
                 parent = self._status(listed.sandbox_id).cgroup_parent
                 group = self._locator.group_of(listed.id, status, parent)
                 if group is not None:
-                    self._groups[listed.id] = group
+                    self._groups[listed.id], self._pids[listed.id] = group, status.pid
         return Container(
             listed.id,
             listed.name,
@@ -194,6 +195,7 @@ class RuntimeView:
             created_at=listed.created_at,
             shares=self._shares.get(listed.id, 0),
             hugepages=self._hugepages.get(listed.id, {}),
+            pid=self._pids.get(listed.id, 0),
         )
 
     def _reinspect_oldest(self) -> None:
@@ -258,6 +260,7 @@ class RuntimeView:
                     "",
                     ContainerState.RUNNING,
                     self._sandbox_group(each.id),
+                    pid=self._status(each.id).pid,
                 )
                 for each in sandboxes
                 if each.ready and not each.handler.startswith(_VIRTUAL)
@@ -340,6 +343,7 @@ class RuntimeView:
     def _forget(self, sandboxes: set[str], containers: set[str]) -> None:
         _keep(self._sandboxes, sandboxes)
         _keep(self._groups, sandboxes | containers)
+        _keep(self._pids, containers)
         _keep(self._shares, containers)
         _keep(self._hugepages, containers)
         _keep(self._ended, containers)

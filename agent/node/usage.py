@@ -30,10 +30,10 @@ from agent.model.pod.pods import Container, Pod
 from agent.model.pod.qos import POOLS, PriorityClass, QoS
 from agent.model.pod.resource_request import pod_requests
 from agent.node.cluster_view import ClusterState
-from agent.telemetry.metrics import AgentMetrics, UsageValues
+from agent.telemetry.metrics import AgentMetrics, PodUse, UsageValues, pod_labels
 from agent.usage import batch_mid, node_metric, prediction
 from agent.usage.batch_mid import NodeLoad, PodLoad
-from agent.usage.machine import Machine, pod_memory_bytes
+from agent.usage.machine import GroupMemory, Machine, group_memory
 from agent.usage.node_metric import (
     CollectPolicy,
     NodeMemoryPolicy,
@@ -45,14 +45,20 @@ from agent.usage.node_metric import (
 from agent.usage.past import OWN, PastHour
 from agent.usage.prediction import Peak, PredictedPod, Prediction
 from agent.usage.predictor import FILE, TRAIN_SECONDS, Predictor
-from agent.usage.sampler import SAMPLE_SECONDS, SampledPod, UsageSampler, Used
-from agent.usage.waits import Stalls, Throttling, Waits, stalls, throttling
+from agent.usage.sampler import SAMPLE_SECONDS, Last, SampledPod, UsageSampler, Used
+from agent.usage.traffic import DiskTraffic, disks_of_v1, disks_of_v2
+from agent.usage.waits import Stalls, Throttling, stalls, throttling
 
 if TYPE_CHECKING:
     from agent.node.strategies import StrategiesView
 
 log = logging.getLogger(__name__)
 _STAT: Final = "memory.stat"
+_DISKS_OF_V1: Final = (
+    "blkio.throttle.io_service_bytes_recursive",
+    "blkio.throttle.io_serviced_recursive",
+)
+"""With the groups below, whose operations are not in the files without the suffix."""
 
 
 class CgroupUse:
@@ -71,13 +77,16 @@ class CgroupUse:
         except CgroupError:
             return ()
 
-    def memory_bytes(self, group: str) -> tuple[int, int] | None:
+    def memory(self, group: str) -> GroupMemory | None:
         try:
-            text = self._controllers.read(group, _STAT) or ""
+            return group_memory(self._controllers.read(group, _STAT) or "")
         except CgroupError:
             return None
-        used, with_cache = pod_memory_bytes(text), pod_memory_bytes(text, page_cache=True)
-        return None if used is None or with_cache is None else (used, with_cache)
+
+    def disks(self, group: str) -> Mapping[str, DiskTraffic]:
+        if self._controllers.version("blkio") == 1:
+            return disks_of_v1(*(self._text(group, file) for file in _DISKS_OF_V1))
+        return disks_of_v2(self._text(group, "io.stat"))
 
     def throttling(self, group: str) -> Throttling | None:
         return throttling(self._text(group, "cpu.stat"))
@@ -281,7 +290,7 @@ class UsageView:
     def _values(self) -> UsageValues:
         machine, of_pods, _ = self.sampler.last()
         with self._lock:
-            titles = {uid: pod.title for uid, pod in self._pods.items()}
+            pods = self._pods
         numa = {
             node: (
                 None if used.cpus is None else used.cpus.last,
@@ -289,25 +298,16 @@ class UsageView:
             )
             for node, used in self.sampler.numa(_LAST_SECONDS).items()
         }
-        waits = self.sampler.waits()
         return UsageValues(
             (machine.cpus, machine.memory_bytes),
             numa,
             {
-                titles[uid]: (last.cpus, last.memory_bytes)
-                for uid, last in of_pods.items()
-                if uid in titles
+                uid: PodUse(pod_labels(pod.title), pod.qos.value, last.cpus, last.memory_bytes)
+                for uid, pod in pods.items()
+                for last in (of_pods.get(uid, Last()),)
             },
-            Waits(
-                waits.machine,
-                {titles[uid]: each for uid, each in waits.pods.items() if uid in titles},
-                {
-                    (titles[uid], name): each
-                    for (uid, name), each in waits.quotas.items()
-                    if uid in titles
-                },
-            ),
-            self.sampler.units(),
+            self.sampler.counted(),
+            self.sampler.busy_cpus(),
         )
 
 
@@ -358,7 +358,9 @@ def sampled_pod(pod: Pod) -> SampledPod | None:
         return None
     group = of_pod[0].rpartition("/")[0]
     named = {name: group for name, group in containers.items() if group is not None}
-    return SampledPod(pod.uid, group, named) if group else None
+    # The pause container lives as long as the network namespace.
+    processes = ((each.id, each.pid) for each in (*pod.sandboxes, *pod.containers) if each.pid)
+    return SampledPod(pod.uid, group, named, next(processes, None)) if group else None
 
 
 def _has_group(container: Container) -> bool:

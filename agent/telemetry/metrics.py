@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import GPU_MEMORY, Device, DeviceType
 from agent.model.devices.gpus import GpuReading
 from agent.model.devices.holding import GpuUse
-from agent.model.pod.qos import POOLS, Pools
+from agent.model.pod.qos import POOLS, Pool, Pools
 from agent.model.snapshot import Owner
 from agent.telemetry.exposition import (
     BUILD_INFO,
@@ -22,6 +25,7 @@ from agent.telemetry.exposition import (
     Labels,
     Metric,
     Numbers,
+    Series,
     build_labels,
     process_metrics,
     render,
@@ -29,8 +33,7 @@ from agent.telemetry.exposition import (
 )
 
 if TYPE_CHECKING:  # an agent without usage does not load them
-    from agent.usage.sampler import HostUnit
-    from agent.usage.waits import Throttling, Waits
+    from agent.usage.sampler import Counted
 
 _AGENT: Final = Declarations("topolet")
 _PASSES: Final = _AGENT.counter(
@@ -241,14 +244,114 @@ _NODE_STALLED: Final = _AGENT.counter(
     "Time in which some or all (full) tasks of the machine waited for cpu, memory or io.",
     *("resource", "kind"),
 )
-_UNIT_CPU: Final = _AGENT.counter(
-    "host_unit_cpu_seconds", "CPU time of a unit of systemd outside of pods.", "unit"
+_NODE_FAULTS: Final = _AGENT.counter(
+    "node_major_page_faults", "Accesses to memory on the machine that waited for a disk."
 )
-_UNIT_MEMORY: Final = _AGENT.gauge(
-    "host_unit_used_memory_bytes",
-    "Memory in use by a unit of systemd outside of pods, without page cache.",
-    "unit",
+_POD_FAULTS: Final = _AGENT.counter(
+    "pod_major_page_faults",
+    "Accesses to memory by a pod that waited for a disk.",
+    *("namespace", "pod"),
 )
+_UNIT_USE: Final = (
+    _AGENT.counter(
+        "host_unit_cpu_seconds", "CPU time of a unit of systemd outside of pods.", "unit"
+    ),
+    _AGENT.gauge(
+        "host_unit_used_memory_bytes",
+        "Memory in use by a unit of systemd outside of pods, without page cache.",
+        "unit",
+    ),
+    _AGENT.counter(
+        "host_unit_major_page_faults",
+        "Accesses to memory by a unit of systemd that waited for a disk.",
+        "unit",
+    ),
+)
+_CLASS_USE: Final = (
+    _AGENT.counter(
+        "kubepods_cpu_seconds",
+        "CPU time of all pods of a QoS class of the kubelet, also of those that ended.",
+        "kube_class",
+    ),
+    _AGENT.gauge(
+        "kubepods_used_memory_bytes",
+        "Memory in use by the pods of a QoS class of the kubelet, without page cache.",
+        "kube_class",
+    ),
+    _AGENT.counter(
+        "kubepods_major_page_faults",
+        "Accesses to memory by the pods of a QoS class of the kubelet that waited for a disk.",
+        "kube_class",
+    ),
+)
+_QOS_CPUS: Final = _AGENT.gauge(
+    "qos_class_used_cpus", "CPUs that the pods of a QoS class of Koordinator use.", "qos_class"
+)
+_QOS_MEMORY: Final = _AGENT.gauge(
+    "qos_class_used_memory_bytes",
+    "Memory that the pods of a QoS class of Koordinator use, without page cache.",
+    "qos_class",
+)
+_POOL_BUSY: Final = _AGENT.gauge(
+    "pool_used_cpus",
+    "CPUs of a shared pool that are in use, by whatever runs there.",
+    *("pool", "numa_node"),
+)
+_EXCLUSIVE_BUSY: Final = _AGENT.gauge(
+    "exclusive_used_cpus",
+    "CPUs that a pod owns and that are in use, by whatever runs there.",
+    *("namespace", "pod", "qos_class"),
+)
+
+
+def _of_disks(prefix: str, by: str, *labels: str) -> tuple[Series, ...]:
+    """In the order of the fields of DiskTraffic."""
+    return tuple(
+        _AGENT.counter(f"{prefix}disk_{name}", f"{text} {by}.", *labels, "device")
+        for name, text in (
+            ("read_bytes", "Bytes read from a disk"),
+            ("written_bytes", "Bytes written to a disk"),
+            ("reads", "Reads of a disk"),
+            ("writes", "Writes to a disk"),
+        )
+    )
+
+
+def _of_networks(prefix: str, by: str, *labels: str) -> tuple[Series, ...]:
+    """In the order of the fields of NetworkTraffic."""
+    return tuple(
+        _AGENT.counter(f"{prefix}network_{way}_{what}", f"{what.title()} {way} by {by}.", *labels)
+        for what in ("bytes", "packets")
+        for way in ("received", "sent")
+    )
+
+
+_DISKS: Final = _of_disks("", "by the machine")
+_POD_DISKS: Final = _of_disks("pod_", "by a pod", "namespace", "pod")
+_UNIT_DISKS: Final = _of_disks("host_unit_", "by a unit of systemd", "unit")
+_NETWORKS: Final = _of_networks("", "a network device of the machine", "device")
+_POD_NETWORKS: Final = _of_networks("pod_", "a pod, without loopback", "namespace", "pod")
+_KERNEL_THREADS: Final = _AGENT.counter(
+    "kernel_threads_cpu_seconds", "CPU time of the threads of the kernel."
+)
+_MONITORED: Final = (
+    _AGENT.gauge(
+        "resctrl_cache_bytes",
+        "Part of an L3 cache that holds data of a group of resctrl.",
+        *("group", "cache_id"),
+    ),
+    _AGENT.counter(
+        "resctrl_memory_bytes",
+        "Bytes that a group of resctrl moved between an L3 cache and memory.",
+        *("group", "cache_id"),
+    ),
+    _AGENT.counter(
+        "resctrl_local_memory_bytes",
+        "Bytes that a group of resctrl moved between an L3 cache and its own memory.",
+        *("group", "cache_id"),
+    ),
+)
+"""In the order of the fields of Monitored."""
 
 DECLARED: Final = (*_AGENT.all, BUILD_INFO)
 """All metrics of the agent."""
@@ -345,58 +448,111 @@ _Two = tuple[float | None, float | None]
 """CPUs and bytes of memory in use; None for a value that is not known."""
 
 
+class PodUse(NamedTuple):
+    """The newest sample of a pod."""
+
+    labels: tuple[str, str]
+    """Namespace and name."""
+    qos: str
+    cpus: float | None
+    memory_bytes: float | None
+
+
 class UsageValues(NamedTuple):
-    """The newest samples of the machine, of NUMA nodes by id, and of pods by title."""
+    """The newest samples of the machine, of NUMA nodes by id, and of pods by uid; and the newest
+    counters."""
 
     machine: _Two
     numa: Mapping[int, _Two]
-    pods: Mapping[str, _Two]
-    waits: Waits
-    """By title in place of the uid."""
-    units: Mapping[str, HostUnit] = {}
-    """The units of the host by name."""
+    pods: Mapping[str, PodUse]
+    counted: Counted
+    busy_cpus: Mapping[int, float] = {}
+    """By CPU, the part of the last second in which it was busy."""
 
     def metrics(self) -> Iterable[Metric]:
-        machine: dict[Labels, _Two] = {(): self.machine}
-        numa: dict[Labels, _Two] = {(str(node),): used for node, used in self.numa.items()}
-        pods: dict[Labels, _Two] = {pod_labels(title): used for title, used in self.pods.items()}
-        for series, used_by_labels in (
-            ((_NODE_CPUS, _NODE_MEMORY), machine),
-            ((_NUMA_CPUS, _NUMA_MEMORY), numa),
-            ((_POD_CPUS, _POD_MEMORY), pods),
-        ):
-            for place, each in enumerate(series):
-                values = {
-                    labels: value
-                    for labels, used in used_by_labels.items()
-                    if (value := used[place]) is not None
-                }
-                yield Metric(each, values)
-        yield Metric(_NODE_STALLED, self.waits.machine)
+        yield from _fields((_NODE_CPUS, _NODE_MEMORY), [((), self.machine)])
+        numa = (((str(node),), used) for node, used in self.numa.items())
+        yield from _fields((_NUMA_CPUS, _NUMA_MEMORY), numa)
+        pods = ((pod.labels, (pod.cpus, pod.memory_bytes)) for pod in self.pods.values())
+        yield from _fields((_POD_CPUS, _POD_MEMORY), pods)
+        yield from self._qos_classes()
+        yield from self._waits()
+        yield from _of_structs(_UNIT_USE, self.counted.units.items())
+        yield from _of_structs(_CLASS_USE, self.counted.kube_classes.items())
+        yield from self._traffic()
+        seconds = self.counted.kernel_threads_cpu_seconds
+        yield Metric(_KERNEL_THREADS, {} if seconds is None else {(): seconds})
+        yield from _of_structs(_MONITORED, self.counted.monitored.items())
+
+    def _qos_classes(self) -> Iterable[Metric]:
+        sums: tuple[dict[Labels, float], dict[Labels, float]] = {}, {}
+        for pod in self.pods.values():
+            for of_class, value in zip(sums, (pod.cpus, pod.memory_bytes), strict=True):
+                if value is not None:
+                    of_class[pod.qos,] = of_class.get((pod.qos,), 0.0) + value
+        return Metric(_QOS_CPUS, sums[0]), Metric(_QOS_MEMORY, sums[1])
+
+    def _waits(self) -> Iterable[Metric]:
+        counted, waits = self.counted, self.counted.waits
+        faults = counted.major_faults
+        yield Metric(_NODE_FAULTS, {} if faults is None else {(): faults})
+        yield Metric(
+            _POD_FAULTS,
+            {
+                pod.labels: number
+                for uid, pod in self.pods.items()
+                if (number := counted.pod_major_faults.get(uid)) is not None
+            },
+        )
+        yield Metric(_NODE_STALLED, waits.machine)
         of_pods: dict[Labels, float] = {
-            (*pod_labels(title), *key): seconds
-            for title, stalls in self.waits.pods.items()
-            for key, seconds in stalls.items()
+            (*pod.labels, *key): seconds
+            for uid, pod in self.pods.items()
+            for key, seconds in waits.pods.get(uid, {}).items()
         }
         yield Metric(_POD_STALLED, of_pods)
-        quotas: dict[Labels, Throttling] = {
-            (*pod_labels(title), name): counters
-            for (title, name), counters in self.waits.quotas.items()
+        quotas = {
+            (*self.pods[uid].labels, name): counters
+            for (uid, name), counters in waits.quotas.items()
+            if uid in self.pods
         }
-        yield Metric(_QUOTA_PERIODS, {key: each.periods for key, each in quotas.items()})
-        yield Metric(
-            _THROTTLED_PERIODS, {key: each.throttled_periods for key, each in quotas.items()}
-        )
-        yield Metric(_THROTTLED, {key: each.seconds for key, each in quotas.items()})
-        units = self.units.items()
-        yield Metric(
-            _UNIT_CPU,
-            {(name,): each.cpu_seconds for name, each in units if each.cpu_seconds is not None},
-        )
-        yield Metric(
-            _UNIT_MEMORY,
-            {(name,): each.memory_bytes for name, each in units if each.memory_bytes is not None},
-        )
+        yield from _of_structs((_QUOTA_PERIODS, _THROTTLED_PERIODS, _THROTTLED), quotas.items())
+
+    def _traffic(self) -> Iterable[Metric]:
+        traffic, pods = self.counted.traffic, self.pods
+        yield from _of_structs(_DISKS, traffic.disks.items())
+        of_disks = {
+            (*pods[uid].labels, disk): moved
+            for (uid, disk), moved in traffic.pod_disks.items()
+            if uid in pods
+        }
+        yield from _of_structs(_POD_DISKS, of_disks.items())
+        yield from _of_structs(_UNIT_DISKS, traffic.unit_disks.items())
+        yield from _of_structs(_NETWORKS, traffic.networks.items())
+        of_networks = {
+            pods[uid].labels: moved for uid, moved in traffic.pod_networks.items() if uid in pods
+        }
+        yield from _of_structs(_POD_NETWORKS, of_networks.items())
+
+
+def _of_structs(
+    series: tuple[Series, ...], values: Iterable[tuple[str | Labels, Struct]]
+) -> Iterable[Metric]:
+    """One metric for each field of the structs. A text is the value of a single label."""
+    return _fields(
+        series,
+        ((key if isinstance(key, tuple) else (key,), astuple(fields)) for key, fields in values),
+    )
+
+
+def _fields(
+    series: tuple[Series, ...], values: Iterable[tuple[Labels, Sequence[float | None]]]
+) -> Iterable[Metric]:
+    """One metric for each field of the values, without those that are not known."""
+    by_labels = dict(values)
+    for place, one in enumerate(series):
+        numbers = ((labels, fields[place]) for labels, fields in by_labels.items())
+        yield Metric(one, {labels: number for labels, number in numbers if number is not None})
 
 
 _SET: Final = (
@@ -481,8 +637,14 @@ class AgentMetrics:
         self._decision = pools, owners, refusals
 
     def follow_usage(self, values: Callable[[], UsageValues]) -> None:
-        """Exports with each scrape the newest samples. To be called once."""
-        self._read.append(lambda: values().metrics())
+        """Exports with each scrape the newest samples and counters. To be called once."""
+
+        def read() -> Iterable[Metric]:
+            usage = values()
+            yield from usage.metrics()
+            yield from _busy_metrics(*self._decision[:2], usage.busy_cpus)
+
+        self._read.append(read)
 
     def follow(
         self, ages_seconds: Callable[[], Mapping[str, float]], problems: Callable[[], int]
@@ -521,9 +683,8 @@ def _decision_metrics(
     """A series exists as long as its pool, pod or claim. Two pods may have one name while one of
     them terminates, and a series must not occur twice, so their numbers are added."""
     pool_cpus, owned, offline, refused = (Counter[Labels]() for _ in range(4))
-    for name, of_name in pools.items():
-        for pool in () if POOLS[name].dedicated else of_name:
-            pool_cpus[name, str(pool.node)] += len(pool.cpus)
+    for labels, pool in _shared(pools):
+        pool_cpus[labels] += len(pool.cpus)
     for owner in owners:
         owned[*pod_labels(owner.title), owner.qos.value] += len(owner.cpus)
         if owner.offline:
@@ -536,3 +697,28 @@ def _decision_metrics(
         Metric(_OFFLINE_CPUS, offline),
         Metric(_REFUSED_CLAIMS, refused),
     ]
+
+
+def _shared(pools: Pools) -> Iterable[tuple[Labels, Pool]]:
+    return (
+        ((name, str(pool.node)), pool)
+        for name, of_name in pools.items()
+        if not POOLS[name].dedicated
+        for pool in of_name
+    )
+
+
+def _busy_metrics(
+    pools: Pools, owners: tuple[Owner, ...], busy: Mapping[int, float]
+) -> Iterable[Metric]:
+    """`busy`: by CPU, the part of the time in which it was busy."""
+    owned = (((*pod_labels(each.title), each.qos.value), each.cpus) for each in owners)
+    for series, of_series in (
+        (_POOL_BUSY, ((labels, pool.cpus) for labels, pool in _shared(pools))),
+        (_EXCLUSIVE_BUSY, owned),
+    ):
+        used: dict[Labels, float] = {}
+        for labels, cpus in of_series:
+            if not busy.keys().isdisjoint(cpus):
+                used[labels] = used.get(labels, 0.0) + sum(busy.get(cpu, 0.0) for cpu in cpus)
+        yield Metric(series, used)

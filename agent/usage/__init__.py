@@ -2,9 +2,11 @@
 
 One thread takes all samples (`sampler`), so that values which are subtracted from each other belong
 to one moment: the CPU time of the machine and of each pod once a second, their memory every fifteen
-seconds, and that of a new pod at once. With the memory it reads what pods wait for (`waits`). The
-use of CPU is the difference of two samples, divided by the time between them. What neither a pod
-nor the kernel's idle time accounts for is the system's.
+seconds, and that of a new pod at once. The use of CPU is the difference of two samples, divided by
+the time between them. What neither a pod nor the kernel's idle time accounts for is the system's.
+
+With the memory it reads the counters of the kernel: what pods wait for (`waits`), what they read,
+write and send (`traffic`), and what cache they use (`resctrl`).
 
 The samples are in rings (`series`), which the number of pods and NUMA nodes bounds; a restart loses
 them. `node_metric` makes the status of Koordinator's NodeMetric of them.

@@ -1,5 +1,6 @@
 """The CPU time and the memory of the machine and of its NUMA nodes, by /proc and /sys, with the
-formulas of koordlet (Koordinator: pkg/koordlet/util, cpuacct.go and meminfo.go)."""
+formulas of koordlet (Koordinator: pkg/koordlet/util, cpuacct.go and meminfo.go); and the traffic of
+its disks and networks."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
+from msgspec.structs import astuple
 
 from agent.host.files import Tree
 from agent.host.log_once import Once
+from agent.usage.resctrl import Resctrl
+from agent.usage.schedstat import Schedstat
+from agent.usage.traffic import DiskTraffic, NetworkTraffic, PodNetworks, disks, interfaces
 from agent.usage.waits import NOTHING_OF_THE_MACHINE, Stalls, stalls
 
 log = logging.getLogger(__name__)
@@ -21,6 +26,7 @@ TICKS_PER_SECOND: Final = 100.0
 _BUSY: Final = (0, 1, 2, 5, 6)
 """The fields user, nice, system, irq and softirq of a line of /proc/stat
 (Documentation/filesystems/proc.rst). Time of guests is contained in user and nice."""
+_MAX_DEVICES: Final = 256
 _PAGE_CACHE: Final = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
 
 
@@ -83,24 +89,46 @@ def _fields(meminfo: str) -> dict[str, int]:
     return fields
 
 
-def pod_memory_bytes(stat: str, *, page_cache: bool = False) -> int | None:
-    """The memory of a cgroup, from the text of its memory.stat of v1 or v2; None if a field is
-    missing. `page_cache`: with its page cache."""
-    values: dict[str, int] = {}
-    for line in stat.splitlines():
-        name, _, value = line.partition(" ")
-        if value.isdecimal():
-            values[name] = int(value)
-    names = (*_ANONYMOUS, *(_CACHED if page_cache else ()))
-    prefix = "total_" if "total_inactive_anon" in values else ""
+class GroupMemory(msgspec.Struct, frozen=True):
+    """The memory of a cgroup in bytes, with that of the groups in it."""
+
+    used: int
+    """Without page cache."""
+    used_with_page_cache: int
+    major_faults: int | None = None
+    """The accesses that waited for a disk, as a counter; None if the kernel does not count them."""
+
+
+def group_memory(stat: str) -> GroupMemory | None:
+    """From the text of memory.stat of v1 or v2; None if a field is missing."""
+    fields = _pairs(stat)
+    prefix = "total_" if "total_inactive_anon" in fields else ""
     try:
-        return sum(values[f"{prefix}{name}"] for name in names)
-    except KeyError:
+        used, cached = (
+            sum(int(fields[f"{prefix}{name}"]) for name in names) for names in (_ANONYMOUS, _CACHED)
+        )
+    except (KeyError, ValueError):
         return None
+    return GroupMemory(used, used + cached, _number(fields.get(f"{prefix}{_MAJOR_FAULTS}", "")))
 
 
 _ANONYMOUS: Final = ("inactive_anon", "active_anon", "unevictable")
 _CACHED: Final = ("active_file", "inactive_file")
+_MAJOR_FAULTS: Final = "pgmajfault"
+
+
+def major_faults(vmstat: str) -> int | None:
+    """From the text of /proc/vmstat."""
+    return _number(_pairs(vmstat).get(_MAJOR_FAULTS, ""))
+
+
+def _pairs(text: str) -> dict[str, str]:
+    words = text.split()
+    return dict(zip(words[::2], words[1::2], strict=False))
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
 
 
 class Machine:
@@ -109,6 +137,11 @@ class Machine:
     def __init__(self, root: str) -> None:
         self._tree = Tree(root)
         self._absent = Once(log)
+        self._schedstat = Schedstat(root)
+        self._threads: Mapping[int, float] = {}
+        self._threads_cpu_seconds = 0.0
+        self.resctrl = Resctrl(self._tree)
+        self.pod_networks = PodNetworks(self._tree)
 
     def busy_seconds(self) -> Mapping[int, float]:
         return busy_seconds(self._tree.text("proc/stat") or "")
@@ -120,6 +153,36 @@ class Machine:
         return numa_memory_bytes(
             self._tree.text(f"sys/devices/system/node/node{node}/meminfo") or ""
         )
+
+    def major_faults(self) -> int | None:
+        return major_faults(self._tree.text("proc/vmstat") or "")
+
+    def disks(self) -> dict[str, tuple[str, DiskTraffic]]:
+        """By its number, the name and the traffic of each disk that has been used."""
+        counted = disks(self._tree.text("proc/diskstats") or "", self._tree.names("sys/block"))
+        used = [each for each in counted.items() if any(astuple(each[1][1]))]
+        return dict(used[:_MAX_DEVICES])
+
+    def networks(self) -> dict[str, NetworkTraffic]:
+        """The traffic of the devices that are not virtual ones, as those of pods are."""
+        present = set(self._tree.names("sys/class/net"))
+        physical = present.difference(self._tree.names("sys/devices/virtual/net"))
+        # The link /proc/net leads to the network namespace of the reader.
+        counted = interfaces(self._tree.text("proc/1/net/dev") or "")
+        return {name: counted[name] for name in sorted(physical & counted.keys())[:_MAX_DEVICES]}
+
+    def kernel_threads_cpu_seconds(self) -> float | None:
+        """The CPU time of all threads of the kernel that exist, or existed at an earlier call; None
+        where the kernel does not tell it."""
+        threads = self._schedstat.kernel_threads()
+        if not threads:
+            return None
+        for thread, ran in threads.items():
+            last = self._threads.get(thread, 0.0)
+            # A smaller number is that of another thread with the same id.
+            self._threads_cpu_seconds += ran - last if ran >= last else ran
+        self._threads = threads
+        return self._threads_cpu_seconds
 
     def stalls(self) -> Stalls:
         seconds = stalls(self._pressure)

@@ -1,26 +1,32 @@
 """Samples the use of CPU and memory of the machine, of its NUMA nodes and of the pods, on one
-clock."""
+clock, and reads the counters of the kernel."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Protocol
+from itertools import islice
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.qos import KubeClass, kube_class
 from agent.usage import past
-from agent.usage.machine import Machine
+from agent.usage.machine import GroupMemory, Machine
 from agent.usage.past import LoadHistory, PastHour
+from agent.usage.resctrl import Monitored
 from agent.usage.series import Aggregate, SampleRing
+from agent.usage.traffic import DiskTraffic, Traffic
 from agent.usage.waits import Stalls, Throttling, Waits
 
 SAMPLE_SECONDS: Final = 1.0
 """The time between two samples of CPU."""
 MEMORY_SECONDS: Final = 15.0
-"""The time between two samples of memory, and of what pods wait for."""
+"""The time between two samples of memory, and two readings of counters."""
+SELDOM_SECONDS: Final = 60.0
+"""The time between two readings of what has a file for each pod, or for each thread, in /proc."""
 MACHINE_SECONDS: Final = 1800.0
 """How long the samples of the machine are kept."""
 POD_SECONDS: Final = 600.0
@@ -28,6 +34,8 @@ POD_SECONDS: Final = 600.0
 _FEW: Final = 2
 _SYSTEM_SLICE: Final = "/system.slice"
 _MAX_UNITS: Final = 256
+_MAX_DISKS: Final = 16
+"""The most disks of a pod or unit."""
 _OTHER_UNITS: Final = ("/user.slice", "/init.scope")
 """The rest of what systemd has on a host without virtual machines."""
 
@@ -40,6 +48,8 @@ class SampledPod(msgspec.Struct, frozen=True):
     """The cgroup of the pod."""
     containers: Mapping[str, str] = {}
     """The cgroups of its containers by name."""
+    process: tuple[str, int] | None = None
+    """The id of a sandbox or container, and its process on the host; None if it is not known."""
 
 
 class HostUnit(msgspec.Struct, frozen=True):
@@ -47,6 +57,26 @@ class HostUnit(msgspec.Struct, frozen=True):
 
     cpu_seconds: float | None
     memory_bytes: int | None
+    """Without page cache."""
+    major_faults: int | None = None
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """The newest counters of the kernel."""
+
+    waits: Waits = Waits()
+    major_faults: int | None = None
+    """Of the machine."""
+    pod_major_faults: Mapping[str, int] = {}
+    """By uid."""
+    traffic: Traffic = Traffic()
+    units: Mapping[str, HostUnit] = {}
+    """Systemd's units outside of pods, by name."""
+    kube_classes: Mapping[KubeClass, HostUnit] = {}
+    """The kubelet's cgroups of its QoS classes, which also count pods that have ended."""
+    kernel_threads_cpu_seconds: float | None = None
+    monitored: Mapping[tuple[str, str], Monitored] = {}
+    """By group of resctrl and L3 domain."""
 
 
 class Groups(Protocol):
@@ -58,8 +88,11 @@ class Groups(Protocol):
     def cpu_seconds(self, group: str) -> float | None:
         """The CPU time that the group has used; None if it can't be read."""
 
-    def memory_bytes(self, group: str) -> tuple[int, int] | None:
-        """The memory of the group without and with its page cache; None if it can't be read."""
+    def memory(self, group: str) -> GroupMemory | None:
+        """None if it can't be read."""
+
+    def disks(self, group: str) -> Mapping[str, DiskTraffic]:
+        """The traffic of the group and of those in it, by the number of the disk."""
 
     def throttling(self, group: str) -> Throttling | None:
         """By the quota of the group itself; None if it has had none, or it can't be read."""
@@ -116,12 +149,13 @@ class UsageSampler:
         self._past_before: _Moment | None = None
         self._before: _Counters | None = None
         self._memory_at: float | None = None
+        self._seldom_at: float | None = None
         self._node, self._system = _Use(MACHINE_SECONDS), _Use(MACHINE_SECONDS)
         self._numa: dict[int, _Use] = {}
         self._of_pods: dict[str, _Use] = {}
         self._of_containers: dict[tuple[str, str], Last] = {}
-        self._waits = Waits()
-        self._units: dict[str, HostUnit] = {}
+        self._busy_cpus: Mapping[int, float] = {}
+        self._counted = Counted()
 
     def follow(
         self,
@@ -140,11 +174,11 @@ class UsageSampler:
             pods, node_of, pools = self._pods, self._node_of, self._pools
         now = self._clock()
         counters = _Counters(now, self._machine.busy_seconds(), self._read(pods))
-        waits, units, moment = self._waits, self._units, None
+        counted, moment = self._counted, None
         if self._memory_at is None or now - self._memory_at >= MEMORY_SECONDS - SAMPLE_SECONDS / 2:
             memory, self._memory_at = self._memory(pods, node_of), now
-            waits, units = self._read_waits(pods), self._read_units()
-            moment = _Moment(counters, memory, waits)
+            counted = self._read_counters(now, pods, memory)
+            moment = _Moment(counters, memory, counted.waits)
         else:
             new = tuple(pod for pod in pods if pod.uid not in self._of_pods)
             memory = _Memory(None, {}, self._memory_of_groups(new), new)
@@ -157,7 +191,7 @@ class UsageSampler:
                 samples = _past_samples(self._past_before, moment, pods, node_of, pools)
                 self._past.add(now, samples)
                 self._past_before = moment
-            self._before, self._waits, self._units = counters, waits, units
+            self._before, self._counted = counters, counted
 
     def node(self, seconds: float, *, page_cache: bool = False) -> Used:
         """The use of the machine in the last `seconds`."""
@@ -188,15 +222,15 @@ class UsageSampler:
             of_pods = {uid: _last(use) for uid, use in self._of_pods.items()}
             return _last(self._node), of_pods, dict(self._of_containers)
 
-    def waits(self) -> Waits:
-        """What the machine and its pods have waited for."""
+    def busy_cpus(self) -> Mapping[int, float]:
+        """By CPU, the part of the time between the last two samples in which it was busy."""
         with self._lock:
-            return self._waits
+            return self._busy_cpus
 
-    def units(self) -> dict[str, HostUnit]:
-        """The use of systemd's units outside of pods, by name."""
+    def counted(self) -> Counted:
+        """The newest counters."""
         with self._lock:
-            return self._units
+            return self._counted
 
     def past(self, wall: float) -> PastHour:
         """The load and pressure of the last hour. `wall`: the time in seconds since 1970."""
@@ -216,6 +250,39 @@ class UsageSampler:
                     seconds[group] = used
         return seconds
 
+    def _read_counters(self, now: float, pods: tuple[SampledPod, ...], memory: _Memory) -> Counted:
+        last, disks = self._counted, self._machine.disks()
+        names = {number: name for number, (name, _) in disks.items()}
+        units = self._unit_groups()
+        networks, thread_seconds = last.traffic.pod_networks, last.kernel_threads_cpu_seconds
+        if self._seldom_at is None or now - self._seldom_at >= SELDOM_SECONDS - SAMPLE_SECONDS / 2:
+            self._seldom_at = now
+            processes = {pod.uid: pod.process for pod in pods if pod.process is not None}
+            networks = self._machine.pod_networks.read(processes)
+            thread_seconds = self._machine.kernel_threads_cpu_seconds()
+        of_pods = {pod.uid: memory.groups.get(pod.group) for pod in pods}
+        of_units = {name: self._use_of(group) for name, group in units.items()}
+        return Counted(
+            self._read_waits(pods),
+            self._machine.major_faults(),
+            {
+                uid: read.major_faults
+                for uid, read in of_pods.items()
+                if read is not None and read.major_faults is not None
+            },
+            Traffic(
+                dict(disks.values()),
+                self._machine.networks(),
+                self._disks({pod.uid: pod.group for pod in pods}, names),
+                networks,
+                self._disks(units, names),
+            ),
+            {name: use for name, use in of_units.items() if use != _UNKNOWN},
+            self._read_classes(pods),
+            thread_seconds,
+            self._machine.resctrl.monitored(),
+        )
+
     def _read_waits(self, pods: Iterable[SampledPod]) -> Waits:
         of_pods, quotas = {}, {}
         for pod in pods:
@@ -225,18 +292,54 @@ class UsageSampler:
                     quotas[pod.uid, name] = counters
         return Waits(self._machine.stalls(), of_pods, quotas)
 
-    def _read_units(self) -> dict[str, HostUnit]:
-        units = {}
+    def _disks(
+        self, groups: Mapping[str, str], names: Mapping[str, str]
+    ) -> dict[tuple[str, str], DiskTraffic]:
+        return {
+            (owner, names[number]): traffic
+            for owner, group in groups.items()
+            for number, traffic in islice(self._groups.disks(group).items(), _MAX_DISKS)
+            if number in names
+        }
+
+    def _unit_groups(self) -> dict[str, str]:
         # On v1 systemd makes a group of each mount, also of those of pods: no task runs there.
         services = [
             group for group in self._groups.children(_SYSTEM_SLICE) if not group.endswith(".mount")
         ]
-        for group in (*services[:_MAX_UNITS], *_OTHER_UNITS):
-            seconds, memory = self._groups.cpu_seconds(group), self._groups.memory_bytes(group)
-            if seconds is not None or memory is not None:
-                name = group.removeprefix(_SYSTEM_SLICE).strip("/")
-                units[name] = HostUnit(seconds, None if memory is None else memory[0])
-        return units
+        groups = (*services[:_MAX_UNITS], *_OTHER_UNITS)
+        return {group.removeprefix(_SYSTEM_SLICE).strip("/"): group for group in groups}
+
+    def _use_of(self, group: str) -> HostUnit:
+        seconds, memory = self._groups.cpu_seconds(group), self._groups.memory(group)
+        if memory is None:
+            return HostUnit(seconds, None)
+        return HostUnit(seconds, memory.used, memory.major_faults)
+
+    def _read_classes(self, pods: Iterable[SampledPod]) -> dict[KubeClass, HostUnit]:
+        root = next((root for pod in pods if (root := _kubepods(pod.group))), None)
+        if root is None:
+            return {}
+        all_pods = self._use_of(root)
+        burstable, besteffort = (self._use_of(f"{root}/{name}") for name in _below(root))
+        before = self._counted.kube_classes.get("guaranteed", _UNKNOWN)
+        guaranteed = HostUnit(
+            # The groups are read one after the other, and a counter never decreases.
+            _left(
+                before.cpu_seconds,
+                all_pods.cpu_seconds,
+                burstable.cpu_seconds,
+                besteffort.cpu_seconds,
+            ),
+            _left(0, all_pods.memory_bytes, burstable.memory_bytes, besteffort.memory_bytes),
+            _left(
+                before.major_faults,
+                all_pods.major_faults,
+                burstable.major_faults,
+                besteffort.major_faults,
+            ),
+        )
+        return {"guaranteed": guaranteed, "burstable": burstable, "besteffort": besteffort}
 
     def _memory(self, pods: Iterable[SampledPod], node_of: Mapping[int, int]) -> _Memory:
         nodes = {}
@@ -247,11 +350,11 @@ class UsageSampler:
         total = None if machine is None else (machine.used, machine.used_with_page_cache)
         return _Memory(total, nodes, self._memory_of_groups(pods), tuple(pods))
 
-    def _memory_of_groups(self, pods: Iterable[SampledPod]) -> dict[str, tuple[int, int]]:
+    def _memory_of_groups(self, pods: Iterable[SampledPod]) -> dict[str, GroupMemory]:
         of_groups = {}
         for pod in pods:
             for group in (pod.group, *pod.containers.values()):
-                if (read := self._groups.memory_bytes(group)) is not None:
+                if (read := self._groups.memory(group)) is not None:
                     of_groups[group] = read
         return of_groups
 
@@ -275,12 +378,14 @@ class UsageSampler:
     ) -> None:
         passed = now.at - before.at
         busy: dict[int, float] = {}
-        total = 0.0
-        for cpu in now.busy.keys() & before.busy.keys():
-            used = max(0.0, now.busy[cpu] - before.busy[cpu]) / passed
-            total += used
+        self._busy_cpus = {
+            cpu: max(0.0, now.busy[cpu] - before.busy[cpu]) / passed
+            for cpu in now.busy.keys() & before.busy.keys()
+        }
+        for cpu, used in self._busy_cpus.items():
             if cpu in node_of:
                 busy[node_of[cpu]] = busy.get(node_of[cpu], 0.0) + used
+        total = sum(self._busy_cpus.values())
         of_pods = 0.0
         for pod in pods:
             used_cpus = _rate(pod.group, before, now)
@@ -303,13 +408,13 @@ class UsageSampler:
         for pod in memory.pods:
             if (read := memory.groups.get(pod.group)) is not None:
                 use = self._of(pod.uid)
-                use.memory.add(at, read[0])
-                use.cache.add(at, read[1])
-                of_pods += read[0]
+                use.memory.add(at, read.used)
+                use.cache.add(at, read.used_with_page_cache)
+                of_pods += read.used
             for name, group in pod.containers.items():
                 key = pod.uid, name
                 of_container = memory.groups.get(group)
-                used = None if of_container is None else of_container[0]
+                used = None if of_container is None else of_container.used
                 last = self._of_containers.get(key, Last())
                 self._of_containers[key] = msgspec.structs.replace(last, memory_bytes=used)
         if memory.machine is not None:
@@ -339,7 +444,7 @@ class _Memory(msgspec.Struct, frozen=True):
 
     machine: tuple[int, int] | None
     nodes: Mapping[int, int]
-    groups: Mapping[str, tuple[int, int]]
+    groups: Mapping[str, GroupMemory]
     pods: tuple[SampledPod, ...]
 
 
@@ -371,7 +476,7 @@ def _past_samples(
         samples[past.NUMA_NODE, node]["memory_bytes"] = used_bytes
     for pod in pods:
         if (read := memory.groups.get(pod.group)) is not None:
-            samples[past.POD, pod.uid]["memory_bytes"] = read[0]
+            samples[past.POD, pod.uid]["memory_bytes"] = read.used
     if before is None or at <= before.counters.at:
         return samples
     passed = at - before.counters.at
@@ -421,3 +526,36 @@ def _rate(group: str, before: _Counters, now: _Counters) -> float | None:
 
 def _last(use: _Use) -> Last:
     return Last(use.cpus.last, use.memory.last)
+
+
+_UNKNOWN: Final = HostUnit(None, None)
+
+
+def _kubepods(group: str) -> str | None:
+    """The kubelet's cgroup of all pods, from that of a pod; None for a group elsewhere."""
+    of_pod = kube_class(group)
+    if of_pod is None:
+        return None
+    above = group.rpartition("/")[0]
+    return above if of_pod == "guaranteed" else above.rpartition("/")[0]
+
+
+def _below(kubepods: str) -> tuple[str, str]:
+    """The names of the groups of its two QoS classes; those of systemd contain that of the group
+    above."""
+    name = kubepods.rpartition("/")[2]
+    if name.endswith(".slice"):
+        prefix = name.removesuffix(".slice")
+        return f"{prefix}-burstable.slice", f"{prefix}-besteffort.slice"
+    return "burstable", "besteffort"
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _left(least: _Number | None, whole: _Number | None, *parts: _Number | None) -> _Number | None:
+    """What the parts leave of the whole; None if one of them is not known."""
+    known = [part for part in parts if part is not None]
+    if whole is None or len(known) < len(parts):
+        return None
+    return max(whole - sum(known), least or 0)

@@ -19,7 +19,8 @@ MAX_THREADS: Final = 4096
 """So many threads are read at one moment. Of more threads, each n-th is read and counts n times."""
 _MAX_KERNEL_THREADS: Final = 8192
 _KERNEL_CHILDREN: Final = "proc/2/task/2/children"
-"""All kernel threads are children of kthreadd."""
+_KERNEL_PARENT: Final = "kthreadd"
+"""All kernel threads are its children."""
 _SECONDS: Final = 1e-9
 
 
@@ -96,7 +97,9 @@ class Schedstat:
 
     def kernel_threads(self) -> dict[int, float]:
         """How long each kernel thread has run, by its id."""
-        children = self._text(_KERNEL_CHILDREN)
+        # In the pid namespace of a container another process has its id.
+        own = self._text("proc/2/comm") == _KERNEL_PARENT
+        children = self._text(_KERNEL_CHILDREN) if own else None
         if children is None:
             self._absent.report("this kernel does not list its threads: none can be named")
         ids = [int(word) for word in (children or "").split() if word.isdecimal()]

@@ -34,10 +34,12 @@ from agent.node.usage import (
 )
 from agent.telemetry.metrics import AgentMetrics
 from agent.usage.batch_mid import PodLoad
+from agent.usage.machine import GroupMemory
 from agent.usage.node_metric import CollectPolicy, UsedNode, UsedPod
 from agent.usage.prediction import Peak
 from agent.usage.sampler import SampledPod, Used
 from agent.usage.series import aggregate
+from agent.usage.traffic import DiskTraffic
 from tests.builders import machine, pod
 from tests.cgroup.real_groups import RealGroups
 from tests.telemetry.scrape import samples
@@ -55,12 +57,15 @@ def container(name: str, group: str | None, *, virtual: bool = False) -> Contain
 
 def test_a_pod_is_sampled_by_the_cgroup_above_its_containers() -> None:
     main, without = container("main", "/kubepods/pod1/main"), container("side", None)
-    pause = container("pause", "/kubepods/pod1/pause")
+    pause = msgspec.structs.replace(container("pause", "/kubepods/pod1/pause"), pid=7)
     both = pod("a", containers=(main, without))
-    sampled = SampledPod("a", "/kubepods/pod1", {"main": "/kubepods/pod1/main"})
+    of_main = {"main": "/kubepods/pod1/main"}
+    sampled = SampledPod("a", "/kubepods/pod1", of_main, ("pause", 7))
     assert sampled_pod(msgspec.structs.replace(both, sandboxes=(pause,))) == sampled
     alone = msgspec.structs.replace(pod("a"), sandboxes=(pause,))
-    assert sampled_pod(alone) == SampledPod("a", "/kubepods/pod1")
+    assert sampled_pod(alone) == SampledPod("a", "/kubepods/pod1", process=("pause", 7))
+    without_pause = pod("a", containers=(msgspec.structs.replace(main, pid=8), without))
+    assert sampled_pod(without_pause) == SampledPod("a", "/kubepods/pod1", of_main, ("main", 8))
     virtual = container("main", "/kubepods/pod1/main", virtual=True)
     assert sampled_pod(pod("a", containers=(virtual, without))) is None
 
@@ -185,10 +190,40 @@ def test_what_no_cgroup_has_is_said_once(tmp_path: Path, caplog: pytest.LogCaptu
     for group in ("/pod", "/pod", "/gone"):
         assert groups.throttling(group) is None
         assert groups.stalls(group) == {}
+        assert groups.disks(group) == {}
     assert caplog.messages == [
         f"no {file} can be read in the cgroups of this machine"
-        for file in ("cpu.stat", "cpu.pressure", "memory.pressure", "io.pressure")
+        for file in ("cpu.stat", "cpu.pressure", "memory.pressure", "io.pressure", "io.stat")
     ]
+
+
+@pytest.mark.parametrize(
+    ("controllers", "files"),
+    [
+        (
+            {"blkio/blkio.throttle.io_service_bytes": "Total 0"},
+            {
+                "blkio/pod/blkio.throttle.io_service_bytes_recursive": "8:0 Read 1\n8:0 Write 2\n",
+                "blkio/pod/blkio.throttle.io_serviced_recursive": "8:0 Read 3\n8:0 Write 4\n",
+                "blkio/pod/blkio.throttle.io_service_bytes": "8:0 Read 0\n8:0 Write 0\n",
+                "blkio/pod/blkio.throttle.io_serviced": "8:0 Read 0\n8:0 Write 0\n",
+            },
+        ),
+        (
+            {"cgroup.controllers": "cpuset cpu io memory"},
+            {"pod/io.stat": "8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0\n"},
+        ),
+    ],
+    ids=["v1", "v2"],
+)
+def test_disks_of_a_group_are_those_of_all_groups_in_it(
+    tmp_path: Path, controllers: dict[str, str], files: dict[str, str]
+) -> None:
+    for name, text in {**controllers, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    groups = CgroupUse(Controllers(str(tmp_path)))
+    assert groups.disks("/pod") == {"8:0": DiskTraffic(1, 2, 3, 4)}
 
 
 def test_the_load_has_every_pod_of_the_node(tmp_path: Path) -> None:
@@ -219,15 +254,15 @@ def test_the_load_has_every_pod_of_the_node(tmp_path: Path) -> None:
 
 
 class Batch(CgroupUse):
-    """Every cgroup is idle; `memory` is what its memory is."""
+    """Every cgroup is idle; `used` is its memory."""
 
-    memory: tuple[int, int] | None = 5, 9
+    used: GroupMemory | None = GroupMemory(5, 9)
 
     def cpu_seconds(self, group: str) -> float | None:
         return 1.0
 
-    def memory_bytes(self, group: str) -> tuple[int, int] | None:
-        return self.memory
+    def memory(self, group: str) -> GroupMemory | None:
+        return self.used
 
 
 def loads_of(view: UsageView, *clusters: ClusterState) -> list[tuple[PodLoad, ...]]:
@@ -266,7 +301,7 @@ def test_a_batch_pod_that_ends_stays_a_batch_pod(tmp_path: Path) -> None:
 def test_a_pod_without_one_of_the_values_is_not_measured(tmp_path: Path) -> None:
     view = UsageView("/", str(tmp_path), Controllers(), AgentMetrics())
     groups = view.sampler._groups = Batch(Controllers())
-    groups.memory = None
+    groups.used = None
     assert loads_of(view, a_pod(Phase.RUNNING, {})) == [(PodLoad("koord-prod"),)]
 
 

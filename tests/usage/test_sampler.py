@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.usage.machine import Machine, MachineMemory
+from agent.usage.machine import GroupMemory, Machine, MachineMemory
 from agent.usage.past import PastLoad
 from agent.usage.sampler import MEMORY_SECONDS, HostUnit, Last, SampledPod, UsageSampler
+from agent.usage.traffic import DiskTraffic, NetworkTraffic, Traffic
 from agent.usage.waits import Stalls, Throttling, Waits
 
 GIB = 1 << 30
@@ -19,17 +22,21 @@ PODS = (
     SampledPod("b", "/b", {"main": "/b/main"}),
 )
 NODE_OF = {0: 0, 1: 0, 2: 1, 3: 1}
+MOVED = DiskTraffic(900, 800, 9, 8)
+SENT = NetworkTraffic(70, 60, 7, 6)
 
 
 class Host(Machine):
     """Counters of a machine with four CPUs, and of cgroups."""
 
-    def __init__(self) -> None:
-        super().__init__("/nowhere")
+    def __init__(self, root: str = "/nowhere") -> None:
+        super().__init__(root)
         self.now = 100.0
         self.busy = dict.fromkeys(NODE_OF, 1000.0)
         self.cpu: dict[str, float] = {}
         self.memory_of: dict[str, tuple[int, int]] = {}
+        self.faults_of: dict[str, int] = {}
+        self.disks_of: dict[str, dict[str, DiskTraffic]] = {}
         self.quota_of: dict[str, Throttling] = {}
         self.in_slice: tuple[str, ...] = ()
 
@@ -39,20 +46,17 @@ class Host(Machine):
     def memory(self) -> MachineMemory:
         return MachineMemory(100 * GIB, 40 * GIB, 70 * GIB)
 
+    def disks(self) -> dict[str, tuple[str, DiskTraffic]]:
+        return {"8:0": ("sda", MOVED)}
+
     def numa_memory_bytes(self, node: int) -> int:
         return (node + 1) * GIB
 
-    def cpu_seconds(self, group: str) -> float | None:
-        return self.cpu.get(group)
+    def major_faults(self) -> int:
+        return 7
 
-    def memory_bytes(self, group: str) -> tuple[int, int] | None:
-        return self.memory_of.get(group)
-
-    def children(self, group: str) -> tuple[str, ...]:
-        return self.in_slice if group == "/system.slice" else ()
-
-    def throttling(self, group: str) -> Throttling | None:
-        return self.quota_of.get(group)
+    def networks(self) -> dict[str, NetworkTraffic]:
+        return {"eth0": SENT}
 
     def stalls(self, group: str = "/") -> Stalls:
         return {("cpu", group): self.now}
@@ -66,6 +70,32 @@ class Host(Machine):
             self.cpu[group] = self.cpu.get(group, 0.0) + cpus * seconds
 
 
+class Cgroups:
+    """Those of a host."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def cpu_seconds(self, group: str) -> float | None:
+        return self._host.cpu.get(group)
+
+    def memory(self, group: str) -> GroupMemory | None:
+        read = self._host.memory_of.get(group)
+        return None if read is None else GroupMemory(*read, self._host.faults_of.get(group))
+
+    def disks(self, group: str) -> dict[str, DiskTraffic]:
+        return self._host.disks_of.get(group, {})
+
+    def children(self, group: str) -> tuple[str, ...]:
+        return self._host.in_slice if group == "/system.slice" else ()
+
+    def throttling(self, group: str) -> Throttling | None:
+        return self._host.quota_of.get(group)
+
+    def stalls(self, group: str) -> Stalls:
+        return self._host.stalls(group)
+
+
 @pytest.fixture
 def host() -> Host:
     return Host()
@@ -73,7 +103,7 @@ def host() -> Host:
 
 @pytest.fixture
 def sampler(host: Host) -> UsageSampler:
-    sampler = UsageSampler(host, host, lambda: host.now)
+    sampler = UsageSampler(host, Cgroups(host), lambda: host.now)
     sampler.follow(PODS, NODE_OF)
     return sampler
 
@@ -145,7 +175,7 @@ def test_what_pods_wait_for_is_read_with_the_memory(host: Host, sampler: UsageSa
     for _ in range(round(MEMORY_SECONDS)):
         sampler.sample()
         host.use(1, {}, {})
-        assert sampler.waits() == Waits(
+        assert sampler.counted().waits == Waits(
             {("cpu", "/"): read_at},
             {"a": {("cpu", "/a"): read_at}, "b": {("cpu", "/b"): read_at}},
             {("a", ""): quota, ("a", "side"): quota},
@@ -153,7 +183,9 @@ def test_what_pods_wait_for_is_read_with_the_memory(host: Host, sampler: UsageSa
     host.quota_of = {}
     sampler.follow(PODS[1:], NODE_OF)
     sampler.sample()
-    assert sampler.waits() == Waits({("cpu", "/"): host.now}, {"b": {("cpu", "/b"): host.now}})
+    assert sampler.counted().waits == Waits(
+        {("cpu", "/"): host.now}, {"b": {("cpu", "/b"): host.now}}
+    )
 
 
 def test_what_is_gone_is_forgotten(host: Host, sampler: UsageSampler) -> None:
@@ -171,7 +203,7 @@ def test_what_is_gone_is_forgotten(host: Host, sampler: UsageSampler) -> None:
 @given(st.data())
 def test_pods_and_system_add_up_to_the_machine(data: st.DataObject) -> None:
     host = Host()
-    sampler = UsageSampler(host, host, lambda: host.now)
+    sampler = UsageSampler(host, Cgroups(host), lambda: host.now)
     sampler.follow(PODS, NODE_OF)
     host.cpu = {"/a": 0.0, "/b": 0.0}
     sampler.sample()
@@ -196,9 +228,9 @@ def test_mounts_take_no_place_of_units(host: Host) -> None:
     mounts = [f"/system.slice/run-{number:03}.mount" for number in range(300)]
     host.in_slice = (*mounts, "/system.slice/sshd.service")
     host.memory_of = dict.fromkeys(host.in_slice, (5, 9))
-    sampler = UsageSampler(host, host, lambda: host.now)
+    sampler = UsageSampler(host, Cgroups(host), lambda: host.now)
     sampler.sample()
-    assert sampler.units() == {"sshd.service": HostUnit(None, 5)}
+    assert sampler.counted().units == {"sshd.service": HostUnit(None, 5)}
 
 
 def test_the_past_has_what_each_part_used_and_waited_for(
@@ -247,3 +279,89 @@ def test_the_past_has_what_each_part_used_and_waited_for(
     host.use(MEMORY_SECONDS, {}, {})
     sampler.sample()
     assert (set(sampler.past(0.0).pods), sampler.past(0.0).pools) == ({"b"}, ())
+
+
+def test_traffic_is_that_of_disks_which_the_machine_has(host: Host) -> None:
+    of_a = DiskTraffic(1, 2, 3, 4)
+    host.in_slice = ("/system.slice/backup.service",)
+    host.disks_of = {
+        "/a": {"8:0": of_a, "253:7": MOVED},
+        "/system.slice/backup.service": {"8:0": MOVED},
+    }
+    host.memory_of, host.faults_of = {"/a": (1, 1), "/b": (1, 1)}, {"/a": 4}
+    sampler = UsageSampler(host, Cgroups(host), lambda: host.now)
+    sampler.follow(PODS, NODE_OF)
+    sampler.sample()
+    counted = sampler.counted()
+    assert counted.traffic == Traffic(
+        {"sda": MOVED}, {"eth0": SENT}, {("a", "sda"): of_a}, {}, {("backup.service", "sda"): MOVED}
+    )
+    assert (counted.major_faults, counted.pod_major_faults) == (7, {"a": 4})
+    assert counted.kernel_threads_cpu_seconds is None, "this host has no /proc"
+
+
+def test_pods_networks_and_kernel_threads_are_read_less_often(tmp_path: Path) -> None:
+    (tmp_path / "proc/2/task/2").mkdir(parents=True)
+    (tmp_path / "proc/2/comm").write_text("kthreadd")
+    (tmp_path / "proc/2/task/2/children").write_text("3")
+    ran = tmp_path / "proc/3/schedstat"
+    ran.parent.mkdir()
+    host = Host(str(tmp_path))
+    sampler = UsageSampler(host, Cgroups(host), lambda: host.now)
+    seconds = []
+    for reading in range(5):
+        ran.write_text(f"{reading}000000000 0 1")
+        sampler.sample()
+        seconds.append(sampler.counted().kernel_threads_cpu_seconds)
+        host.use(MEMORY_SECONDS, {}, {})
+    assert seconds == [0.0, 0.0, 0.0, 0.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("root", "burstable", "besteffort"),
+    [
+        ("/kubepods", "burstable", "besteffort"),
+        ("/kubepods.slice", "kubepods-burstable.slice", "kubepods-besteffort.slice"),
+        (
+            "/k.slice/k-kubepods.slice",
+            "k-kubepods-burstable.slice",
+            "k-kubepods-besteffort.slice",
+        ),
+    ],
+)
+def test_guaranteed_pods_have_what_the_other_classes_leave(
+    host: Host, root: str, burstable: str, besteffort: str
+) -> None:
+    groups = root, f"{root}/{burstable}", f"{root}/{besteffort}"
+    pod = f"{burstable.removesuffix('.slice')}-poda.slice" if "slice" in root else "poda"
+    host.cpu = dict(zip(groups, (9.0, 2.0, 3.0), strict=True))
+    host.memory_of = dict(zip(groups, ((90, 90), (20, 20), (30, 30)), strict=True))
+    host.faults_of = dict(zip(groups, (9, 2, 1), strict=True))
+    sampler = UsageSampler(host, Cgroups(host), lambda: host.now)
+    sampler.follow([SampledPod("a", f"{groups[1]}/{pod}")], NODE_OF)
+    sampler.sample()
+    assert sampler.counted().kube_classes == {
+        "guaranteed": HostUnit(4.0, 40, 6),
+        "burstable": HostUnit(2.0, 20, 2),
+        "besteffort": HostUnit(3.0, 30, 1),
+    }
+    host.cpu[groups[1]] = 2.5  # it ran between the readings of two groups
+    del host.memory_of[groups[2]]
+    host.use(MEMORY_SECONDS, {}, {})
+    sampler.sample()
+    guaranteed = sampler.counted().kube_classes["guaranteed"]
+    assert guaranteed == HostUnit(4.0, None), "a counter never decreases"
+
+
+def test_the_classes_of_pods_outside_of_the_kubelets_groups_are_not_known(
+    sampler: UsageSampler,
+) -> None:
+    sampler.sample()
+    assert sampler.counted().kube_classes == {}
+
+
+def test_each_cpu_is_busy_by_itself(host: Host, sampler: UsageSampler) -> None:
+    sampler.sample()
+    host.use(2, {0: 1.0, 3: 0.25}, {})
+    sampler.sample()
+    assert sampler.busy_cpus() == {0: 1.0, 1: 0.0, 2: 0.0, 3: 0.25}

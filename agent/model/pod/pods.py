@@ -44,6 +44,8 @@ class Container(msgspec.Struct, frozen=True):
     """The requested cpu shares, 0 if unknown."""
     hugepages: Mapping[int, int] = {}
     """The requested bytes by page size."""
+    pid: int = 0
+    """Its first process on the host, 0 if the runtime did not report it."""
 
 
 class EndedContainer(msgspec.Struct, frozen=True):
