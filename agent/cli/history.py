@@ -1,5 +1,6 @@
 """Show what happened to a pod on this node in the last day, and why: decisions about its CPUs and
-devices, moves and refusals, from the audit trail.
+devices, moves and refusals, from the audit trail. If the agent samples usage, also its load and
+pressure of the last hour, and what it used before and after each change of its CPUs.
 
 The trail is in the state folder, which only root can read. Exit code 0: the records are printed; 1:
 the trail does not exist, or has no record of the pod; 2: wrong usage.
@@ -15,7 +16,10 @@ import msgspec
 
 from agent.cli import audit, options
 from agent.model.settings.options import SettingsError
-from agent.view import format, history
+from agent.node import past_load
+from agent.usage.past import PastHour
+from agent.view import format, history, past, terminal
+from agent.view.history import PodHistory
 
 USAGE = "topolet history [OPTIONS] [NAMESPACE/]POD"
 SETTINGS = audit.SETTINGS
@@ -26,6 +30,7 @@ SCHEMA_VERSION = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="name of the pod")
     audit.add_filters(parser)
+    options.add_root(parser)
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     options.add_arguments(parser, SETTINGS)
 
@@ -38,20 +43,38 @@ def run(arguments: argparse.Namespace) -> int:
     except SettingsError as error:
         return options.fail(error, 2)
     try:
-        found = history.pod_histories(audit.selected_records(arguments, settings.state_dir).records)
+        records = audit.selected_records(arguments, settings.state_dir).records
     except OSError as error:
         return audit.fail_without_trail(error, settings.state_dir)
+    found = history.pod_histories(records)
+    hour = past_load.read(arguments.root, settings.state_dir) or PastHour(0.0)
     if not found and arguments.output == "text":
         return options.fail(
             LookupError(f"the audit trail has no record of pod {arguments.pod} in that time")
         )
     try:
         if arguments.output == "json":
-            pods = msgspec.to_builtins(found)
+            pods = [_of_pod(each, hour) for each in found]
             json.dump({"schema_version": SCHEMA_VERSION, "pods": pods}, sys.stdout, indent=1)
             print(flush=True)
         else:
-            print(format.encodable(history.as_text(found)), end="", flush=True)
+            ability = terminal.ability("", sys.stdout.encoding or "ascii", "")
+            changes = history.cpu_changes(records)
+            width = format.columns(100)
+            hours = {
+                each.uid: shown
+                for each in found
+                if (shown := past.beside(each, changes.get(each.uid, ()), hour, width, ability))
+            }
+            print(format.encodable(history.as_text(found, hours=hours)), end="", flush=True)
     except OSError as error:
         return format.unwritten("history", error)
     return 0 if found else 1
+
+
+def _of_pod(pod: PodHistory, hour: PastHour) -> dict[str, object]:
+    """The pod as JSON; with its last hour if that is known."""
+    values: dict[str, object] = msgspec.to_builtins(pod)
+    if load := hour.pods.get(pod.uid):
+        values["hour"] = {"begin": hour.begin, "load": msgspec.to_builtins(load)}
+    return values

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import datetime
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -215,12 +215,38 @@ def pod_histories(records: Sequence[Record]) -> list[PodHistory]:
     return [PodHistory(title, uid, tuple(sentences)) for (title, uid), sentences in by_pod.items()]
 
 
-def as_text(histories: Sequence[PodHistory], timezone: datetime.tzinfo | None = None) -> str:
+class HourOfPod(msgspec.Struct, frozen=True):
+    """The load of a pod in the last hour as text."""
+
+    lines: tuple[str, ...]
+    notes: Mapping[str, str]
+    """By the time of a record: the load before and after it."""
+
+
+_NO_HOUR: Final = HourOfPod((), {})
+
+
+def cpu_changes(records: Iterable[Record]) -> dict[str, set[str]]:
+    """By uid, the times at which the CPUs of a pod changed."""
+    times: dict[str, set[str]] = {}
+    for record in records:
+        if record.event in _CPUS or _kind(record) == "move":
+            times.setdefault(record.uid, set()).add(record.time)
+    return times
+
+
+def as_text(
+    histories: Sequence[PodHistory],
+    timezone: datetime.tzinfo | None = None,
+    hours: Mapping[str, HourOfPod] = {},
+) -> str:
     """The histories with a heading for each pod and each day, and times in `timezone`; None: the
-    local timezone."""
+    local timezone. `hours`: by uid."""
     lines = []
     for history in histories:
         lines.append(printable(f"Pod {history.title}, uid {history.uid or 'unknown'}"))
+        hour = hours.get(history.uid, _NO_HOUR)
+        lines += [f"  {line}" for line in hour.lines]
         days = groupby(history.sentences, key=lambda each: local(each[0], timezone).date())
         for day, sentences in days:
             lines.append(f"  {day:%A, %Y-%m-%d}")
@@ -230,6 +256,8 @@ def as_text(histories: Sequence[PodHistory], timezone: datetime.tzinfo | None = 
                     f"    {moment:%H:%M:%S}.{moment.microsecond // 1000:03}"
                     f"{moment:%z}  {printable(text)}"
                 )
+                if note := hour.notes.get(stamp):
+                    lines.append(f"      {note}")
         lines.append("")
     return "\n".join(lines)
 

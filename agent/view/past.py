@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import datetime
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
 import msgspec
 
-from agent.usage.past import NOTHING, PastHour, PastLoad, Values
+from agent.usage.past import MINUTE_SECONDS, MINUTES, NOTHING, PastHour, PastLoad, Values
 from agent.view import terminal
 from agent.view.format import size
+from agent.view.history import HourOfPod, PodHistory, local
 from agent.view.terminal import Ability
 
 _LEAST_PEAK: Final = 0.1
@@ -123,3 +125,64 @@ def rows(load: PastLoad, columns: int, ability: Ability) -> Iterator[tuple[str, 
             numbers = f"{written(newest)}, most {written(highest)}".ljust(_NUMBERS_COLUMNS)
             room = columns - _NAME_COLUMNS - _NUMBERS_COLUMNS - 2
             yield name.ljust(_NAME_COLUMNS), numbers, line_chart(values, room, ability)
+
+
+def beside(
+    history: PodHistory,
+    changes: Collection[str],
+    hour: PastHour,
+    columns: int,
+    ability: Ability,
+    timezone: datetime.tzinfo | None = None,
+) -> HourOfPod | None:
+    """The last hour of a pod beside its history; None if it is not known.
+
+    `changes`: the times at which its CPUs changed.
+    `columns`: the width of a line.
+    `timezone`: None for the local one."""
+    load = of_pod(hour, history.uid)
+    shown = list(rows(load, columns - _INDENT, ability))
+    if not shown:
+        return None
+    # Of the changes of one minute, the last one has the note.
+    by_minute = {
+        minute: stamp
+        for stamp, _ in history.sentences
+        if stamp in changes and 0 <= (minute := _minute(hour, stamp)) < MINUTES
+    }
+    begin = datetime.datetime.fromtimestamp(hour.begin, datetime.UTC).astimezone(timezone)
+    lines = [f"Load and pressure since {begin:%H:%M%z}"]
+    lines += [f"  {name} {numbers} {chart}".rstrip() for name, numbers, chart in shown]
+    width = len(shown[0][2])
+    if by_minute and width:
+        places = {((minute + 1) * width - 1) // MINUTES for minute in by_minute}
+        marks = "".join("^" if place in places else " " for place in range(max(places) + 1))
+        lines.append(f"  {'CPUs changed':{_NAME_COLUMNS + _NUMBERS_COLUMNS + 2}}{marks}")
+    notes = {stamp: _around(load, minute) for minute, stamp in by_minute.items()}
+    return HourOfPod(tuple(lines), notes)
+
+
+def _minute(hour: PastHour, stamp: str) -> int:
+    return int((local(stamp).timestamp() - hour.begin) // MINUTE_SECONDS)
+
+
+_AROUND_MINUTES: Final = 5
+_INDENT: Final = 4
+
+
+def _around(load: PastLoad, minute: int) -> str:
+    """What the pod used and waited for in the minutes before and after this one."""
+    texts = []
+    for name, quantity, written in _SHOWN:
+        values: Values = getattr(load, quantity)
+        before = _mean(values[max(minute - _AROUND_MINUTES, 0) : minute])
+        after = _mean(values[minute + 1 : minute + 1 + _AROUND_MINUTES])
+        if quantity != "memory_bytes" and (before is not None or after is not None):
+            parts = ("-" if value is None else written(value) for value in (before, after))
+            texts.append(f"{name} {' -> '.join(parts)}")
+    return f"{_AROUND_MINUTES} minutes before -> after: {', '.join(texts)}" if texts else ""
+
+
+def _mean(values: Values) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None

@@ -104,3 +104,11 @@ def test_the_load_of_the_last_hour_of_a_busy_pod(node: TestNode) -> None:
     assert own == 1.0
     assert past.last(sampled.machine.cpus) is not None
     assert past.last(past.of_pod(sampled, spec.uid).memory_bytes) is not None
+    recorded = subprocess.run(
+        topolet("history", f"--state-dir={node.state}", "default/busy", "--output=json"),
+        check=True,
+        capture_output=True,
+        timeout=_SECONDS,
+    )
+    (pod,) = json.loads(recorded.stdout)["pods"]
+    assert any(each is not None for each in pod["hour"]["load"]["cpus"])

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
 
+from agent.model import audit
+from agent.model.audit import Record
 from agent.usage.past import PastHour, PastLoad, PastPool, Values
 from agent.view import past
+from agent.view.history import as_text, cpu_changes, pod_histories
 from agent.view.past import WaitedFor
 from agent.view.terminal import Ability
 
@@ -84,3 +89,49 @@ def test_each_known_quantity_has_a_row() -> None:
         ("quota took CPUs ", "0.00, most 0.00      ", "............"),
     ]
     assert {chart for _, _, chart in past.rows(load, 48, ASCII)} == {""}
+
+
+BEGIN = 1_700_000_000.0
+"""Of the hour."""
+
+
+def test_a_change_of_cpus_is_seen_with_the_load_before_and_after() -> None:
+    def record(minute: float, event: str, **values: str) -> Record:
+        stamp = audit.stamp(BEGIN + 60 * minute)
+        return Record(1, stamp, "", event, "default", "web", "u", **values)  # type: ignore[arg-type]
+
+    records = [
+        record(-1, "CPUsAssigned", after="0-3"),
+        record(30.1, "CPUsChanged", before="0-3", after="0"),
+        record(30.2, "CgroupWritten", field="cpuset.cpus", container="main", after="0"),
+        record(30.3, "CgroupWritten", field="cpu.max", after="max"),
+        record(59.5, "CPUsReleased", before="0"),
+    ]
+    hour = PastHour(
+        BEGIN,
+        pods={
+            "u": PastLoad(
+                cpus=(*((4.0,) * 30), 2.0, *((1.0,) * 29)),
+                cpu_pressure=(*((None,) * 28), 0.02, 0.04, 0.1, *((0.5,) * 29)),
+            )
+        },
+    )
+    (history,) = pod_histories(records)
+    beside = past.beside(history, cpu_changes(records)["u"], hour, 79, ASCII, datetime.UTC)
+    assert beside is not None
+    assert as_text([history], datetime.UTC, {"u": beside}).splitlines() == [
+        "Pod default/web, uid u",
+        "  Load and pressure since 22:13+0000",
+        "    CPUs used        1.00, most 4.00       999999999999999999522222222222222222",
+        "    waits for CPU    50%, most 50%                          .299999999999999999",
+        "    CPUs changed                                             ^                ^",
+        "  Tuesday, 2023-11-14",
+        "    22:12:20.000+0000  The pod owns CPUs 0-3.",
+        "    22:43:26.000+0000  The pod owns CPUs 0 instead of 0-3.",
+        "    22:43:32.000+0000  Container main moves to CPUs 0.",
+        "      5 minutes before -> after: CPUs used 4.00 -> 1.00, waits for CPU 3% -> 50%",
+        "    22:43:38.000+0000  The file cpu.max of the pod's cgroup becomes max.",
+        "    23:12:50.000+0000  The pod does not own CPUs 0 any more.",
+        "      5 minutes before -> after: CPUs used 1.00 -> -, waits for CPU 50% -> -",
+    ]
+    assert past.beside(history, (), PastHour(BEGIN), 79, ASCII) is None
