@@ -33,9 +33,10 @@ from agent.model.devices import device_object
 from agent.model.devices.device_files import NO_FILES, DeviceFiles
 from agent.model.objects import ObjectError
 from agent.model.pod import apiobjects
-from agent.model.pod.annotations import NUMA_PLACEMENT_OBSERVED
+from agent.model.pod.annotations import NUMA_PLACEMENT_OBSERVED, STRATEGY_BYTES
 from agent.model.pod.apiobjects import CONFIG_HASH, CONFIG_MIRROR, ApiNode, ApiPod
 from agent.model.pod.pods import PodMetadata, pod_metadata
+from agent.model.pod.qos import PRIORITY_CLASS_LABEL
 from agent.model.settings.agent import AgentSettings
 from agent.node import rebinds
 from agent.node.audit import Append
@@ -385,16 +386,17 @@ def _of_node(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 _MIRROR_KEYS: Final = {CONFIG_MIRROR: 256, CONFIG_HASH: 256}
-_WRITTEN_KEYS: Final = {NUMA_PLACEMENT_OBSERVED: 4096}
+_REPORTED_KEYS: Final = {NUMA_PLACEMENT_OBSERVED: 4096, **STRATEGY_BYTES}
+_REPORTED_LABELS: Final = {PRIORITY_CLASS_LABEL: 63}
 
 
 def _pod_of_node(text: bytes) -> ApiPod:
     """The part of a pod of this node that the agent keeps, from an object's JSON: what
-    `pod_metadata` keeps, the keys of a mirror pod and those that the agent writes, and
-    MAX_CONTAINERS of its containers. It has no
-    resource version, which changes with every write of the status. The agent keeps only the name of
-    a pod that has ended: anybody who may create pods can create any number for this node, and the
-    kubelet ends at once those that it does not admit.
+    `pod_metadata` keeps, the keys of a mirror pod, those that the agent writes or that count for
+    usage, and MAX_CONTAINERS of its containers. It has no resource version, which changes with
+    every write of the status. The agent keeps only the name of a pod that has ended: anybody who
+    may create pods can create any number for this node, and the kubelet ends at once those that it
+    does not admit.
 
     Raises ObjectError."""
     pod = apiobjects.decode(text)
@@ -407,8 +409,8 @@ def _pod_of_node(text: bytes) -> ApiPod:
     containers = pod.containers[: bounds.MAX_CONTAINERS]
     return msgspec.structs.replace(
         pod,
-        labels=read.labels,
-        annotations=read.annotations | mirror | bounds.kept(pod.annotations, _WRITTEN_KEYS),
+        labels=read.labels | bounds.kept(pod.labels, _REPORTED_LABELS),
+        annotations=read.annotations | mirror | bounds.kept(pod.annotations, _REPORTED_KEYS),
         containers=containers,
         init_containers=pod.init_containers[: bounds.MAX_CONTAINERS - len(containers)],
         resource_version="",

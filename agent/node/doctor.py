@@ -353,7 +353,8 @@ def _of_strategies(path: str) -> dict[NodeCode, str]:
     """What is wrong with the strategies that the agent follows. Raises FileNotFoundError if it
     follows none."""
     try:
-        troubles = strategies.read(path).troubles
+        in_force = strategies.read(path)
+        troubles = (*in_force.unread, *in_force.troubles, *in_force.pod_troubles)
     except FileNotFoundError:
         raise
     except OSError as error:

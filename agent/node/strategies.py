@@ -18,7 +18,8 @@ from agent.host.daemon import Periodic
 from agent.kube.cluster import Cluster
 from agent.kube.objects import NODE_SLO, Change, ChangeKind
 from agent.model.bounds import JsonError
-from agent.model.pod.apiobjects import ApiNode
+from agent.model.pod.annotations import STRATEGY_BYTES
+from agent.model.pod.apiobjects import ApiNode, ApiPod
 from agent.node.cluster_view import ClusterState
 from agent.node.sources import SourceName, Sources
 from agent.usage import slo_config, strategies
@@ -64,7 +65,10 @@ class StrategiesView:
         self._in_force = self._stored()
         self._kept = False
         self._of_object: Strategies | None = None
+        self._heard = False
+        """Whether the watch has reported what exists."""
         self._node: ApiNode | None = None if cluster is not None else ApiNode()
+        self._overriding: tuple[ApiPod, ...] | None = None
         self._config = SloConfig()
         self._faults: tuple[str, ...] = ()
         self._unread = ""
@@ -90,9 +94,16 @@ class StrategiesView:
         return self._in_force
 
     def follow(self, cluster: ClusterState) -> None:
-        """The Node selects the strategies of our configuration."""
-        if cluster.node is not None and cluster.node != self._node:
-            self._node = cluster.node
+        """The Node selects the strategies of our configuration, and its pods may override them."""
+        node, pods = cluster.node or self._node, self._overriding
+        if cluster.pods_listed:
+            pods = tuple(
+                pod
+                for pod in cluster.pods.values()
+                if not STRATEGY_BYTES.keys().isdisjoint(pod.annotations)
+            )
+        if (node, pods) != (self._node, self._overriding):
+            self._node, self._overriding = node, pods
             self._update()
 
     def step(self) -> None:
@@ -107,6 +118,7 @@ class StrategiesView:
     def _reported(self, changes: Sequence[Change[Strategies]]) -> None:
         for change in changes:
             self._of_object = None if change.kind is ChangeKind.DELETED else change.value
+        self._heard = True
         self._update()
 
     def _read_folder(self) -> None:
@@ -132,19 +144,28 @@ class StrategiesView:
     def _update(self) -> None:
         with self._lock:
             new = self._chosen()
-            troubles = () if new is None else new.troubles
-            failing = self._watch.problem if self._watch is not None else None
-            unread = filter(None, (failing, self._unread))
-            self._sources.report(SourceName.STRATEGIES, (*troubles, *unread))
-            if new is None or (new == self._in_force and self._kept):
+            troubles = (*new.troubles, *new.pod_troubles)
+            self._sources.report(SourceName.STRATEGIES, (*troubles, *new.unread))
+            if new == self._in_force and self._kept:
                 return
             self._in_force, self._kept = new, True
             self._keep(new)
         self._changed()
 
-    def _chosen(self) -> Strategies | None:
+    def _chosen(self) -> Strategies:
+        last = self._in_force
+        new = self._of_node() or last
+        if self._overriding is not None:
+            new = strategies.with_pods(new, self._overriding)
+        elif new is not last:
+            new = msgspec.structs.replace(new, pods=last.pods, pod_troubles=last.pod_troubles)
+        failing = self._watch.problem if self._watch is not None else None
+        unread = tuple(filter(None, (failing, self._unread)))
+        return msgspec.structs.replace(new, unread=unread)
+
+    def _of_node(self) -> Strategies | None:
         """None while the NodeSLO or the Node is not known: the last strategies stay."""
-        if self._watch is not None and not self._watch.synced:
+        if self._watch is not None and not (self._heard or self._watch.synced):
             return None
         if self._of_object is not None:
             return self._of_object

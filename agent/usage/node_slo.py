@@ -226,6 +226,8 @@ def overlaid(base: Any, over: Any) -> Any:
 
 
 _BASE: Final = overlaid(msgspec.to_builtins(NodeSlo()), {"resourceQOSStrategy": _ENABLED})
+RECOMMENDED: Final = msgspec.convert(_BASE["resourceQOSStrategy"], ResourceQos)
+"""What a class has where its blocks are enabled, and nothing else is written."""
 
 
 class _Written(msgspec.Struct, frozen=True):

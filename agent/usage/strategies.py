@@ -3,7 +3,7 @@ NodeSLO, or where there is none the agent's own configuration, else koordlet's d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -11,15 +11,17 @@ import msgspec
 from agent.host import files
 from agent.model import bounds
 from agent.model.objects import decoded
+from agent.model.pod.apiobjects import ApiPod
 from agent.usage import slo_config
 from agent.usage.node_slo import KIND, NodeSlo, node_slo
+from agent.usage.pod_strategies import PodStrategies, of_pod
 from agent.usage.slo_config import SloConfig
 
 _MAX_BYTES: Final = 16 << 20
 
 
 class Strategies(msgspec.Struct, frozen=True):
-    """The strategies of a node."""
+    """The strategies of a node and its pods."""
 
     slo: NodeSlo = NodeSlo()
     origins: Mapping[str, str] = {}
@@ -27,6 +29,12 @@ class Strategies(msgspec.Struct, frozen=True):
     defaults."""
     troubles: tuple[str, ...] = ()
     """Sentences about bad values, each with the object and the field."""
+    unread: tuple[str, ...] = ()
+    """Why these are the last strategies that could be read, and not the present ones."""
+    pods: Mapping[str, PodStrategies] = {}
+    """By namespace and name, the pods with annotations that override something."""
+    pod_troubles: tuple[str, ...] = ()
+    """Sentences about bad annotations of pods, at most MAX_POD_TROUBLES."""
 
 
 def of_object(text: bytes) -> Strategies:
@@ -55,6 +63,23 @@ def of_config(
     slo, troubles = node_slo({"spec": of_node.spec})
     reasons = (f"spec of the node: {each.reason}" for each in troubles.values())
     return Strategies(slo, of_node.origins, (*of_node.troubles, *reasons))
+
+
+def with_pods(of_node: Strategies, pods: Iterable[ApiPod]) -> Strategies:
+    """The strategies of a node with those of these pods."""
+    of_pods: dict[str, PodStrategies] = {}
+    troubles: list[str] = []
+    for pod in sorted(pods, key=lambda pod: pod.title):
+        in_force, faults = of_pod(of_node.slo, pod)
+        troubles += faults
+        if in_force.own:
+            of_pods[pod.title] = in_force
+    return msgspec.structs.replace(
+        of_node, pods=of_pods, pod_troubles=tuple(troubles[:MAX_POD_TROUBLES])
+    )
+
+
+MAX_POD_TROUBLES: Final = 32
 
 
 def read(path: str) -> Strategies:

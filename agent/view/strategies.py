@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from agent.usage.node_slo import NodeSlo
+from agent.usage.pod_strategies import OVERRIDDEN, PodStrategies
 from agent.usage.strategies import Strategies
 from agent.view.format import printable, printable_json
 
@@ -22,8 +23,8 @@ class _Shown(msgspec.Struct, frozen=True):
 
 
 def as_text(strategies: Strategies) -> str:
-    """For each section its origin, and the fields that differ from the defaults; then the
-    troubles."""
+    """For each section its origin, and the fields that differ from the defaults; then the same for
+    what pods override, and the troubles."""
     slo: dict[str, Any] = msgspec.to_builtins(strategies.slo)
     defaults: dict[str, Any] = msgspec.to_builtins(NodeSlo())
     width = max(map(len, slo))
@@ -31,9 +32,23 @@ def as_text(strategies: Strategies) -> str:
     for name, section in slo.items():
         lines.append(f"  {name:<{width}}  {strategies.origins.get(name, _NOT_WRITTEN)}")
         lines += [f"    {field}: {value}" for field, value in _fields(section, defaults[name])]
-    if strategies.troubles:
+    if strategies.pods:
+        lines.append("Overridden by annotations of pods:")
+    neutral = msgspec.to_builtins(PodStrategies())
+    for title, of_pod in strategies.pods.items():
+        values = msgspec.to_builtins(of_pod)
+        for key in of_pod.own:
+            field = OVERRIDDEN[key]
+            lines.append(f"  {title}  {key}")
+            lines += [
+                f"    {path}: {value}" for path, value in _fields(values[field], neutral[field])
+            ]
+    if troubles := (*strategies.troubles, *strategies.pod_troubles):
         lines += ["Bad values, which have no effect:"]
-        lines += [f"  {trouble}" for trouble in strategies.troubles]
+        lines += [f"  {trouble}" for trouble in troubles]
+    if strategies.unread:
+        lines += ["These are the last strategies that could be read:"]
+        lines += [f"  {reason}" for reason in strategies.unread]
     return "\n".join(map(printable, lines)) + "\n"
 
 

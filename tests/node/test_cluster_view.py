@@ -20,10 +20,14 @@ from agent.model.devices.gpus import Ancestor, GpuInfo, GpuPair
 from agent.model.devices.visibility import DeviceNode, VisibleGpu
 from agent.model.nrt.node_annotations import SYSTEM_QOS
 from agent.model.pod import apiobjects, pods
-from agent.model.pod.annotations import NUMA_PLACEMENT_OBSERVED, RESOURCE_STATUS
+from agent.model.pod.annotations import (
+    NUMA_PLACEMENT_OBSERVED,
+    RESOURCE_STATUS,
+    STRATEGY_BYTES,
+)
 from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.pod.pods import ANNOTATIONS, PodMetadata
-from agent.model.pod.qos import QOS_LABEL
+from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL
 from agent.node import cluster_view
 from agent.node.cluster_view import CachedState, ClusterCache, ClusterState, ClusterWatches, merged
 from agent.node.device_listing import Published
@@ -100,20 +104,24 @@ def test_pods_and_node_are_followed(
     wait_until(watches, lambda: not watches.now().pods)
 
 
+KEPT = {*ANNOTATIONS, NUMA_PLACEMENT_OBSERVED, *STRATEGY_BYTES}
+
+
 def test_only_the_name_of_an_ended_pod_is_kept(tmp_path: Path, watches: ClusterWatches) -> None:
     """A user may bind any number of pods to the node by name; its kubelet fails them at once."""
     for name, phase in (("a", "Running"), ("b", "Failed"), ("c", "Succeeded")):
         put(
             tmp_path,
             name,
-            labels={QOS_LABEL: "LSE"},
-            annotations=dict.fromkeys((*ANNOTATIONS, NUMA_PLACEMENT_OBSERVED), "x" * 1_000),
+            labels={QOS_LABEL: "LSE", PRIORITY_CLASS_LABEL: "koord-mid", "other": ""},
+            annotations=dict.fromkeys((*KEPT, "other"), "x" * 1_000),
             status={"phase": phase},
         )
     watches.start()
     pods = watches.now().pods
     assert pods.keys() == {"a", "b", "c"}
-    assert (len(pods["a"].annotations), len(pods["a"].labels)) == (len(ANNOTATIONS) + 1, 1)
+    assert pods["a"].annotations.keys() == KEPT
+    assert pods["a"].labels == {QOS_LABEL: "LSE", PRIORITY_CLASS_LABEL: "koord-mid"}
     for name in "bc":
         assert pods[name].terminal
         assert (pods[name].annotations, pods[name].labels, pods[name].containers) == ({}, {}, ())

@@ -12,7 +12,8 @@ import pytest
 from agent.kube.auth import FileAccess
 from agent.kube.cluster import Cluster
 from agent.kube.transport import Transport
-from agent.model.pod.apiobjects import ApiNode
+from agent.model.pod.annotations import CPU_BURST
+from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
 from agent.node.cluster_view import ClusterState
 from agent.node.sources import SourceName, Sources
 from agent.node.strategies import StrategiesView
@@ -95,6 +96,28 @@ def test_a_bad_file_is_named_and_keeps_the_last_configuration(
     assert (followed.policy, followed.problems) == ("none", ())
 
 
+def test_pods_override_and_bad_annotations_are_named(followed: Followed) -> None:
+    followed.view.step()
+    good, bad = '{"policy": "auto"}', '{"policy": "all"}'
+    pods = {
+        name: ApiPod(name, "ns", name, "n", Phase.RUNNING, {}, annotations, "burstable", 0)
+        for name, annotations in (("a", {CPU_BURST: good}), ("b", {CPU_BURST: bad}), ("c", {}))
+    }
+    before = followed.changes
+    for _ in range(2):
+        followed.view.follow(ClusterState(ApiNode(), pods, pods_listed=True))
+        assert followed.changes == before + 1
+    (title, of_pod) = next(iter(followed.view.now().pods.items()))
+    assert (title, of_pod.cpu_burst.policy) == ("ns/a", "auto")
+    (problem,) = followed.problems
+    assert problem.startswith(f"pod ns/b: annotation {CPU_BURST}: ")
+    assert strategies.read(str(followed.path)) == followed.view.now()
+    followed.view.follow(ClusterState(ApiNode()))
+    assert set(followed.view.now().pods) == {"ns/a"}, "the pods are not known"
+    followed.view.follow(ClusterState(ApiNode(), {}, pods_listed=True))
+    assert (followed.view.now().pods, followed.problems) == ({}, ())
+
+
 def test_a_folder_that_cannot_be_read_changes_nothing(followed: Followed) -> None:
     followed.write('{"clusterStrategy": {"policy": "auto"}}')
     followed.view.step()
@@ -112,9 +135,10 @@ def test_the_last_strategies_stay_while_no_server_answers(tmp_path: Path) -> Non
     again.write(pools("none"))
     again.view.step()
     again.view.follow(ClusterState(ApiNode()))
-    assert (again.view.now(), again.changes) == (AUTO, 0)
-    (problem,) = again.problems
-    assert problem.startswith("nodeslos: ")
+    now = again.view.now()
+    assert (now.slo, now.origins) == (AUTO.slo, AUTO.origins)
+    assert again.problems == now.unread
+    assert now.unread[0].startswith("nodeslos: ")
 
 
 @pytest.mark.parametrize("content", [b"{", b"x" * (17 << 20)])

@@ -38,7 +38,7 @@ from agent.model.nrt import node_annotations, node_status, resource_topology
 from agent.model.objects import ObjectError, decoded
 from agent.model.pod import annotations, apiobjects, qos
 from agent.model.pod.annotations import AnnotationError
-from agent.model.pod.apiobjects import ApiNode, GroupError
+from agent.model.pod.apiobjects import ApiNode, ApiPod, GroupError
 from agent.model.quantities import QuantityError
 from agent.node import device_listing as listing
 from agent.node import gpu_health as gpu_actions
@@ -54,7 +54,8 @@ from agent.scheduler.state import koordinator_reservations, pods_seen, records
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.usage import slo_config, strategies
 from agent.usage.node_metric import collect_policy
-from agent.usage.node_slo import node_slo
+from agent.usage.node_slo import NodeSlo, node_slo
+from agent.usage.pod_strategies import of_pod
 from agent.usage.slo_config import SloConfig
 from agent.view import explanation as words
 from tests.parsers import mutations
@@ -527,6 +528,30 @@ def _objects() -> Iterator[Target]:
         strategies.of_object,
         {"metadata": {"name": "n"}, "spec": {"cpuBurstStrategy": {"policy": "auto"}}},
         raises={ObjectError: "NodeSLO "},
+    )
+    yield json_target(
+        "strategies of a pod",
+        lambda text: of_pod(
+            NodeSlo(),
+            ApiPod(
+                *("u", "ns", "p", "n", apiobjects.Phase.RUNNING, {}),
+                dict.fromkeys(annotations.STRATEGY_BYTES, text.decode("utf-8", "replace")),
+                *("burstable", 0),
+            ),
+        ),
+        {
+            "policy": "auto",
+            "cpuBurstPercent": 50,
+            "lowLimitPercent": 50,
+            "enable": True,
+            "ingressLimit": "5M",
+            "blocks": [{"name": "a", "ioCfg": {"readIOPS": 9}}],
+            "llc": {
+                "schemata": {"range": [0, 30]},
+                "schemataPerCache": [{"cacheID": 1, "range": [5, 9]}],
+            },
+            "mb": {"schemata": {"percent": 20}},
+        },
     )
     yield json_target(
         "slo-config",

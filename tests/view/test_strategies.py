@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from agent.usage.node_slo import node_slo
+from agent.model.pod.annotations import CPU_BURST
+from agent.usage.node_slo import CpuBurst, node_slo
+from agent.usage.pod_strategies import PodStrategies
 from agent.usage.strategies import Strategies
 from agent.view import strategies as view
 
@@ -16,6 +18,9 @@ SHOWN = Strategies(
     node_slo({"spec": SPEC})[0],
     {"cpuBurstStrategy": "pool a\n", "hostApplications": "NodeSLO"},
     ("NodeSLO n: spec.systemStrategy: is wrong",),
+    ("nodeslos: 403",),
+    {"ns/p": PodStrategies(CpuBurst("auto", 50), own=(CPU_BURST,))},
+    ("pod ns/q: is wrong",),
 )
 
 
@@ -29,8 +34,15 @@ def test_each_section_has_its_origin_and_what_is_not_default() -> None:
         "  systemStrategy               default",
         "  hostApplications             NodeSLO",
         '    [0].name: "a\\u001b"',
+        "Overridden by annotations of pods:",
+        "  ns/p  koordinator.sh/cpuBurst",
+        '    policy: "auto"',
+        "    cpuBurstPercent: 50",
         "Bad values, which have no effect:",
         "  NodeSLO n: spec.systemStrategy: is wrong",
+        "  pod ns/q: is wrong",
+        "These are the last strategies that could be read:",
+        "  nodeslos: 403",
     ]
 
 

@@ -47,6 +47,23 @@ RESERVATION_ALLOCATED = "scheduling.koordinator.sh/reservation-allocated"
 GPU_ISOLATION_PROVIDER = "koordinator.sh/gpu-isolation-provider"
 """A label of pods with a part of a GPU: the library that enforces the limits of the part."""
 
+CPU_BURST = "koordinator.sh/cpuBurst"
+MEMORY_QOS = "koordinator.sh/memoryQOS"
+CPU_QOS = "koordinator.sh/cpuQOS"
+BLKIO_QOS = "koordinator.sh/blkioQOS"
+NETWORK_QOS = "koordinator.sh/networkQOS"
+RESCTRL = "node.koordinator.sh/resctrl"
+STRATEGY_BYTES = {
+    CPU_BURST: 1 << 10,
+    MEMORY_QOS: 1 << 10,
+    CPU_QOS: 1 << 10,
+    BLKIO_QOS: 4 << 10,
+    NETWORK_QOS: 1 << 10,
+    RESCTRL: 4 << 10,
+}
+"""The annotations with which a pod overrides strategies of its node, with the longest length of
+each in bytes."""
+
 
 _Value = TypeVar("_Value")
 
