@@ -16,6 +16,7 @@ REASONS = {
     "other pods, which are of the wall clock too: an older pod does not get the CPUs of an owner",
     "node.devices": "the time of a condition, as the API has it",
     "node.gpus": "the time of a condition, as the API has it",
+    "node.contention": "the time of what was found out, which another process reads",
     "node.sampler": "the end of the last day, whose changes are shown",
     "node.usage": "the time of a status, as the API has it, and the age of what a prediction has "
     "seen, which a restart continues",

@@ -12,6 +12,9 @@ With --place it prints where the pod's containers run on its node, and why not n
 devices. That needs no scheduler: on the node the snapshot of the agent says it, elsewhere kubectl
 asks the agent's pod there, with the rights of the caller.
 
+With --now it looks twice at everything that runs on the pod's node, and prints in one sentence how
+long the pod waited for CPUs in between and who had them. That needs no scheduler either.
+
 With the word node and a resource (`topolet explain node batch-cpu`) it prints how the agent of this
 node computed how much of it the node offers; `topolet explain node strategies` prints Koordinator's
 strategies that the agent of this node follows, and where each one comes from.
@@ -86,7 +89,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("anywhere", "here"),
         help="where the containers of the pod run on its node; here: only if it is this node",
     )
-    parser.add_argument("--context", metavar="NAME", help="with --place: context of the kubeconfig")
+    parser.add_argument(
+        "--now",
+        nargs="?",
+        const="anywhere",
+        choices=("anywhere", "here"),
+        help="how long the pod waits for CPUs now, and who has them; here: only if it is this node",
+    )
+    parser.add_argument(
+        "--context", metavar="NAME", help="with --place and --now: context of the kubeconfig"
+    )
     options.add_arguments(parser, SETTINGS)
 
 
@@ -97,6 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
             return _resource(arguments, settings)
         if arguments.place:
             return _place(arguments, settings)
+        if arguments.now:
+            return _now(arguments, settings)
         found = (_offline if arguments.objects else _online)(arguments, settings)
     except (
         SettingsError,
@@ -173,14 +187,11 @@ def _printed(text: str) -> int:
 
 def _place(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
     """Prints the place of a pod's containers. Returns the exit code. Raises ExplainError."""
-    from agent.cli import remote
     from agent.cli.devices import read_snapshot
     from agent.model.snapshot import SnapshotError
     from agent.view import place
 
-    if arguments.pod is None or arguments.objects or arguments.what_if_drained:
-        raise ExplainError("--place needs the name of one pod that runs")
-    title = f"{arguments.namespace}/{arguments.pod}"
+    title = _running_pod(arguments, "--place")
     try:
         if shown := place.shown(read_snapshot(settings.state_dir), title):
             draw = place.as_json if arguments.output == "json" else place.as_text
@@ -193,19 +204,63 @@ def _place(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
         return format.unwritten("explain", error)
     if arguments.place == "here":
         raise ExplainError(reason)
+    return _on_its_node(arguments, settings, "--place")
+
+
+def _now(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
+    """Prints who takes the CPU time of a pod. Returns the exit code. Raises ExplainError."""
+    from agent.cgroup.hierarchy import CgroupError
+    from agent.node import contention
+    from agent.rpc.grpc import RpcError
+    from agent.view import contention as contention_view
+
+    title = _running_pod(arguments, "--now")
     try:
-        kubectl = remote.kubectl_of(arguments, "--place")
+        wait = contention.wait_now(settings, title)
+        reason = f"the runtime of this node has no pod {title}"
+    except (CgroupError, RpcError) as error:
+        wait, reason = None, str(error)
+    if wait is None and arguments.now == "here":
+        raise ExplainError(reason)
+    if wait is None:
+        return _on_its_node(arguments, settings, "--now")
+    text = contention_view.sentence(wait) + "\n"
+    try:
+        print(
+            contention_view.as_json(wait) if arguments.output == "json" else format.encodable(text),
+            end="",
+            flush=True,
+        )
+    except OSError as error:
+        return format.unwritten("explain", error)
+    return 0
+
+
+def _running_pod(arguments: argparse.Namespace, flag: str) -> str:
+    """The title of the pod. Raises ExplainError."""
+    if arguments.pod is None or arguments.objects or arguments.what_if_drained:
+        raise ExplainError(f"{flag} needs the name of one pod that runs")
+    return f"{arguments.namespace}/{arguments.pod}"
+
+
+def _on_its_node(arguments: argparse.Namespace, settings: ExplainSettings, flag: str) -> int:
+    """Runs the command in the agent's pod on the pod's node. Returns the exit code. Raises
+    ExplainError."""
+    from agent.cli import remote
+
+    try:
+        kubectl = remote.kubectl_of(arguments, flag)
         words = ("get", "pod", arguments.pod, "-n", arguments.namespace)
         node = remote.kubectl_output(kubectl, *words, "-o", "jsonpath={.spec.nodeName}").strip()
         if not node:
-            raise ExplainError(f"pod {title} has no node")
+            raise ExplainError(f"pod {arguments.namespace}/{arguments.pod} has no node")
         at = argparse.Namespace(
             node=node, namespace=settings.release_namespace, context=arguments.context
         )
         agent = remote.find_agent(at)
     except remote.RemoteError as error:
         raise ExplainError(str(error)) from None
-    flags = (f"--namespace={arguments.namespace}", f"--output={arguments.output}", "--place=here")
+    flags = (f"--namespace={arguments.namespace}", f"--output={arguments.output}", f"{flag}=here")
     return remote.run(agent, ["topolet", "explain", *flags, arguments.pod])
 
 

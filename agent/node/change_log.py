@@ -374,6 +374,7 @@ INVALID_ANNOTATION: Final = "InvalidAnnotation"
 INVALID_LABEL: Final = "InvalidLabel"
 LIMIT_REFUSED: Final = "LimitRefused"
 FAR_FROM_DEVICES: Final = "FarFromDevices"
+CPU_WAIT: Final = "WaitsForCPUs"
 NO_CPUS_ALLOCATED: Final = "NoCPUsAllocated"
 CPUS_ASSIGNED: Final = "CPUsAssigned"
 CPUS_CHANGED: Final = "CPUsChanged"
@@ -385,6 +386,8 @@ PAUSE_SECONDS: Final = 60.0
 LASTING_SECONDS: Final = 10.0
 """How long the claim of a pod without a container is refused before an Event says so: the pod that
 had the CPUs before may still be ending."""
+WAITING_SECONDS: Final = 30.0
+"""How long a pod waits for CPUs before an Event says so."""
 
 
 class EventRecorder(Protocol):
@@ -405,11 +408,11 @@ class _Cause(NamedTuple):
     note: str = ""
     """The text of that Event."""
 
-    def due(self, note: str, now: float, delay_seconds: float) -> bool:
-        """Whether an Event with this note is to be recorded."""
+    def due(self, now: float, delay_seconds: float, *, same: bool) -> bool:
+        """Whether an Event is to be recorded. `same`: it says the same as the last one."""
         if self.recorded is None:
             return now - self.since >= delay_seconds
-        pause = REPEAT_SECONDS if note == self.note else PAUSE_SECONDS
+        pause = REPEAT_SECONDS if same else PAUSE_SECONDS
         return now - self.recorded >= pause
 
 
@@ -417,10 +420,11 @@ class PodEvents:
     """Records Events of pods and of the Node.
 
     Warnings about a pod that does not have its promised CPUs, has an invalid annotation or label or
-    a limit that its cgroup does not allow, belongs to a class that owns CPUs and got none, or runs
-    far from its devices; and about faults of the Node. One for each object and reason when the
-    cause appears, again every REPEAT_SECONDS while it lasts, and with a new text after
-    PAUSE_SECONDS. Normal Events when a pod gets or loses CPUs, and when the Node changes.
+    a limit that its cgroup does not allow, belongs to a class that owns CPUs and got none, runs far
+    from its devices, or waits too long for CPUs; and about faults of the Node. One for each object
+    and reason when the cause appears, again every REPEAT_SECONDS while it lasts, and with a new
+    text after PAUSE_SECONDS. Normal Events when a pod gets or loses CPUs, and when the Node
+    changes.
 
     `records`: None if no Event is recorded."""
 
@@ -481,6 +485,7 @@ class PodEvents:
         node: NodeNotes | None = None,
         limits: Iterable[RefusedLimit] = (),
         places: Mapping[Key, NearNodes] = MappingProxyType({}),
+        waits: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Records the warnings of a pass that are due.
 
@@ -489,7 +494,8 @@ class PodEvents:
         `api_pods`: by uid.
         `labels`: pairs of a pod's uid and a fault of its labels.
         `node`: None to record nothing about the Node.
-        `places`: of containers with devices."""
+        `places`: of containers with devices.
+        `waits`: by uid, who takes the CPU time of a pod that waits too long."""
         if self._records is None:
             return
         now = self._clock()
@@ -497,6 +503,8 @@ class PodEvents:
         for (uid, name), place in sorted(places.items()):
             if problem := place.problem(name):
                 notes.setdefault((uid, FAR_FROM_DEVICES), []).append(problem)
+        for uid, wait in waits.items():
+            notes[uid, CPU_WAIT] = [wait]
         by_uid = {pod.runtime_uid: pod for pod in api_pods.values()} if notes else {}
         events: dict[tuple[Regarding, str], tuple[str, float]] = {}
         for (uid, reason), texts in notes.items():
@@ -506,7 +514,7 @@ class PodEvents:
             if reason == NO_CPUS_ALLOCATED and pod.scheduler:
                 texts.append(f"spec.schedulerName: {pod.scheduler}")
             about = Regarding(pod.namespace, pod.name, pod.uid)
-            delay_seconds = 0 if uid in created or reason == INVALID_LABEL else LASTING_SECONDS
+            delay_seconds = _delay_seconds(reason, created=uid in created)
             events[about, reason] = "; ".join(dict.fromkeys(texts)), delay_seconds
         if node is not None:
             about = Regarding("", node.name, node.uid, "Node")
@@ -538,7 +546,9 @@ class PodEvents:
         cause."""
         assert self._records is not None
         cause = self._causes.get(key) or _Cause(now)
-        if not cause.due(note, now, delay_seconds):
+        # The amounts of a wait change with each look.
+        same = note == cause.note or key[1] == CPU_WAIT
+        if not cause.due(now, delay_seconds, same=same):
             return cause
         self._records.record(*key, note)
         return _Cause(cause.since, now, note)
@@ -555,6 +565,12 @@ class PodEvents:
                 self._node_changed[reason] = now
                 del self._node[reason]
         self._node = {**state, **self._node}
+
+
+def _delay_seconds(reason: str, *, created: bool) -> float:
+    if reason == CPU_WAIT:
+        return WAITING_SECONDS
+    return 0 if created or reason == INVALID_LABEL else LASTING_SECONDS
 
 
 def _change(before: str, cpus: str) -> tuple[str, str]:

@@ -7,11 +7,12 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from agent.allocate.pools import Decision
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.names import own_root
@@ -35,11 +36,13 @@ from agent.kube.objects import Objects
 from agent.kubelet import podresources
 from agent.model import notifications, snapshot
 from agent.model.cpu.policies import DeviceLocality
+from agent.model.cpu.topology import Topology
+from agent.model.pod.pods import Pod
 from agent.model.settings import options
 from agent.model.settings.agent import AGENT_PORT, AgentSettings
 from agent.node import device_visibility, node_local
 from agent.node.change_log import PodEvents
-from agent.node.cluster_view import ClusterCache, ClusterView, cluster_objects
+from agent.node.cluster_view import ClusterCache, ClusterState, ClusterView, cluster_objects
 from agent.node.cpu_notices import CpuNotices
 from agent.node.device_visibility import DeviceVisibilityView
 from agent.node.devices import device_view
@@ -69,9 +72,10 @@ from agent.node.sources import SourceName, Sources
 from agent.node.triggers import Triggers
 from agent.telemetry.audit import Trail
 from agent.telemetry.metrics import AgentMetrics
-from agent.usage import OFFERED_FILE, STRATEGIES_FILE
+from agent.usage import OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE
 
 if TYPE_CHECKING:
+    from agent.node.contention import Contention
     from agent.node.corrected import CorrectedPodResources, Serve
     from agent.node.page import NodePage
     from agent.node.strategies import StrategiesView
@@ -260,6 +264,8 @@ class _Agent:
             (state / OFFERED_FILE).unlink(missing_ok=True)
         if not settings.usage or settings.node_slo == "off":
             (state / STRATEGIES_FILE).unlink(missing_ok=True)
+        if usage.follow is None:
+            (state / WAITS_FILE).unlink(missing_ok=True)
         self.reconciler = Reconciler(
             topology,
             runtime,
@@ -285,6 +291,7 @@ class _Agent:
                 self.sources,
                 kai,
                 usage.follow,
+                usage.long_waits,
             ),
             node_local_cpus,
             DeviceVisibilityView(self.devices, visibility_policy),
@@ -318,22 +325,46 @@ class _Agent:
         )
         view.start()
         closing.callback(view.close)
+        contention = self._contention(settings, wake, closing)
+
+        def follow(
+            pods: Collection[Pod], cluster: ClusterState, topology: Topology, decision: Decision
+        ) -> None:
+            view.follow(pods, cluster, topology, decision)
+            contention.follow(pods)
+
+        usage = _Usage(follow, past=view.past, long_waits=contention.sentences)
         if not isinstance(objects, Cluster):
-            return _Usage(view.follow, past=view.past)
+            return usage
         if settings.node_metric != "off":
             create = settings.node_metric == "create"
             reporter = NodeMetricReporter(objects, self.node_name, view.used, create=create)
             reporter.start()
             closing.callback(reporter.close)
         if settings.batch_resources == "off":
-            return _Usage(view.follow, past=view.past)
+            return usage
         from agent.node.batch_resources import NodeOffers
 
         path = os.path.join(settings.state_dir, OFFERED_FILE)
         batch = NodeOffers(objects, self.node_name, view.load, path, wake)
         batch.start()
         closing.callback(batch.close)
-        return _Usage(view.follow, batch.resources, view.past)
+        return usage._replace(offered=batch.resources)
+
+    def _contention(
+        self, settings: AgentSettings, wake: Callable[[], None], closing: ExitStack
+    ) -> Contention:
+        from agent.node.contention import CgroupTasks, Contention
+
+        hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
+        closing.callback(hierarchy.close)
+        controllers = Controllers(settings.cgroup_root, hierarchy.handles)
+        groups = CgroupTasks(controllers, hierarchy)
+        contention = Contention(settings.root, settings.state_dir, groups, wake)
+        contention.start()
+        closing.callback(contention.close)
+        self.metrics.follow_waits(contention.waits)
+        return contention
 
     def _strategies(
         self, settings: AgentSettings, objects: Objects, wake: Callable[[], None]
@@ -394,6 +425,8 @@ class _Usage(NamedTuple):
     """The batch and mid resources of the Node."""
     past: Callable[[], PastHour] | None = None
     """Returns the load and pressure of the last hour; None if nothing is sampled."""
+    long_waits: Callable[[], Mapping[str, str]] = dict
+    """By uid, who takes the CPU time of a pod that waits too long."""
 
 
 _NO_USAGE: Final = _Usage()

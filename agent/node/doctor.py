@@ -39,6 +39,7 @@ from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings, KubeletStateSettings
 from agent.model.snapshot import Owner, Snapshot, SnapshotError
 from agent.node import (
+    contention,
     drift,
     kubelet_configuration,
     kubelet_process,
@@ -175,6 +176,8 @@ def examine(settings: KubeletStateSettings) -> Examination:
         seen, groups, facts["runtime"] = _containers(settings, snapshot, given, hierarchy)
         wrong |= node_findings.of_groups(groups)
         facts["cgroup_driver"] = node_findings.driver_of(groups)
+        if waits := contention.finding(contention.waits_of_node(settings)):
+            wrong[NodeCode.CPU_WAIT] = waits
     except RpcError as error:
         wrong[NodeCode.RUNTIME] = f"the container runtime does not answer: {error}"
         runtime = options.socket_path(settings.runtime_endpoint)

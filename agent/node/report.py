@@ -122,7 +122,8 @@ class Reporter:
     `sources`: their problems are Events of the Node.
     `kai`: None if KAI gets no placements.
     `follow_usage`: gets the runtime's pods, the cluster, the machine and the decision; None if
-        no use of CPU and memory is sampled."""
+        no use of CPU and memory is sampled.
+    `long_waits`: returns by uid who takes the CPU time of a pod that waits too long."""
 
     def __init__(
         self,
@@ -135,10 +136,12 @@ class Reporter:
         sources: Sources | None = None,
         kai: KaiPlacements | None = None,
         follow_usage: FollowUsage | None = None,
+        long_waits: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.metrics = metrics
         self._kai = kai
         self._follow_usage = follow_usage
+        self._long_waits = long_waits
         self._others = OtherWriters(metrics)
         self.audit = PassAudit(append, self._others.changed)
         self.changes = ChangeRecorder(metrics)
@@ -184,6 +187,7 @@ class Reporter:
             self._node_notes(moment, devices) if self._pod_events.recorded else None,
             refused,
             decision.places,
+            self._long_waits(),
         )
         self._pod_events.owners(decision.owners, moment.cluster.pods)
         if self._correct is not None:

@@ -33,6 +33,7 @@ from agent.telemetry.exposition import (
 )
 
 if TYPE_CHECKING:  # an agent without usage does not load them
+    from agent.usage.contention import CpuWait
     from agent.usage.sampler import Counted
 
 _AGENT: Final = Declarations("topolet")
@@ -352,6 +353,18 @@ _MONITORED: Final = (
     ),
 )
 """In the order of the fields of Monitored."""
+_WAIT: Final = _AGENT.gauge(
+    "pod_cpu_wait_ratio",
+    "Seconds of each second that a pod waited too long for CPUs, by cause: throttled by its own "
+    "quota, own threads that are more than its CPUs can run at once, or taken by others.",
+    *("namespace", "pod", "cause"),
+)
+_TAKEN: Final = _AGENT.gauge(
+    "pod_cpu_taken_ratio",
+    "Seconds of each second that the three largest takers took from a pod that waited too long: "
+    "pods, units, kernel threads, interrupts of devices, the hypervisor, or other processes.",
+    *("namespace", "pod", "kind", "taker"),
+)
 
 DECLARED: Final = (*_AGENT.all, BUILD_INFO)
 """All metrics of the agent."""
@@ -555,6 +568,8 @@ def _fields(
         yield Metric(one, {labels: number for labels, number in numbers if number is not None})
 
 
+_MOST_TAKERS: Final = 3
+
 _SET: Final = (
     _PASSES, _TRIGGERS, _PAUSE_SECONDS, _NOTIFICATIONS, _OVERLAPS, _OVERLAPPING, _REFUSALS,
     _SHORT_OF_CPUS, _DIFFERING_CPUS, _WITHOUT_CPUS, _FAR, _EVENTS, _CGROUP_WRITES, _FOREIGN_CHANGES,
@@ -643,6 +658,22 @@ class AgentMetrics:
             usage = values()
             yield from usage.metrics()
             yield from _busy_metrics(*self._decision[:2], usage.busy_cpus)
+
+        self._read.append(read)
+
+    def follow_waits(self, waits: Callable[[], Iterable[CpuWait]]) -> None:
+        """Exports with each scrape the waits that are too long. To be called once."""
+
+        def read() -> Iterable[Metric]:
+            causes: dict[Labels, float] = {}
+            takers: dict[Labels, float] = {}
+            for wait in waits():
+                pod = pod_labels(wait.pod.name)
+                causes[*pod, "throttled"], causes[*pod, "own"] = wait.throttled, wait.own
+                causes[*pod, "taken"] = sum(seconds for _, seconds in wait.takers)
+                for taker, seconds in wait.takers[:_MOST_TAKERS]:
+                    takers[*pod, taker.kind.value, taker.name] = seconds
+            return Metric(_WAIT, causes), Metric(_TAKEN, takers)
 
         self._read.append(read)
 

@@ -12,7 +12,10 @@ The samples are in rings (`series`), which the number of pods and NUMA nodes bou
 them. `node_metric` makes the status of Koordinator's NodeMetric of them.
 
 `node_slo` reads the strategies that Koordinator's manager has for the node, `slo_config` makes them
-of our own configuration where it has none, and `strategies` says which of both are in force."""
+of our own configuration where it has none, and `strategies` says which of both are in force.
+
+On another thread the agent looks every fifteen seconds at everything that runs and waits (`look`),
+and computes who had the CPUs for which pods waited (`contention`)."""
 
 from typing import Final
 
@@ -21,3 +24,5 @@ OFFERED_FILE: Final = "batch-resources.json"
 loads no module of this package, and removes the file."""
 STRATEGIES_FILE: Final = "strategies.json"
 """The file of `strategies` in the state folder."""
+WAITS_FILE: Final = "waits.json"
+"""The file of `node.contention` in the state folder, which it removes too."""

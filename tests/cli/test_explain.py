@@ -216,25 +216,35 @@ def test_the_place_of_a_pod_of_this_node(state: str, topolet: Topolet) -> None:
     assert "the agent of this node does not know pod ns/other" in other.err
 
 
-def test_the_place_of_a_pod_of_another_node_is_asked_there(
-    programs: Path, state: str, topolet: Topolet, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("flag", ["--place", "--now"])
+def test_a_pod_of_another_node_is_asked_there(
+    flag: str, programs: Path, state: str, topolet: Topolet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     kubectl = Kubectl(programs)
     kubectl.set_answers(pods=[agent_pod("a", RUNNING)])
     words = ("--context=lab", "--release-namespace=tools", state)
-    topolet("explain", "web", "-n", "shop", "--place", *words)
+    topolet("explain", "web", "-n", "shop", flag, *words)
     assert kubectl.read("named").startswith("get pod web -n shop -o ")
     assert kubectl.read("executed") == (
         "exec -n tools a -c agent -- topolet explain"
-        " --namespace=shop --output=text --place=here web"
+        f" --namespace=shop --output=text {flag}=here web"
     )
     assert kubectl.read("context") == "--context=lab"
     kubectl.set_node_of_pod("")
-    waiting = topolet("explain", "web", "-n", "shop", "--place", *words, code=2)
+    waiting = topolet("explain", "web", "-n", "shop", flag, *words, code=2)
     assert "pod shop/web has no node" in waiting.err
 
 
-def test_a_place_needs_a_pod(state: str, topolet: Topolet) -> None:
+@pytest.mark.parametrize("flag", ["--place", "--now"])
+def test_a_running_pod_must_be_named(flag: str, state: str, topolet: Topolet) -> None:
     for words in ((), ("web", "--objects=x"), ("--what-if-drained=n",)):
-        assert "--place needs" in topolet("explain", "--place=here", state, *words, code=2).err
+        assert f"{flag} needs" in topolet("explain", f"{flag}=here", state, *words, code=2).err
+
+
+def test_the_error_of_a_runtime_that_does_not_answer_is_shown(
+    tmp_path: Path, state: str, topolet: Topolet
+) -> None:
+    endpoint = f"--runtime-endpoint=unix://{tmp_path}/absent.sock"
+    printed = topolet("explain", "web", "--now=here", state, endpoint, code=2)
+    assert "absent.sock" in printed.err

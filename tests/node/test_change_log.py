@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -23,6 +25,7 @@ from agent.node.change_log import (
     AGENT_NOT_READY,
     CLAIM_NOT_HONORED,
     CPU_OVERLAP,
+    CPU_WAIT,
     CPUS_ASSIGNED,
     CPUS_CHANGED,
     CPUS_RELEASED,
@@ -38,6 +41,7 @@ from agent.node.change_log import (
     PAUSE_SECONDS,
     REPEAT_SECONDS,
     SOURCE_UNREADABLE,
+    WAITING_SECONDS,
     ChangeRecorder,
     DeviceFaults,
     NodeNotes,
@@ -156,10 +160,13 @@ class SimulatedEvents:
         refusals: tuple[ClaimRefusal, ...] = (),
         unallocated: tuple[Unallocated, ...] = (),
         created: str = "abcd",
+        waits: Mapping[str, str] = MappingProxyType({}),
     ) -> list[tuple[str, str, str]]:
         """The Events of one pass."""
         before = len(self.recorded)
-        self._events.record(shortfalls, refusals, unallocated, set(created), self.known)
+        self._events.record(
+            shortfalls, refusals, unallocated, set(created), self.known, waits=waits
+        )
         return [each[1:] for each in self.recorded[before:]]
 
 
@@ -204,6 +211,19 @@ def test_an_event_is_repeated_while_its_cause_lasts() -> None:
     assert simulated.run_pass(shortfalls=(shortfall("a"),)) == []
     simulated.now += 1
     assert simulated.run_pass(shortfalls=(shortfall("a"),))
+
+
+def test_a_pod_that_waits_for_cpus_gets_an_event_when_it_lasts_whatever_the_amounts_are() -> None:
+    simulated = SimulatedEvents()
+    for _ in range(3):
+        assert simulated.run_pass(waits={"a": f"a waited {simulated.now} ms"}) == []
+        simulated.now += WAITING_SECONDS / 3
+    assert simulated.run_pass(waits={"a": "a waited 9 ms"}) == [("a", CPU_WAIT, "a waited 9 ms")]
+    for _ in range(2):
+        simulated.now += PAUSE_SECONDS
+        assert simulated.run_pass(waits={"a": f"a waited {simulated.now} ms"}) == []
+    simulated.now += REPEAT_SECONDS
+    assert simulated.run_pass(waits={"a": "a waited 8 ms", "gone": "x"})
 
 
 def test_a_claim_of_a_pod_without_containers_gets_an_event_if_its_refusal_lasts() -> None:

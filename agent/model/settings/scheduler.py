@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from agent.model.settings.agent import RestoreSettings
 from agent.model.settings.options import (
     HTTP,
     KUBECONFIG,
@@ -137,16 +138,15 @@ class SchedulerSettings(Options, frozen=True):
     log_format: LogFormatOption = LOG_FORMAT
 
 
-class ExplainSettings(Options, frozen=True):
-    """`topolet explain`. Options that the scheduler has too have the same names, so that its
-    settings file can be used."""
+class ExplainSettings(RestoreSettings, frozen=True):
+    """`topolet explain`. Options that the scheduler and the agent have too have the same names, so
+    that their settings files can be used."""
 
     kubeconfig: Kubeconfig = KUBECONFIG
     scheduler_name: SchedulerName = SCHEDULER_NAME
     scheduler_args_file: SchedulerArgsFile = ""
     agent_selector: AgentLabels = AGENT_LABELS
     release_namespace: ReleaseNamespace = RELEASE_NAMESPACE
-    state_dir: StateDir = STATE_DIR
 
 
 class WebhookSettings(Options, frozen=True):

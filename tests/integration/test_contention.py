@@ -1,0 +1,73 @@
+"""A pod that waits for CPUs, with a real runtime: command, doctor and agent name who has them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.fixtures.pods import run_pod
+from tests.integration.harness import TestNode, kernel_group
+from tests.waiting import eventually
+
+CONTROLLERS = ("cpu", "cpuacct", "cpuset")
+
+
+@pytest.fixture
+def spinning() -> Iterator[list[subprocess.Popen[bytes]]]:
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def spin_in(node: TestNode, container: str) -> subprocess.Popen[bytes]:
+    """A process in the container's cgroups that uses all that it gets."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    inside = node.direct.container_status(container).pid
+    for folder in {kernel_group(inside, controller) for controller in CONTROLLERS}:
+        (folder / "cgroup.procs").write_text(str(process.pid))
+    return process
+
+
+def test_the_neighbour_on_the_same_cpus_is_named(
+    node: TestNode, spinning: list[subprocess.Popen[bytes]]
+) -> None:
+    node.start_agent("--usage")
+    _, owner = run_pod(node.direct, node.spec("owner", "LSE", "1"))
+    _, api = run_pod(node.direct, node.spec("api", "LS"))
+    _, hog = run_pod(node.direct, node.spec("hog", "LS"))
+    eventually("the pool has one CPU", lambda: (node.cpus(api), node.cpus(hog)) == ("0", "0"))
+    spinning += [spin_in(node, container) for container in (owner, api, hog, hog)]
+
+    def now(name: str) -> dict[str, Any]:
+        done = node.run_cli(
+            *("explain", name, "--now=here", "--output=json", f"--state-dir={node.state}"),
+            f"--runtime-endpoint=unix://{node.containerd.socket}",
+        )
+        assert done.returncode == 0, done.stderr
+        shown: dict[str, Any] = json.loads(done.stdout)
+        return shown
+
+    waits = now("api")
+    assert waits["cpus"] == "0"
+    assert waits["waited_milliseconds"] > 200
+    pods = [taker["name"] for taker in waits["takers"] if taker["kind"] == "pod"]
+    assert pods == ["default/hog"], "the owner of CPU 1 can not be on CPU 0"
+    assert "default/api" not in [taker["name"] for taker in now("owner")["takers"]]
+
+    taken = 'topolet_pod_cpu_taken_ratio{kind="pod",namespace="default",pod="api",'
+    taken += 'taker="default/hog"}'
+    eventually("the agent has noticed it by itself", lambda: node.metric(taken) > 0.1)
+    done = node.run_cli(
+        *("doctor", "--output=json", f"--state-dir={node.state}"),
+        f"--runtime-endpoint=unix://{node.containerd.socket}",
+        f"--kubelet-dir={node.folder / 'kubelet'}",
+    )
+    texts = {finding["code"]: finding["text"] for finding in json.loads(done.stdout)["node"]}
+    assert "default/api waited " in texts["pods-wait-for-cpus"]
