@@ -184,7 +184,7 @@ class UsualWaits:
     def usual(self) -> dict[str, float]:
         """The 95th percentile of the waits by name, where there are enough."""
         return {
-            name: sorted(waits)[int(_USUAL_SHARE * (len(waits) - 1))] if any(waits) else 0.0
+            name: sorted(waits)[round(_USUAL_SHARE * (len(waits) - 1))] if any(waits) else 0.0
             for name, waits in self._waits.items()
             if len(waits) >= _LEAST_LOOKS
         }
