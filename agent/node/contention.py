@@ -103,9 +103,9 @@ class NodeWaits(msgspec.Struct, frozen=True):
 _node_waits: Final = msgspec.json.Decoder(NodeWaits)
 
 
-def read(state_dir: str) -> NodeWaits:
+def read(path: str) -> NodeWaits:
     """What the agent wrote last. Raises OSError and JsonError."""
-    return bounds.decode(_node_waits, files.read(os.path.join(state_dir, WAITS_FILE), _MAX_BYTES))
+    return bounds.decode(_node_waits, files.read(path, _MAX_BYTES))
 
 
 def wait_now(settings: RestoreSettings, title: str) -> ShownWait | None:
@@ -137,7 +137,7 @@ def waits_of_node(settings: RestoreSettings) -> NodeWaits:
 
 def _last(settings: RestoreSettings) -> NodeWaits:
     try:
-        return read(settings.state_dir)
+        return read(os.path.join(settings.state_dir, WAITS_FILE))
     except (OSError, JsonError):  # an agent without usage does not look
         return NodeWaits()
 

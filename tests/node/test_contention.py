@@ -76,7 +76,7 @@ def test_a_pod_that_waits_for_another_one_is_told_so(tmp_path: Path, groups: Rea
     eventually("the hog is named", named)
     assert "idle" not in contention.sentences()
     assert woken, "a new wait is reported at once"
-    stored = read(str(tmp_path))
+    stored = read(str(tmp_path / WAITS_FILE))
     assert stored.at == 7.0
     assert {"ns/api", "ns/hog"} <= {wait.pod for wait in stored.too_long}
     assert stored.waited > 2 * LONG
@@ -161,4 +161,4 @@ def test_a_state_folder_that_is_full_is_said_once(
 def test_a_torn_file_is_an_error_that_says_so(tmp_path: Path) -> None:
     (tmp_path / WAITS_FILE).write_text('{"at": "x"}')
     with pytest.raises(JsonError, match="at"):
-        read(str(tmp_path))
+        read(str(tmp_path / WAITS_FILE))

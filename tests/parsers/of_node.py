@@ -64,7 +64,7 @@ from agent.model.pod.pod_resources import PodResources
 from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import SnapshotError
 from agent.model.verdict import Code, Refuse
-from agent.node import cluster_view, gpus, kubelet_process, past_load
+from agent.node import cluster_view, contention, gpus, kubelet_process, past_load
 from agent.nri import conflicts, link, messages, service
 from agent.nri.service import PluginCall, PluginService, PluginStats
 from agent.nri.ttrpc import PLUGIN, REQUEST, RESPONSE, RUNTIME, MuxError, Session, encode
@@ -741,6 +741,18 @@ def _own_files(folder: Path) -> Iterator[Target]:
     offer = {"terms": [{"name": "capacity", "amount": 5}], "limit": 4}
     resource = {"name": "kubernetes.io/batch-cpu", "amount": 0, "offer": offer}
     batch = {"at": 1.7e9, "resources": [resource]}
+    taker = {"kind": "unit", "name": "a", "qos": "", "milliseconds": 5}
+    wait = {
+        "pod": "ns/p",
+        "seconds": 15.0,
+        "cpus": "1",
+        "waited_milliseconds": 5,
+        "throttled_milliseconds": 0,
+        "own_milliseconds": 0,
+        "usual_milliseconds": None,
+        "takers": [taker],
+    }
+    waits = {"at": 1.7e9, "waited": 0.5, "usual": {"": 0.1, "ns/p": 0.0}, "too_long": [wait]}
     burst = {"policy": "auto", "cpuBurstPercent": 50}
     followed = {"slo": {"cpuBurstStrategy": burst}, "origins": {"cpuBurstStrategy": "pool a"}}
     binding = {
@@ -754,6 +766,7 @@ def _own_files(folder: Path) -> Iterator[Target]:
         ("cluster.json", _cluster_memory, keeping, {}),
         ("predictions", _predictions, predictions, {}),
         ("batch resources", offered.read, batch, {ValueError: ""}),
+        ("waits of a node", contention.read, waits, {ValueError: ""}),
         ("strategies of a node", strategies.read, followed, {ValueError: ""}),
         ("sent Binding", _sent_bindings, binding, {ValueError: "", OSError: ""}),
         ("registration of a hook server", _registrations, config, {}),
