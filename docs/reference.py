@@ -16,6 +16,7 @@ from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings, UninstallSettings
 from agent.model.settings.frontends import NriSettings, ProxySettings
 from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings, WebhookSettings
+from agent.node import koordlet_metrics
 from agent.nri import daemon as nri
 from agent.proxy import daemon as proxy
 from agent.telemetry import metrics, schedulermetrics
@@ -26,6 +27,7 @@ MARK = "<!-- The rest of this page is written by docs/reference.py. -->\n"
 
 PROCESSES = {
     "Agent (`--http`, port 9326)": metrics.DECLARED,
+    "Metrics of koordlet (agent with `--koordlet-metrics`)": koordlet_metrics.DECLARED,
     "Koordinator's hook server (on the agent's page)": hook_server.DECLARED,
     "Proxy (`--http`, port 9327)": proxy.DECLARED,
     "NRI plugin (`--http`, port 9328)": nri.DECLARED,

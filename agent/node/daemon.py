@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from agent.allocate.pools import Decision
-from agent.cgroup.hierarchy import Controllers, Hierarchy
+from agent.cgroup.hierarchy import Controllers, Handles, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.names import own_root
 from agent.cri.client import Cri
@@ -334,6 +334,11 @@ class _Agent:
             contention.follow(pods)
 
         usage = _Usage(follow, past=view.past, long_waits=contention.sentences)
+        if settings.koordlet_metrics:
+            from agent.node.koordlet_metrics import KoordletMetrics
+
+            closed_files = Controllers(settings.cgroup_root, Handles(0))
+            self.metrics.add(KoordletMetrics(self.node_name, view, closed_files).read)
         if not isinstance(objects, Cluster):
             return usage
         if settings.node_metric != "off":

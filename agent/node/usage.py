@@ -27,7 +27,7 @@ from agent.model.nrt.node_annotations import node_reservation
 from agent.model.objects import ObjectError
 from agent.model.pod.apiobjects import ApiNode, ApiPod
 from agent.model.pod.pods import Container, Pod
-from agent.model.pod.qos import POOLS, PriorityClass, QoS
+from agent.model.pod.qos import POOLS, Pools, PriorityClass, QoS
 from agent.model.pod.resource_request import pod_requests
 from agent.node.cluster_view import ClusterState
 from agent.telemetry.metrics import AgentMetrics, PodUse, UsageValues, pod_labels
@@ -129,6 +129,7 @@ class UsageView:
         self._now = now
         self._lock = threading.Lock()
         self._pods: dict[str, Pod] = {}
+        self._pools: Pools = {}
         self._api_pods: Mapping[str, ApiPod] = {}
         self._classes: dict[str, str] = {}
         self._cluster = ClusterState()
@@ -160,6 +161,7 @@ class UsageView:
         in_cluster = in_api(pods, cluster.pods.values())
         with self._lock:
             self._pods, self._api_pods = {pod.uid: pod for pod in pods}, in_cluster
+            self._pools = decision.pools
             self._cluster = cluster
             # A pod that ends or is removed still has samples, and no class in the API.
             self._classes = {
@@ -175,6 +177,11 @@ class UsageView:
             node_of,
             cpus_by_pool(decision, topology),
         )
+
+    def followed(self) -> tuple[Mapping[str, Pod], Pools]:
+        """The pods that are sampled, by uid, and the pools."""
+        with self._lock:
+            return self._pods, self._pools
 
     def past(self) -> PastHour:
         """The load and pressure of the last hour."""
@@ -205,7 +212,7 @@ class UsageView:
                 for uid, used in sampler.pods(seconds, page_cache=with_cache).items()
                 if (pod := in_cluster.get(uid)) is not None
             ),
-            self._prediction(),
+            self.prediction(),
         )
         return without_memory(node) if policy.memory is _HOT else node
 
@@ -239,7 +246,7 @@ class UsageView:
         pods += [
             PodLoad(classes.get(uid, ""), used=used, active=False) for uid, used in measured.items()
         ]
-        predicted = self._prediction()
+        predicted = self.prediction()
         reservation = node_reservation(node.annotations)
         return node, NodeLoad(
             node.capacity,
@@ -268,7 +275,8 @@ class UsageView:
         if system is not None:
             self._predictor.train({**used, prediction.SYSTEM: system}, self._now())
 
-    def _prediction(self) -> Prediction | None:
+    def prediction(self) -> Prediction | None:
+        """What production pods will use at most; None while it is not known."""
         with self._lock:
             cluster = self._cluster
         allocatable = cluster.node.allocatable if cluster.node is not None else {}
@@ -289,8 +297,7 @@ class UsageView:
 
     def _values(self) -> UsageValues:
         machine, of_pods, _ = self.sampler.last()
-        with self._lock:
-            pods = self._pods
+        pods, _ = self.followed()
         numa = {
             node: (
                 None if used.cpus is None else used.cpus.last,

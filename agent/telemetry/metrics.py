@@ -677,6 +677,10 @@ class AgentMetrics:
 
         self._read.append(read)
 
+    def add(self, read: Callable[[], Iterable[Metric]]) -> None:
+        """Exports with each scrape these metrics too."""
+        self._read.append(read)
+
     def follow(
         self, ages_seconds: Callable[[], Mapping[str, float]], problems: Callable[[], int]
     ) -> None:

@@ -155,6 +155,13 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "nodes and the pods"
         ),
     ] = False
+    koordlet_metrics: Annotated[
+        bool,
+        msgspec.Meta(
+            description="with usage, the agent's page has also the metrics of koordlet whose "
+            "numbers the agent has, under koordlet's names"
+        ),
+    ] = False
     node_metric: Annotated[
         Literal["off", "report", "create"],
         msgspec.Meta(
