@@ -12,6 +12,7 @@ import pytest
 
 from agent.http.requests import HttpRequest, dispatch
 from agent.node.page import NodePage
+from agent.usage.past import PastHour, PastLoad
 from tests.fixtures.page import ServedNode, Shape
 
 TINY = Shape(1, 2, 1, 2, 1, gpus=2, nics=1)
@@ -191,3 +192,39 @@ def test_the_page_has_the_reason_of_an_agent_that_is_not_ready(node: ServedNode)
     node.reconcile()
     node.problem = "the runtime does not answer"
     assert values(node, "load")["problem"] == "the runtime does not answer"
+
+
+def test_the_usage_has_the_last_hour_and_a_revision_each_minute(tmp_path: Path) -> None:
+    now = [600.0]
+    hour = PastHour(0.0, PastLoad(cpus=(None, 1.5)), {0: PastLoad()}, (), {"u": PastLoad()})
+    page = NodePage(
+        "n",
+        str(tmp_path),
+        str(tmp_path),
+        lambda: None,
+        None,
+        lambda: None,
+        str,
+        lambda: hour,
+        lambda: now[0],
+    )
+    assert json.loads(page.usage()) == {
+        "schema_version": 1,
+        "hour": {
+            "begin": 0.0,
+            "machine": {"cpus": [None, 1.5]},
+            "numa_nodes": {"0": {}},
+            "pools": [],
+            "pods": {"u": {}},
+        },
+    }
+    revisions = []
+    for now[0] in (600.0, 659.0, 660.0):
+        revisions.append(json.loads(page.load())["usage"])
+    assert revisions == [10, 10, 11]
+
+
+def test_without_samples_there_is_no_usage(node: ServedNode) -> None:
+    node.reconcile()
+    assert values(node, "load")["usage"] == 0
+    assert values(node, "usage") == {"schema_version": 1, "hour": None}

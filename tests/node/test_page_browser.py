@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agent.http.server import HttpServer
+from agent.usage.past import PastHour, PastLoad, PastPool, Values
 from tests.fixtures.browser import Browser, Tab
 from tests.fixtures.browser import browser as browser
 from tests.fixtures.page import LARGE, ServedNode, served
@@ -218,6 +221,38 @@ def test_only_the_agent_is_asked(server: HttpServer, tab: Tab) -> None:
     assert all(
         each.startswith((f"http://localhost:{server.port}/page", "data:")) for each in tab.requested
     )
+
+
+@pytest.mark.long
+def test_load_and_pressure_of_the_last_hour_are_beside_the_owners(
+    node: ServedNode, browser: Browser
+) -> None:
+    def values(first: float, later: float) -> Values:
+        return (*((first,) * 30), *((later,) * 30))
+
+    load = PastLoad(
+        cpus=values(1.0, 3.0), memory_bytes=values(1 << 30, 1 << 30), cpu_pressure=values(0.0, 0.31)
+    )
+    pools = (PastPool("LS", 0, PastLoad(cpus=values(2.0, 5.0))),)
+    node.past = lambda: PastHour(time.time() - 3600, load, {0: load, 1: load}, pools, {"db": load})
+    with served(node) as server, contextlib.closing(browser.tab()) as tab:
+        tab.resize(1440, 900)
+        tab.open(f"http://localhost:{server.port}/page#pod=ns/db")
+        tab.until("document.querySelectorAll('#hour svg').length === 5", "machine and NUMA nodes")
+        tab.until("document.querySelectorAll('#detail svg').length === 3", "the charts of the pod")
+        row = "[...document.querySelectorAll('#pods tr')].find(each => each.dataset.key === 'db')"
+        label = tab.run(f"{row}.querySelector('svg').getAttribute('aria-label')")
+        assert label == "CPUs used by ns/db in the last hour: now 3.00, at most 3.00"
+        assert "cpu 31 %" in tab.run(f"{row}.innerText")
+        assert tab.run("document.querySelectorAll('#detail .change').length") == 3
+        assert "LS 5.0/" in tab.text("#pools")
+        assert tab.violations() == []
+        assert tab.errors == []
+
+
+def test_without_samples_there_is_no_place_for_them(tab: Tab) -> None:
+    shown = "[...document.querySelectorAll('[data-usage]')].filter(each => !each.hidden)"
+    assert tab.run(f"{shown}.length") == 0
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 /* The agent's page of its node: the last replies are `node` of `/page/state`, `past` of
-   `/page/history`, and `now` of `/page/load`. */
+   `/page/history`, `now` of `/page/load`, and `hour` of `/page/usage`: null if none is sampled. */
+let hour = null;
 let node = null, past = {since: {}, pools: [], changes: [], drift: [], begin: ''}, now = null;
 let cells = new Map(), ownerOf = new Map(), podsByTitle = new Map(), podsByUid = new Map(), devicesByAddress = new Map(), order = [];
 const hues = new Map();
@@ -129,7 +130,8 @@ const drawDevices = () => {
 };
 
 /* Pods. */
-const podRow = () => element('tr', {}, element('td'), element('td'), element('td'), element('td'), element('td', {class: 'number'}), element('td'), element('td'));
+const podRow = () => element('tr', {}, element('td'), element('td'), element('td'), element('td'), element('td', {class: 'number'}),
+  element('td', {'data-usage': true}), element('td', {class: 'waits', 'data-usage': true}), element('td'), element('td'));
 const short = (list, count) => list.length > 44 ? `${count} CPUs: ${list.slice(0, 36).replace(/[^,]*$/, '')}\u2026` : list;
 const podLoad = pod => share(numbers(pod.own).map(loadOf).filter(value => value !== null));
 const stateOf = pod => pod.refused ? element('span', {class: 'tag bad', text: 'claim refused'})
@@ -138,7 +140,7 @@ const fillPod = (row, pod) => {
   const text = JSON.stringify([pod, past.since[pod.uid]]);
   if (row.text === text) return;
   row.text = text;
-  const [name, qos, cpus, nodes, , state, since] = row.children;
+  const [name, qos, cpus, nodes, , , , state, since] = row.children;
   name.replaceChildren(swatch(pod.title), linkTo({pod: pod.title}, pod.title));
   qos.textContent = pod.qos;
   cpus.replaceChildren(element('code', {text: short(pod.cpus, countOf(pod.cpus)) || '\u2013', title: pod.cpus}));
@@ -151,6 +153,13 @@ const paintPods = () => {
     const pod = podsByUid.get(row.dataset.key);
     const load = pod && pod.own ? percent(podLoad(pod)) : '\u2013';
     if (row.load !== load) row.children[4].textContent = row.load = load;
+    if (row.hour === hour) continue;
+    row.hour = hour;
+    const [ofHour, waits] = row.querySelectorAll('[data-usage]');
+    const past_ = pod && loadOfPod(pod);
+    ofHour.hidden = waits.hidden = !hour;
+    ofHour.replaceChildren(past_ && newest(past_.cpus) !== null ? chartOf(`CPUs used by ${pod.title}`, past_.cpus, twoDigits, countOf(pod.own)) : '');
+    waits.replaceChildren(past_ ? waitOf(past_) : '');
   }
 };
 const drawPods = () => {
@@ -160,6 +169,61 @@ const drawPods = () => {
   paintPods();
   byId('no-pods').hidden = shown.length > 0;
   byId('no-pods').textContent = node.pods.length ? `No pod matches \u201c${Search.text}\u201d.` : 'The agent sees no pods.';
+};
+
+/* The last hour: a mean for each minute. */
+const QUANTITIES = [['CPUs used', 'cpus', value => twoDigits(value)], ['Memory', 'memory_bytes', value => bytes(value)],
+  ['Waits for CPU', 'cpu_pressure', value => part(value)], ['Waits for memory', 'memory_pressure', value => part(value)],
+  ['Waits for I/O', 'io_pressure', value => part(value)],
+  ['CPUs that its quota took', 'throttled_cpus', value => twoDigits(value)]];
+const LEAST = 0.1, SHOWN_WAIT = 0.2;
+const twoDigits = value => value.toFixed(2);
+const part = value => `${Math.round(100 * value)} %`;
+const newest = values => { for (const value of [...values || []].reverse()) if (value !== null) return value; return null; };
+const highest = values => Math.max(...values.filter(value => value !== null));
+const loadOfPod = pod => hour && hour.pods[pod.uid] || null;
+const waitOf = load => {
+  const [amount, cause] = [['cpu', load.cpu_pressure], ['memory', load.memory_pressure], ['io', load.io_pressure], ['quota', load.throttled_cpus]]
+    .map(([name, values]) => [newest(values), name]).filter(each => each[0] !== null).sort((one, other) => other[0] - one[0])[0] || [null];
+  if (amount === null) return '\u2013';
+  return element('span', {class: amount < SHOWN_WAIT ? '' : 'tag warn', text: `${cause} ${cause === 'quota' ? twoDigits(amount) : part(amount)}`});
+};
+/* The paths of the line and of the area below it; a minute without samples is a gap. */
+const pathsOf = (values, most) => {
+  const x = index => (300 * (index + .5) / values.length).toFixed(1), y = value => (40 - 36 * Math.min(value / most, 1)).toFixed(1);
+  let line = '', area = '', first = null;
+  values.forEach((value, index) => {
+    if (value === null) return;
+    if (first === null) { first = index; line += `M${x(index)} ${y(value)}`; area += `M${x(index)} 40V${y(value)}`; }
+    else { line += `L${x(index)} ${y(value)}`; area += `L${x(index)} ${y(value)}`; }
+    if (index + 1 === values.length || values[index + 1] === null) { line += 'h.1'; area += 'V40Z'; first = null; }
+  });
+  return [line, area];
+};
+/* `most`: the value at the top; 0 for the highest one. `changes`: times that are marked. */
+const chartOf = (name, values, write, most, changes = []) => {
+  const peak = highest(values), [line, area] = pathsOf(values, most || Math.max(peak, LEAST));
+  const places = changes.map(time => 300 * (time - 1000 * hour.begin) / 3600e3).filter(place => place >= 0 && place <= 300);
+  const marked = places.length ? `; ${places.length} changes of its CPUs` : '';
+  return svg('svg', {viewBox: '0 0 300 44', preserveAspectRatio: 'none', role: 'img',
+    'aria-label': `${name} in the last hour: now ${write(newest(values))}, at most ${write(peak)}${marked}`},
+  svg('path', {class: 'used', d: area}), svg('path', {d: line}),
+  ...places.map(place => svg('path', {class: 'change', d: `M${place.toFixed(1)} 0V44`})));
+};
+const titledChart = (name, text, of, values, write, most, changes) => element('div', {class: 'pool'},
+  element('p', {}, element('b', {text: name}), element('span', {text})), chartOf(`${name}, ${of}`, values, write, most, changes));
+const chartsOf = (load, of, tops, changes) => QUANTITIES.filter(([, quantity]) => load && newest(load[quantity]) !== null)
+  .map(([name, quantity, write]) => titledChart(name, `${write(newest(load[quantity]))}, most ${write(highest(load[quantity]))}`, of, load[quantity], write, tops[quantity] || 0, changes));
+const drawHour = () => {
+  for (const made of document.querySelectorAll('[data-usage]:not(td)')) made.hidden = !hour;
+  if (!hour) return;
+  const of = id => node.cpus.filter(cpu => cpu.node === id).length;
+  const nodes = Object.entries(hour.numa_nodes).filter(([, load]) => newest(load.cpus) !== null);
+  byId('hour').replaceChildren(
+    ...chartsOf(hour.machine, 'of the machine', {cpus: node.cpus.length, memory_bytes: node.memory_bytes}),
+    ...nodes.length < 2 ? [] : nodes.map(([id, load]) => titledChart(`NUMA node ${id}`,
+      `${twoDigits(newest(load.cpus))} of ${of(Number(id))} CPUs${newest(load.memory_bytes) === null ? '' : `, ${bytes(newest(load.memory_bytes))}`}`,
+      'CPUs used', load.cpus, twoDigits, of(Number(id)))));
 };
 
 /* Search: a CPU list, or a part of a pod's or device's text. */
@@ -219,14 +283,18 @@ const drawPools = () => {
   byId('no-pools').hidden = ids.length > 0;
   keep(byId('pools'), ids, id => id, id => element('div', {class: 'pool'},
     element('p', {}, element('b', {text: `NUMA node ${id}`}), element('span')),
-    svg('svg', {viewBox: '0 0 300 44', preserveAspectRatio: 'none', role: 'img'}, ...node.pool_kinds.map(kind => svg('path', {class: kind.toLowerCase()}))),
+    svg('svg', {viewBox: '0 0 300 44', preserveAspectRatio: 'none', role: 'img'},
+      ...node.pool_kinds.map(kind => svg('path', {class: `${kind.toLowerCase()} used`})), ...node.pool_kinds.map(kind => svg('path', {class: kind.toLowerCase()}))),
     element('p', {class: 'ends'}, element('span'), element('span', {text: 'now'}))),
   (made, id) => {
     const sizes = node.pool_kinds.map(kind => ({kind, ...sizesOf(kind, id)})), steps = sizes.flatMap(each => each.steps);
     const most = Math.max(...steps.map(step => step[1]), 1);
-    made.firstElementChild.lastElementChild.textContent = `${sizes.map(each => `${each.kind} ${each.present}`).join(' \u00b7 ')} CPUs`;
-    made.querySelectorAll('path').forEach((path, index) => path.setAttribute('d', pathOf(sizes[index], most)));
-    const texts = sizes.map(each => `${each.kind} pool ${each.steps[0][1]}, now ${each.present} CPUs`);
+    const used = sizes.map(({kind}) => hour && (hour.pools.find(pool => pool.kind === kind && pool.node === id) || {load: {}}).load.cpus || []);
+    const usedNow = (index, of) => newest(used[index]) === null ? '' : `${newest(used[index]).toFixed(1)}${of}`;
+    made.firstElementChild.lastElementChild.textContent = `${sizes.map((each, index) => `${each.kind} ${usedNow(index, '/')}${each.present}`).join(' \u00b7 ')} CPUs`;
+    made.querySelectorAll('path:not(.used)').forEach((path, index) => path.setAttribute('d', pathOf(sizes[index], most)));
+    made.querySelectorAll('.used').forEach((path, index) => path.setAttribute('d', pathsOf(used[index], most)[1]));
+    const texts = sizes.map((each, index) => `${each.kind} pool ${each.steps[0][1]}, now ${usedNow(index, ' in use of ')}${each.present} CPUs`);
     made.querySelector('svg').setAttribute('aria-label', `NUMA node ${id}: ${texts.join('; ')}; ${Math.max(steps.length - 2 * sizes.length, 0)} changes`);
     made.querySelector('.ends span').textContent = timed(new Date(sizes[0].begin).toISOString());
   });
@@ -241,6 +309,11 @@ const drawChanges = () => {
   byId('no-changes').hidden = shown.length > 0;
 };
 byId('moves').addEventListener('change', drawChanges);
+const hourOf = pod => {
+  const moves = past.changes.filter(each => each.pod === pod.title && each.kind === 'move').map(each => Date.parse(each.time));
+  const made = chartsOf(loadOfPod(pod), `of ${pod.title}`, {cpus: countOf(pod.own)}, moves);
+  return made.length ? [element('h3', {text: 'Load and pressure in the last hour'}), ...made] : [];
+};
 const storyOf = title => {
   const found = past.changes.filter(each => each.pod === title).slice(0, 25);
   return found.length ? [element('h3', {text: 'In the last day'}), element('ol', {class: 'events'}, ...found.map(each => element('li', {}, timeElement(each.time), each.text)))] : [];
@@ -260,7 +333,7 @@ const showPod = title => {
     ['Not honoured', pod.refused], ['Waits', pod.waits], ['Offline CPUs', pod.offline],
     ...(pod.containers || []).map(each => [`Container ${each.name}`, element('span', {}, mono(each.cpus), each.cpus ? ' ' : '', each.state)]),
     ['Devices', listOf(devicesOf(title).map(each => linkTo({device: each.address}, `${nameOf(each)} ${each.address}`)))],
-    ['UID', mono(pod.uid)]], storyOf(title), {pod: title, node: node.node});
+    ['UID', mono(pod.uid)]], [...hourOf(pod), ...storyOf(title)], {pod: title, node: node.node});
 };
 const showCpu = id => {
   const cpu = node.byCpu.get(id), pod = ownerOf.get(id);
@@ -352,14 +425,16 @@ const applyState = value => {
   drawHardware();
   paintCells();
 };
-let states = -1, histories = -1, turns = 0, problem = null;
+let states = -1, histories = -1, usages = 0, turns = 0, problem = null;
 repeat(1, () => `The agent${node ? ` of ${node.node}` : ''}`, async () => {
   const began = performance.now();
   const found = await ask('/page/load');
-  const changed = found.state !== states, recorded = found.history !== histories;
-  const [state, history_] = await Promise.all([changed ? ask('/page/state') : null, recorded ? ask('/page/history') : null]);
+  const changed = found.state !== states, recorded = found.history !== histories, sampled = found.usage !== usages;
+  const [state, history_, usage] = await Promise.all([changed ? ask('/page/state') : null, recorded ? ask('/page/history') : null,
+    sampled ? ask('/page/usage') : null]);
   const drawn = performance.now();
   if (history_) { past = history_; histories = found.history; }
+  if (usage) { hour = usage.hour; usages = found.usage; }
   if (state) { applyState(state); states = found.state; }
   const loads = Uint8Array.from(atob(found.load), each => each.charCodeAt(0));
   now = {...found, loads: new Map(node.cpus.map((cpu, index) => [cpu.id, loads[index]]))};
@@ -369,10 +444,11 @@ repeat(1, () => `The agent${node ? ` of ${node.node}` : ''}`, async () => {
   if (state) drawSearch(); else if (recorded) drawPods(); else paintPods();
   if (state || recorded || found.problem !== problem) drawAttention();
   problem = found.problem;
-  if (state || recorded || turns % 15 === 0) drawPools();
+  if (usage || state) drawHour();
+  if (state || recorded || usage || turns % 15 === 0) drawPools();
   turns += 1;
   if (recorded) drawChanges();
-  if (state || recorded) drawSelected();
+  if (state || recorded || usage) drawSelected();
   else if (byId('detail-load')) {
     const chosen = Address.read();
     byId('detail-load').textContent = percent(chosen.pod ? podLoad(podsByTitle.get(chosen.pod) || {own: ''}) : loadOf(Number(chosen.cpu)));
