@@ -1,8 +1,9 @@
-"""What the sampler of CPU and memory costs on a node with 250 pods of one container each.
+"""What samples and looks cost on a node with 250 pods of one container each.
 
 The cgroups are real, of this benchmark, with one sleeping process, whose network namespace is that
-of each pod. `sampler_core_percent` is the part of one CPU that its thread uses: the CPU time of a
-minute of samples, one a second, of which each fifteenth also has the memory and all counters.
+of each pod. `sampler_core_percent` is the part of one CPU that both threads use: the CPU time of a
+minute of samples, one a second, of which each fifteenth also has the memory and all counters, and
+of the looks for who waits, one in fifteen seconds; each container has a thread that is not idle.
 `sampler_mb` is the memory of all series and counters when they are full. koordlet is not measured
 beside it: its collectors start with the whole of koordlet only.
 """
@@ -21,8 +22,11 @@ from pathlib import Path
 import common
 import msgspec
 
-from agent.cgroup.hierarchy import CgroupError, Controllers, mounted
+from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy, mounted
+from agent.node.contention import LOOK_SECONDS, SHORT, CgroupTasks
 from agent.node.usage import CgroupUse
+from agent.usage.contention import Party, PartyKind, cpu_waits
+from agent.usage.look import LookedPod, Lookout
 from agent.usage.machine import GroupMemory, Machine
 from agent.usage.sampler import MEMORY_SECONDS, SampledPod, UsageSampler
 from agent.usage.traffic import DiskTraffic
@@ -34,6 +38,7 @@ UNITS = 60
 NEEDED_FILES = 8_192
 BASE = f"/topolet-usage-{os.getpid()}"
 ROOT = "/sys/fs/cgroup"
+CONTROLLERS = ("cpuacct", "cpu", "cpuset", "memory", "blkio")
 
 
 def main() -> None:
@@ -65,7 +70,7 @@ def unusable() -> str | None:
 
 def folders() -> list[Path]:
     """The hierarchies that have the counters; that of v2 has PSI."""
-    found = (mounted(ROOT, controller) for controller in ("cpuacct", "cpu", "memory", "blkio"))
+    found = (mounted(ROOT, controller) for controller in CONTROLLERS)
     v2 = (path for path in (ROOT, f"{ROOT}/unified") if Path(path, "cgroup.controllers").exists())
     return sorted({Path(path) for path in (*(each[1] for each in found if each), *v2)})
 
@@ -85,6 +90,9 @@ def pods() -> Iterator[tuple[SampledPod, ...]]:
                 path = Path(f"{folder}{BASE}{group}")
                 path.mkdir()
                 made.callback(_remove, path)
+                for file in ("cpuset.cpus", "cpuset.mems"):
+                    if (path / file).exists() and not (path / "cgroup.controllers").exists():
+                        (path / file).write_text((path.parent / file).read_text())
         process = made.enter_context(subprocess.Popen(["unshare", "--net", "sleep", "3600"]))
         made.callback(process.kill)
         for folder in folders():
@@ -107,11 +115,44 @@ def sampler(sampled: tuple[SampledPod, ...], clock: list[float]) -> UsageSampler
     return made
 
 
+class BusyTasks(CgroupTasks):
+    """As if each group ran since the last look, in one thread.
+
+    `thread`: stands for all of them."""
+
+    ran_seconds = 0.0
+    thread = os.getpid()
+
+    def cpu_seconds(self, group: str) -> float | None:
+        seconds = super().cpu_seconds(group)
+        return None if seconds is None else seconds + self.ran_seconds
+
+    def threads(self, group: str) -> tuple[int, ...]:
+        super().threads(group)
+        return (self.thread,)
+
+
+class Looks:
+    """The looks of an agent at these pods."""
+
+    def __init__(self, sampled: tuple[SampledPod, ...]) -> None:
+        hierarchy = Hierarchy(ROOT)
+        self._groups = BusyTasks(Controllers(ROOT, hierarchy.handles), hierarchy)
+        self._groups.thread = next(pod.process[1] for pod in sampled if pod.process)
+        self._lookout = Lookout("/", self._groups)
+        self._pods = [LookedPod(Party(PartyKind.POD, pod.uid), pod) for pod in sampled]
+
+    def step(self) -> None:
+        self._groups.ran_seconds += LOOK_SECONDS
+        if (interval := self._lookout.look(self._pods)) is not None:
+            cpu_waits(interval, SHORT)
+
+
 def core_percent(minutes: int) -> float:
     """The median minute."""
     clock = [0.0]
     with pods() as sampled:
-        measured = sampler(sampled, clock)
+        measured, looks = sampler(sampled, clock), Looks(sampled)
         for _ in range(2):
             measured.sample()
             clock[0] += MEMORY_SECONDS
@@ -121,6 +162,8 @@ def core_percent(minutes: int) -> float:
             for _ in range(60):
                 measured.sample()
                 clock[0] += 1.0
+            for _ in range(round(60 / LOOK_SECONDS)):
+                looks.step()
             taken.append(time.thread_time() - began)
     return sorted(taken)[len(taken) // 2] / 60 * 100
 

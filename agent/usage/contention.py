@@ -143,6 +143,7 @@ class _Ran:
             for by_set in (of_party, self._used):
                 by_set[runner.cpus] = by_set.get(runner.cpus, 0.0) + runner.used_seconds
         self._of_sets = _fitted(interval, self._used)
+        self._on: dict[CpuSet, dict[Party, float]] = {}
 
     def on(self, cpus: CpuSet, own_cpus: CpuSet, used_seconds: float) -> dict[int, float]:
         """By CPU of `cpus`, the time of what may run on `own_cpus` and ran so long in all."""
@@ -153,14 +154,16 @@ class _Ran:
 
     def by_party(self, cpus: CpuSet) -> dict[Party, float]:
         """How long each party ran on those CPUs; without those that did not."""
-        times = {}
-        for party, of_party in self._by_party.items():
-            time = sum(
-                sum(self.on(cpus, own_cpus, used).values()) for own_cpus, used in of_party.items()
-            )
-            if time > 0:
-                times[party] = time
-        return times
+        if cpus not in self._on:  # most pods share those of a pool
+            times = {
+                party: sum(
+                    sum(self.on(cpus, own_cpus, used).values())
+                    for own_cpus, used in of_party.items()
+                )
+                for party, of_party in self._by_party.items()
+            }
+            self._on[cpus] = {party: time for party, time in times.items() if time > 0}
+        return dict(self._on[cpus])
 
 
 def _wait(pod: Party, interval: Interval, ran: _Ran) -> CpuWait:

@@ -63,9 +63,9 @@ class Look(msgspec.Struct, frozen=True):
     used: Mapping[str, float]
     """CPU time by cgroup."""
     cpus: Mapping[str, CpuSet]
-    """Where the processes of each cgroup may run."""
+    """Where the processes of each cgroup may run; without those that did not run."""
     throttled: Mapping[str, float]
-    """By cgroup with a quota."""
+    """By cgroup that ran and has a quota."""
     delays: Delays
     units: tuple[str, ...]
     """The cgroups outside of pods."""
@@ -94,47 +94,38 @@ class Lookout:
 
     def _read(self, pods: Iterable[SampledPod]) -> Look:
         at = self._clock()
-        used: dict[str, float] = {}
-        cpus: dict[str, CpuSet] = {}
-        throttled: dict[str, float] = {}
-        threads: dict[str, tuple[int, ...]] = {}
-        for pod in pods:
-            self._add(pod.group, used, cpus)
-            self._add_throttled(pod.group, throttled)
-            for group in pod.containers.values():
-                self._add(group, used, cpus)
-                self._add_throttled(group, throttled)
-                if self._active(group, used, at):
-                    threads[group] = tuple(self._threads(group))
         units = self._units(pods)
-        for unit in units:
-            self._add(unit, used, cpus)
+        containers = {group for pod in pods for group in pod.containers.values()}
+        groups = (*(pod.group for pod in pods), *sorted(containers), *units)
+        used = {
+            group: seconds
+            for group in groups
+            if (seconds := self._groups.cpu_seconds(group)) is not None
+        }
+        active = [group for group in used if self._active(group, used[group], at)]
         return Look(
             at,
             self._interrupts.read(),
             self._schedstat.kernel_threads(),
             used,
-            cpus,
-            throttled,
-            self._schedstat.delays(threads),
+            {group: self._groups.cpus(group) for group in active},
+            {
+                group: counters.seconds
+                for group in active
+                if (counters := self._groups.throttling(group)) is not None
+            },
+            self._schedstat.delays(
+                {group: tuple(self._threads(group)) for group in active if group in containers}
+            ),
             units,
         )
 
-    def _add(self, group: str, used: dict[str, float], cpus: dict[str, CpuSet]) -> None:
-        if (seconds := self._groups.cpu_seconds(group)) is not None:
-            used[group] = seconds
-            cpus[group] = self._groups.cpus(group)
-
-    def _add_throttled(self, group: str, throttled: dict[str, float]) -> None:
-        if (counters := self._groups.throttling(group)) is not None:
-            throttled[group] = counters.seconds
-
-    def _active(self, group: str, used: Mapping[str, float], at: float) -> bool:
+    def _active(self, group: str, used_seconds: float, at: float) -> bool:
         """Also a group that was not there at the last look: what it waits is known at the next."""
-        if group not in used or self._before is None or group not in self._before.used:
-            return group in used
-        passed = at - self._before.at
-        return used[group] - self._before.used[group] >= _LEAST_USED * passed
+        if self._before is None or group not in self._before.used:
+            return True
+        since = used_seconds - self._before.used[group]
+        return since >= _LEAST_USED * (at - self._before.at)
 
     def _threads(self, group: str) -> Iterator[int]:
         yield from self._groups.threads(group)
@@ -228,6 +219,9 @@ def _used(group: str, before: Look, now: Look) -> float:
 
 
 def _throttled(group: str, before: Look, now: Look) -> float:
+    """As its delay, that of a group that did not run before the last look is not known."""
+    if group not in before.cpus:
+        return 0.0
     return max(0.0, now.throttled.get(group, 0.0) - before.throttled.get(group, 0.0))
 
 

@@ -15,7 +15,7 @@ from agent.model.cpu.cpuset import CpuSet, CpuSetError
 
 log = logging.getLogger(__name__)
 
-MAX_THREADS: Final = 4096
+MAX_THREADS: Final = 2048
 """So many threads are read at one moment. Of more threads, each n-th is read and counts n times."""
 _MAX_KERNEL_THREADS: Final = 8192
 _KERNEL_CHILDREN: Final = "proc/2/task/2/children"

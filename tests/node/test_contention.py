@@ -71,7 +71,8 @@ def test_a_pod_that_waits_for_another_one_is_told_so(tmp_path: Path, groups: Rea
 
     def named() -> bool:
         contention.step()
-        return "ns/hog (BE)" in contention.sentences().get("api", "")
+        sentences = contention.sentences()
+        return "hog" in sentences and "ns/hog (BE)" in sentences.get("api", "")
 
     eventually("the hog is named", named)
     assert "idle" not in contention.sentences()

@@ -109,6 +109,7 @@ def test_the_quota_of_a_pod_throttles_the_containers_that_waited() -> None:
         groups = ("/pods/a", *POD.sampled.containers.values())
         return look(
             seconds,
+            cpus=dict.fromkeys(groups, CpuSet([0])),
             used={group: used if group == "/pods/a" else used / 2 for group in groups},
             throttled={"/pods/a": throttled, "/pods/a/main": throttled / 10},
             delays=Delays(1, {group: {1: delay} for group, delay in delays.items()}),
