@@ -296,7 +296,7 @@ class UsageView:
         return prediction.predicted(Peak.of(allocatable), pods, peaks)
 
     def _values(self) -> UsageValues:
-        machine, of_pods, _ = self.sampler.last()
+        machine, of_pods, of_containers = self.sampler.last()
         pods, _ = self.followed()
         numa = {
             node: (
@@ -313,6 +313,7 @@ class UsageView:
                 for uid, pod in pods.items()
                 for last in (of_pods.get(uid, Last()),)
             },
+            of_containers,
             self.sampler.counted(),
             self.sampler.busy_cpus(),
         )

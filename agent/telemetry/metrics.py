@@ -34,7 +34,7 @@ from agent.telemetry.exposition import (
 
 if TYPE_CHECKING:  # an agent without usage does not load them
     from agent.usage.contention import CpuWait
-    from agent.usage.sampler import Counted
+    from agent.usage.sampler import Counted, Last
 
 _AGENT: Final = Declarations("topolet")
 _PASSES: Final = _AGENT.counter(
@@ -221,19 +221,27 @@ _POD_MEMORY: Final = _AGENT.gauge(
     "namespace",
     "pod",
 )
-_QUOTA_LABELS: Final = ("namespace", "pod", "container")
+_OF_CONTAINER: Final = ("namespace", "pod", "container")
+_CONTAINER_USE: Final = (
+    _AGENT.gauge("container_used_cpus", "CPUs that a container uses.", *_OF_CONTAINER),
+    _AGENT.gauge(
+        "container_used_memory_bytes",
+        "Memory that a container uses, without page cache.",
+        *_OF_CONTAINER,
+    ),
+)
 _QUOTA_PERIODS: Final = _AGENT.counter(
     "pod_cpu_quota_periods",
     "Periods of a CPU quota in which its container, or pod without a container, ran.",
-    *_QUOTA_LABELS,
+    *_OF_CONTAINER,
 )
 _THROTTLED_PERIODS: Final = _AGENT.counter(
-    "pod_cpu_throttled_periods", "Periods in which a CPU quota was used up.", *_QUOTA_LABELS
+    "pod_cpu_throttled_periods", "Periods in which a CPU quota was used up.", *_OF_CONTAINER
 )
 _THROTTLED: Final = _AGENT.counter(
     "pod_cpu_throttled_seconds",
     "Time without CPU after a CPU quota was used up, added up over the CPUs.",
-    *_QUOTA_LABELS,
+    *_OF_CONTAINER,
 )
 _POD_STALLED: Final = _AGENT.counter(
     "pod_pressure_stalled_seconds",
@@ -472,12 +480,13 @@ class PodUse(NamedTuple):
 
 
 class UsageValues(NamedTuple):
-    """The newest samples of the machine, of NUMA nodes by id, and of pods by uid; and the newest
-    counters."""
+    """The newest samples of the machine, of NUMA nodes by id, of pods by uid, and of containers by
+    uid and name; and the newest counters."""
 
     machine: _Two
     numa: Mapping[int, _Two]
     pods: Mapping[str, PodUse]
+    containers: Mapping[tuple[str, str], Last]
     counted: Counted
     busy_cpus: Mapping[int, float] = {}
     """By CPU, the part of the last second in which it was busy."""
@@ -488,6 +497,12 @@ class UsageValues(NamedTuple):
         yield from _fields((_NUMA_CPUS, _NUMA_MEMORY), numa)
         pods = ((pod.labels, (pod.cpus, pod.memory_bytes)) for pod in self.pods.values())
         yield from _fields((_POD_CPUS, _POD_MEMORY), pods)
+        containers = {
+            (*self.pods[uid].labels, name): last
+            for (uid, name), last in self.containers.items()
+            if uid in self.pods
+        }
+        yield from _of_structs(_CONTAINER_USE, containers.items())
         yield from self._qos_classes()
         yield from self._waits()
         yield from _of_structs(_UNIT_USE, self.counted.units.items())

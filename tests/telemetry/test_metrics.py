@@ -15,7 +15,7 @@ from agent.model.pod.pods import Pod
 from agent.node.change_log import ChangeRecorder
 from agent.telemetry.metrics import AgentMetrics, PodUse, UsageValues
 from agent.usage.resctrl import Monitored
-from agent.usage.sampler import Counted, HostUnit
+from agent.usage.sampler import Counted, HostUnit, Last
 from agent.usage.traffic import DiskTraffic, NetworkTraffic, Traffic
 from agent.usage.waits import Throttling, Waits
 from tests.builders import machine, pod
@@ -194,7 +194,8 @@ def test_the_values_of_usage() -> None:
         "u2": PodUse(("ns", "b"), "LS", 0.25, None),
         "u3": PodUse(("ns", "c"), "BE", None, None),
     }
-    usage = UsageValues((1.5, None), {1: (0.5, 50.0)}, pods, counted)
+    containers = {("u1", "main"): Last(0.25, None), ("gone", "main"): Last(1.0, 1.0)}
+    usage = UsageValues((1.5, None), {1: (0.5, 50.0)}, pods, containers, counted)
     assert exported_usage(usage) == {
         f"topolet_{line}"
         for line in (
@@ -204,6 +205,7 @@ def test_the_values_of_usage() -> None:
             "pod_used_cpus{ns,a} 0.5",
             "pod_used_cpus{ns,b} 0.25",
             "pod_used_memory_bytes{ns,a} 100",
+            "container_used_cpus{main,ns,a} 0.25",
             "qos_class_used_cpus{LS} 0.75",
             "qos_class_used_memory_bytes{LS} 100",
             "node_major_page_faults_total{} 10",
@@ -246,7 +248,7 @@ def test_pools_and_owners_are_as_busy_as_their_cpus() -> None:
     metrics = AgentMetrics()
     export(metrics, pod("a", "LSE", "1"), pod("b", "LSR", "2"))
     busy = {0: 0.25, 1: 0.5, 2: 1.0}
-    usage = UsageValues((None, None), {}, {}, Counted(), busy)
+    usage = UsageValues((None, None), {}, {}, {}, Counted(), busy)
     assert exported_usage(usage, metrics) == {
         "topolet_pool_used_cpus{0,ls} 0.25",
         "topolet_pool_used_cpus{0,be} 0.25",
