@@ -78,7 +78,9 @@ def test_the_use_of_a_busy_pod_is_in_the_node_metric_that_the_agent_creates(
     spec = node.spec("busy", "LS", uid=uid, namespace="used")
     _, container = run_pod(node.direct, spec)
     group = kernel_group(node.direct.container_status(container).pid, "cpuacct")
-    cluster_node.start_agent(node, "--usage=true", "--node-metric=create")
+    cluster_node.start_agent(
+        node, "--usage=true", "--node-metric=create", "--koordlet-metrics=true"
+    )
 
     def status() -> dict[str, Any]:
         try:
@@ -120,6 +122,8 @@ def test_the_use_of_a_busy_pod_is_in_the_node_metric_that_the_agent_creates(
     assert long == {"usage": {}, "duration": "30m0s"}
     assert node.metric('topolet_pod_used_cpus{namespace="used",pod="busy"}') >= 0
     assert node.metric("topolet_node_used_memory_bytes") > 0
+    assert node.metric('koordlet_node_used_memory_bytes{node="used"}') > 0
+    assert node.metric("topolet_kernel_threads_cpu_seconds_total") > 0
 
 
 def test_an_agent_that_offers_nothing_forgets_what_was_offered(node: TestNode) -> None:
