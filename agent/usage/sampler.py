@@ -24,7 +24,7 @@ from agent.usage.waits import Stalls, Throttling, Waits
 SAMPLE_SECONDS: Final = 1.0
 """The time between two samples of CPU."""
 MEMORY_SECONDS: Final = 15.0
-"""The time between two samples of memory, and two readings of counters."""
+"""The time between two samples of memory and of containers, and two readings of counters."""
 SELDOM_SECONDS: Final = 60.0
 """The time between two readings of what has a file for each pod, or for each thread, in /proc."""
 MACHINE_SECONDS: Final = 1800.0
@@ -154,6 +154,7 @@ class UsageSampler:
         self._numa: dict[int, _Use] = {}
         self._of_pods: dict[str, _Use] = {}
         self._of_containers: dict[tuple[str, str], Last] = {}
+        self._sampled: tuple[SampledPod, ...] = ()
         self._busy_cpus: Mapping[int, float] = {}
         self._counted = Counted()
 
@@ -173,21 +174,27 @@ class UsageSampler:
         with self._lock:
             pods, node_of, pools = self._pods, self._node_of, self._pools
         now = self._clock()
-        counters = _Counters(now, self._machine.busy_seconds(), self._read(pods))
+        of_pods = self._cpu_seconds(pod.group for pod in pods)
+        counters = _Counters(now, self._machine.busy_seconds(), of_pods)
         counted, moment = self._counted, None
         if self._memory_at is None or now - self._memory_at >= MEMORY_SECONDS - SAMPLE_SECONDS / 2:
             memory, self._memory_at = self._memory(pods, node_of), now
+            containers = (group for pod in pods for group in pod.containers.values())
+            of_containers = _Counters(now, {}, self._cpu_seconds(containers))
             counted = self._read_counters(now, pods, memory)
-            moment = _Moment(counters, memory, counted.waits)
+            moment = _Moment(counters, of_containers, memory, counted.waits)
         else:
             new = tuple(pod for pod in pods if pod.uid not in self._of_pods)
-            memory = _Memory(None, {}, self._memory_of_groups(new), new)
+            memory = _Memory(None, {}, self._memory_of_groups(pod.group for pod in new), new)
         with self._lock:
-            self._forget(pods, node_of)
+            if pods is not self._sampled:
+                self._forget(pods, node_of)
+                self._sampled = pods
             if self._before is not None and now > self._before.at:
                 self._add_cpus(pods, node_of, self._before, counters)
             self._add_memory(now, memory)
             if moment is not None:
+                self._add_containers(pods, self._past_before, moment)
                 samples = _past_samples(self._past_before, moment, pods, node_of, pools)
                 self._past.add(now, samples)
                 self._past_before = moment
@@ -241,14 +248,9 @@ class UsageSampler:
         with self._lock:
             return use.since(self._clock() - seconds, page_cache=page_cache)
 
-    def _read(self, pods: Iterable[SampledPod]) -> dict[str, float]:
-        seconds: dict[str, float] = {}
-        for pod in pods:
-            for group in (pod.group, *pod.containers.values()):
-                used = self._groups.cpu_seconds(group)
-                if used is not None:
-                    seconds[group] = used
-        return seconds
+    def _cpu_seconds(self, groups: Iterable[str]) -> dict[str, float]:
+        read = ((group, self._groups.cpu_seconds(group)) for group in groups)
+        return {group: seconds for group, seconds in read if seconds is not None}
 
     def _read_counters(self, now: float, pods: tuple[SampledPod, ...], memory: _Memory) -> Counted:
         last, disks = self._counted, self._machine.disks()
@@ -348,15 +350,12 @@ class UsageSampler:
                 nodes[node] = used
         machine = self._machine.memory()
         total = None if machine is None else (machine.used, machine.used_with_page_cache)
-        return _Memory(total, nodes, self._memory_of_groups(pods), tuple(pods))
+        groups = (group for pod in pods for group in (pod.group, *pod.containers.values()))
+        return _Memory(total, nodes, self._memory_of_groups(groups), tuple(pods))
 
-    def _memory_of_groups(self, pods: Iterable[SampledPod]) -> dict[str, GroupMemory]:
-        of_groups = {}
-        for pod in pods:
-            for group in (pod.group, *pod.containers.values()):
-                if (read := self._groups.memory(group)) is not None:
-                    of_groups[group] = read
-        return of_groups
+    def _memory_of_groups(self, groups: Iterable[str]) -> dict[str, GroupMemory]:
+        read = ((group, self._groups.memory(group)) for group in groups)
+        return {group: memory for group, memory in read if memory is not None}
 
     def _forget(self, pods: Iterable[SampledPod], node_of: Mapping[int, int]) -> None:
         """Drops the series of pods, containers and NUMA nodes that are gone."""
@@ -392,11 +391,6 @@ class UsageSampler:
             if used_cpus is not None:
                 of_pods += used_cpus
                 self._of(pod.uid).cpus.add(now.at, used_cpus)
-            for name, group in pod.containers.items():
-                key = pod.uid, name
-                last = self._of_containers.get(key, Last())
-                cpus = _rate(group, before, now)
-                self._of_containers[key] = msgspec.structs.replace(last, cpus=cpus)
         if now.busy:
             self._node.cpus.add(now.at, total)
             self._system.cpus.add(now.at, max(0.0, total - of_pods))
@@ -411,18 +405,23 @@ class UsageSampler:
                 use.memory.add(at, read.used)
                 use.cache.add(at, read.used_with_page_cache)
                 of_pods += read.used
-            for name, group in pod.containers.items():
-                key = pod.uid, name
-                of_container = memory.groups.get(group)
-                used = None if of_container is None else of_container.used
-                last = self._of_containers.get(key, Last())
-                self._of_containers[key] = msgspec.structs.replace(last, memory_bytes=used)
         if memory.machine is not None:
             self._node.memory.add(at, memory.machine[0])
             self._node.cache.add(at, memory.machine[1])
             self._system.memory.add(at, max(0, memory.machine[0] - of_pods))
         for node, used in memory.nodes.items():
             self._numa.setdefault(node, _Use(POD_SECONDS)).memory.add(at, used)
+
+    def _add_containers(
+        self, pods: Iterable[SampledPod], before: _Moment | None, now: _Moment
+    ) -> None:
+        for pod in pods:
+            for name, group in pod.containers.items():
+                memory = now.memory.groups.get(group)
+                self._of_containers[pod.uid, name] = Last(
+                    None if before is None else _rate(group, before.containers, now.containers),
+                    None if memory is None else memory.used,
+                )
 
     def _of(self, uid: str) -> _Use:
         use = self._of_pods.get(uid)
@@ -452,6 +451,7 @@ class _Moment(msgspec.Struct, frozen=True):
     """What is read at a sample of memory."""
 
     counters: _Counters
+    containers: _Counters
     memory: _Memory
     waits: Waits
 

@@ -127,7 +127,11 @@ def test_use_is_the_difference_of_two_samples_by_the_time_between_them(
     assert {uid: average(used) for uid, used in sampler.pods(60).items()} == {"a": 1.0, "b": 0.25}
     _, of_pods, of_containers = sampler.last()
     assert of_pods["a"].cpus == 1.0
-    assert of_containers["a", "main"].cpus == 0.75
+    assert of_containers["a", "main"] == Last(), "containers are sampled with the memory"
+    host.use(MEMORY_SECONDS, {}, {"/a": 0.5, "/a/main": 0.5})
+    sampler.sample()
+    _, _, of_containers = sampler.last()
+    assert of_containers["a", "main"].cpus == pytest.approx(8.625 / 16.5)
     assert of_containers["a", "side"] == Last(), "its cgroup can't be read"
 
 
