@@ -2,8 +2,9 @@
 
 One thread takes all samples (`sampler`), so that values which are subtracted from each other belong
 to one moment: the CPU time of the machine and of each pod once a second, their memory every fifteen
-seconds, and that of a new pod at once; of containers both with the memory. The use of CPU is the difference of two samples, divided by
-the time between them. What neither a pod nor the kernel's idle time accounts for is the system's.
+seconds, and that of a new pod at once; of containers both every fifteen seconds. The use of CPU is
+the difference of two samples, divided by the time between them. What neither a pod nor the kernel's
+idle time accounts for is the system's.
 
 With the memory it reads the counters of the kernel: what pods wait for (`waits`), what they read,
 write and send (`traffic`), and what cache they use (`resctrl`).
