@@ -155,11 +155,11 @@ class Machine:
         )
 
     def major_faults(self) -> int | None:
-        return major_faults(self._tree.text("proc/vmstat") or "")
+        return major_faults(self._text("proc/vmstat"))
 
     def disks(self) -> dict[str, tuple[str, DiskTraffic]]:
         """By its number, the name and the traffic of each disk that has been used."""
-        counted = disks(self._tree.text("proc/diskstats") or "", self._tree.names("sys/block"))
+        counted = disks(self._text("proc/diskstats"), self._tree.names("sys/block"))
         used = [each for each in counted.items() if any(astuple(each[1][1]))]
         return dict(used[:_MAX_DEVICES])
 
@@ -168,7 +168,7 @@ class Machine:
         present = set(self._tree.names("sys/class/net"))
         physical = present.difference(self._tree.names("sys/devices/virtual/net"))
         # The link /proc/net leads to the network namespace of the reader.
-        counted = interfaces(self._tree.text("proc/1/net/dev") or "")
+        counted = interfaces(self._text("proc/1/net/dev"))
         return {name: counted[name] for name in sorted(physical & counted.keys())[:_MAX_DEVICES]}
 
     def kernel_threads_cpu_seconds(self) -> float | None:
@@ -185,14 +185,15 @@ class Machine:
         return self._threads_cpu_seconds
 
     def stalls(self) -> Stalls:
-        seconds = stalls(self._pressure)
+        seconds = stalls(lambda resource: self._text(f"proc/pressure/{resource}"))
         return {key: each for key, each in seconds.items() if key != NOTHING_OF_THE_MACHINE}
 
-    def _pressure(self, resource: str) -> str:
+    def _text(self, path: str) -> str:
+        """Empty for a file that can't be read, which is said once."""
         try:
-            text = self._tree.text(f"proc/pressure/{resource}")
-        except OSError:  # some kernels have the files while PSI is off
+            text = self._tree.text(path)
+        except OSError:  # such as PSI that is off, or a process that is hidden
             text = None
         if text is None:
-            self._absent.report(f"this kernel has no /proc/pressure/{resource}")
+            self._absent.report(f"this kernel has no /{path}")
         return text or ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 import msgspec
@@ -19,7 +19,8 @@ _FOLDER: Final = "sys/fs/resctrl"
 _DOMAIN: Final = "mon_L3_"
 _MONITOR_GROUPS: Final = "mon_groups"
 _OTHER_FOLDERS: Final = frozenset({"info", "mon_data", _MONITOR_GROUPS})
-_MAX_GROUPS: Final = 256
+_MAX_DOMAINS: Final = 256
+"""Of all groups together: the hardware asks a CPU of the domain for each value."""
 
 
 class Monitored(msgspec.Struct, frozen=True):
@@ -47,24 +48,29 @@ class Resctrl:
         if not self._tree.exists(f"{_FOLDER}/mon_data"):
             self._absent.report(f"nothing is monitored in /{_FOLDER} of this machine")
             return {}
-        by_domain = {}
-        for group in islice(self._groups(), _MAX_GROUPS):
+        return {
+            (group or "/", domain): Monitored(
+                self._number(f"{folder}/llc_occupancy"),
+                self._number(f"{folder}/mbm_total_bytes"),
+                self._number(f"{folder}/mbm_local_bytes"),
+            )
+            for group, domain, folder in islice(self._domains(), _MAX_DOMAINS)
+        }
+
+    def _domains(self) -> Iterator[tuple[str, str, str]]:
+        """Each group, its L3 domains and their folders. The root group is empty."""
+        control_groups = ("", *self._children("", _OTHER_FOLDERS))
+        monitor_groups = (
+            group
+            for above in control_groups
+            for group in self._children(f"{above}/{_MONITOR_GROUPS}", frozenset())
+        )
+        for group in chain(control_groups, monitor_groups):
             folder = f"{_FOLDER}{group}/mon_data"
             for name in sorted(self._tree.names(folder)):
-                domain = name.removeprefix(_DOMAIN)
-                if domain != name and domain.isdecimal():
-                    by_domain[group or "/", str(int(domain))] = Monitored(
-                        self._number(f"{folder}/{name}/llc_occupancy"),
-                        self._number(f"{folder}/{name}/mbm_total_bytes"),
-                        self._number(f"{folder}/{name}/mbm_local_bytes"),
-                    )
-        return by_domain
-
-    def _groups(self) -> Iterator[str]:
-        """The root group is empty."""
-        for group in ("", *self._children("", _OTHER_FOLDERS)):
-            yield group
-            yield from self._children(f"{group}/{_MONITOR_GROUPS}", frozenset())
+                number = name.removeprefix(_DOMAIN)
+                if number != name and number.isdecimal():
+                    yield group, str(int(number)), f"{folder}/{name}"
 
     def _children(self, group: str, others: frozenset[str]) -> Iterator[str]:
         for name in sorted(self._tree.names(f"{_FOLDER}{group}")):

@@ -101,7 +101,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "usage.machine:_number",
         "usage.machine:group_memory",
         "usage.resctrl:Resctrl._number",
-        "usage.resctrl:Resctrl.monitored",
+        "usage.resctrl:Resctrl._domains",
         "usage.schedstat:Schedstat.kernel_threads",
         "usage.schedstat:thread_times",
         "usage.traffic:_by_operation",

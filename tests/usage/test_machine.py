@@ -100,6 +100,19 @@ def test_the_machines_stalls_are_those_that_have_a_meaning(
     assert caplog.messages == ["this kernel has no /proc/pressure/io"]
 
 
+def test_what_cannot_be_read_is_absent_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    (tmp_path / "proc/1/net/dev").mkdir(parents=True)
+    machine = Machine(str(tmp_path))
+    for _ in range(2):
+        assert (machine.networks(), machine.disks(), machine.major_faults()) == ({}, {}, None)
+    assert caplog.messages == [
+        f"this kernel has no /proc/{file}" for file in ("1/net/dev", "diskstats", "vmstat")
+    ]
+
+
 def test_the_time_of_kernel_threads_that_have_ended_stays_in_the_sum(tmp_path: Path) -> None:
     children = tmp_path / "proc/2/task/2/children"
     children.parent.mkdir(parents=True)

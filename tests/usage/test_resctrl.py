@@ -37,6 +37,16 @@ def test_groups_and_domains(tmp_path: Path) -> None:
     }
 
 
+def test_control_groups_are_read_before_monitor_groups(tmp_path: Path) -> None:
+    root = tmp_path / "sys/fs/resctrl"
+    monitor(root, "mon_L3_00", "1")
+    monitor(root / "LS", "mon_L3_00", "1")
+    for number in range(300):
+        monitor(root / f"mon_groups/{number:03}", "mon_L3_00", "1")
+    groups = [group for group, _ in Resctrl(Tree(str(tmp_path))).monitored()]
+    assert groups == ["/", "/LS", *(f"/mon_groups/{number:03}" for number in range(254))]
+
+
 def test_a_machine_without_it_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
