@@ -354,6 +354,7 @@ class _Agent:
         batch = NodeOffers(objects, self.node_name, view.load, path, wake)
         batch.start()
         closing.callback(batch.close)
+        self.metrics.follow_offers(batch.resources)
         return usage._replace(offered=batch.resources)
 
     def _contention(

@@ -340,6 +340,12 @@ _POD_DISKS: Final = _of_disks("pod_", "by a pod", "namespace", "pod")
 _UNIT_DISKS: Final = _of_disks("host_unit_", "by a unit of systemd", "unit")
 _NETWORKS: Final = _of_networks("", "a network device of the machine", "device")
 _POD_NETWORKS: Final = _of_networks("pod_", "a pod, without loopback", "namespace", "pod")
+_OFFERED_CPUS: Final = _AGENT.gauge(
+    "offered_cpus", "CPUs that the Node offers as a kind of resource: batch, mid.", "kind"
+)
+_OFFERED_MEMORY: Final = _AGENT.gauge(
+    "offered_memory_bytes", "Memory that the Node offers as a kind of resource: batch, mid.", "kind"
+)
 _KERNEL_THREADS: Final = _AGENT.counter(
     "kernel_threads_cpu_seconds", "CPU time of the threads of the kernel."
 )
@@ -689,6 +695,19 @@ class AgentMetrics:
                 for taker, seconds in wait.takers[:_MOST_TAKERS]:
                     takers[*pod, taker.kind.value, taker.name] = seconds
             return Metric(_WAIT, causes), Metric(_TAKEN, takers)
+
+        self._read.append(read)
+
+    def follow_offers(self, offers: Callable[[], Mapping[str, int]]) -> None:
+        """Exports with each scrape the batch and mid resources that the agent offers: milli-CPU or
+        bytes by name. To be called once."""
+
+        def read() -> Iterable[Metric]:
+            amounts: dict[str, dict[Labels, float]] = {"cpu": {}, "memory": {}}
+            for name, amount in offers().items():
+                kind, _, resource = name.rpartition("/")[2].rpartition("-")
+                amounts[resource][(kind,)] = amount / 1000 if resource == "cpu" else amount
+            return Metric(_OFFERED_CPUS, amounts["cpu"]), Metric(_OFFERED_MEMORY, amounts["memory"])
 
         self._read.append(read)
 

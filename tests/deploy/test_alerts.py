@@ -18,6 +18,7 @@ from tests.deploy.manifests import ROOT, of_kind
 from tests.fixtures.prometheus import program
 
 RULES = CHART / "files/alerts.yaml"
+RECORDS = CHART / "files/usage-rules.yaml"
 DASHBOARD = CHART / "files/dashboard.json"
 ALERTS: dict[str, dict[str, Any]] = {
     each["alert"]: each
@@ -184,6 +185,110 @@ def test_an_alert_fires_only_with_its_fault(alert: str, tmp_path: Path) -> None:
     evaluate(alert, ((firing, True), (quiet, False)), tmp_path)
 
 
+POD = 'namespace="n", pod="p"'
+REQUESTS: Final = "kube_pod_container_resource_requests"
+# By recorded series: the series that it is made of, and its value after AT_MINUTES.
+RECORDED: Final[dict[str, tuple[dict[str, str], float]]] = {
+    f"namespace_pod:topolet_pod_used_cpus:ratio_requests{{{POD}}}": (
+        {
+            f'topolet_pod_used_cpus{{{POD}, instance="a"}}': "1.5x40",
+            f'{REQUESTS}{{{POD}, container="a", resource="cpu", node="a"}}': "2x40",
+            f'{REQUESTS}{{{POD}, container="b", resource="cpu", node="a"}}': "1x40",
+            f'{REQUESTS}{{{POD}, container="b", resource="memory", node="a"}}': "9x40",
+        },
+        0.5,
+    ),
+    f"namespace_pod:topolet_pod_used_memory_bytes:ratio_requests{{{POD}}}": (
+        {
+            f'topolet_pod_used_memory_bytes{{{POD}, instance="a"}}': "512x40",
+            f'{REQUESTS}{{{POD}, container="a", resource="memory", node="a"}}': "1024x40",
+        },
+        0.5,
+    ),
+    "namespace_pod_container:topolet_pod_cpu_throttled_periods:ratio_rate5m"
+    f'{{{POD}, container="c"}}': (
+        {
+            f'topolet_pod_cpu_throttled_periods_total{{{POD}, container="c"}}': "0+150x40",
+            f'topolet_pod_cpu_quota_periods_total{{{POD}, container="c"}}': "0+600x40",
+            f'topolet_pod_cpu_quota_periods_total{{{POD}, container="idle"}}': "7x40",
+            f'topolet_pod_cpu_throttled_periods_total{{{POD}, container="idle"}}': "7x40",
+        },
+        0.25,
+    ),
+    f"namespace_pod:topolet_pod_cpu_throttled_seconds:rate5m{{{POD}}}": (
+        {
+            f'topolet_pod_cpu_throttled_seconds_total{{{POD}, container="c"}}': "0+60x40",
+            f'topolet_pod_cpu_throttled_seconds_total{{{POD}, container=""}}': "0+30x40",
+        },
+        1.5,
+    ),
+    "namespace_pod_resource:topolet_pod_pressure_stalled_seconds:rate5m"
+    f'{{{POD}, resource="cpu"}}': (
+        {
+            f'topolet_pod_pressure_stalled_seconds_total{{{POD}, resource="cpu", kind="{kind}"}}': (
+                f"0+{seconds}x40"
+            )
+            for kind, seconds in (("some", 15), ("full", 6))
+        },
+        0.25,
+    ),
+    'instance_resource:topolet_node_pressure_stalled_seconds:rate5m{instance="a", resource="io"}': (
+        {
+            "topolet_node_pressure_stalled_seconds_total"
+            '{instance="a", resource="io", kind="some"}': "0+30x40"
+        },
+        0.5,
+    ),
+    'instance_unit:topolet_host_unit_cpu_seconds:rate5m{instance="a", unit="b.service"}': (
+        {'topolet_host_unit_cpu_seconds_total{instance="a", unit="b.service"}': "0+120x40"},
+        2.0,
+    ),
+    'instance_pool:topolet_pool_used_cpus:ratio{instance="a", pool="ls"}': (
+        {
+            f'topolet_pool_{name}{{instance="a", pool="ls", numa_node="{node}"}}': f"{cpus}x40"
+            for node in (0, 1)
+            for name, cpus in (("used_cpus", 1 + node), ("cpus", 3))
+        },
+        0.5,
+    ),
+    'instance:topolet_exclusive_used_cpus:ratio{instance="a"}': (
+        {
+            f'topolet_exclusive_used_cpus{{{POD}, instance="a", qos_class="LSE"}}': "1x40",
+            f'topolet_exclusive_cpus{{{POD}, instance="a", qos_class="LSE"}}': "4x40",
+        },
+        0.25,
+    ),
+}
+
+
+def test_every_recorded_series_has_a_case_of_metrics_that_exist() -> None:
+    promtool("check", "rules", RECORDS)
+    (group,) = yaml.safe_load(RECORDS.read_text())["groups"]
+    assert {each["record"] for each in group["rules"]} == {
+        name.partition("{")[0] for name in RECORDED
+    }
+    for rule in group["rules"]:
+        assert metrics_of(rule["expr"]) <= declared()
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_series_has_its_value(name: str, tmp_path: Path) -> None:
+    series, value = RECORDED[name]
+    expected = {
+        "expr": name.partition("{")[0],
+        "eval_time": f"{AT_MINUTES}m",
+        "exp_samples": [{"labels": name, "value": value}],
+    }
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": each, "values": values} for each, values in series.items()],
+        "promql_expr_test": [expected],
+    }
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(RECORDS)], "tests": [test]}))
+    promtool("test", "rules", path)
+
+
 def test_a_scheduler_without_processes_has_no_leader(tmp_path: Path) -> None:
     """Prometheus has neither a target nor a series of the scheduler."""
     ended = {'topolet_scheduler_leader{job="s", instance="a"}': "1x10 stale"}
@@ -291,4 +396,7 @@ def test_the_chart_has_rules_and_dashboard_if_configured(tmp_path: Path) -> None
     board = of_kind("ConfigMap", found)["topolet-dashboard"]
     assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert board["data"]["topolet.json"].strip() == DASHBOARD.read_text().strip()
+    recorded = rendered(tmp_path, {"usageRules": {"enabled": True}})
+    (rule,) = of_kind("PrometheusRule", recorded).values()
+    assert rule["spec"] == yaml.safe_load(RECORDS.read_text())
     assert not of_kind("PrometheusRule", rendered(tmp_path, {}))

@@ -48,7 +48,7 @@ def own_node() -> Iterator[TestNode]:
 def test_faults_of_a_node_fire_and_end(own_node: TestNode, tmp_path: Path) -> None:
     node, port = own_node, free_port()
     node.start_proxy(f"--http=127.0.0.1:{port}", "--hold-seconds=0.2")
-    node.start_agent()
+    node.start_agent("--usage=true")
     ports = {"topolet-agent": node.http_port, "topolet-proxy": port}
     with prometheus(tmp_path, ports) as it:
         eventually("both are scraped", lambda: all(scraped(it, job) for job in ports))
@@ -142,5 +142,6 @@ def assert_every_query_works(it: Prometheus) -> None:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     found = {each: it.query(each.replace("$instance", ".*")) for each in queries}
-    for name in ("build_info", "pool_cpus", "reconciliations_total", "proxy_waiting_calls"):
+    of_agent = ("build_info", "pool_cpus", "reconciliations_total", "node_used_cpus")
+    for name in (*of_agent, "proxy_waiting_calls"):
         assert all(found[each] for each in queries if f"topolet_{name}" in each), name

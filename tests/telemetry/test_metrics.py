@@ -114,6 +114,27 @@ def test_readiness_and_the_age_of_the_snapshot_are_read_for_every_scrape() -> No
     assert exported["topolet_snapshot_age_seconds", frozenset()] == 1.5
 
 
+def test_offers_are_in_cpus_and_bytes_by_kind() -> None:
+    metrics = AgentMetrics()
+    metrics.follow_offers(
+        lambda: {
+            "kubernetes.io/batch-cpu": 22_500,
+            "kubernetes.io/batch-memory": 1 << 30,
+            "kubernetes.io/mid-cpu": 500,
+        }
+    )
+    offered = {
+        (name, *labels): value
+        for (name, labels), value in samples(metrics).items()
+        if name.startswith("topolet_offered")
+    }
+    assert offered == {
+        ("topolet_offered_cpus", ("kind", "batch")): 22.5,
+        ("topolet_offered_cpus", ("kind", "mid")): 0.5,
+        ("topolet_offered_memory_bytes", ("kind", "batch")): 1 << 30,
+    }
+
+
 GPU = Device("gpu", "GPU-1", 3, {"koordinator.sh/gpu-memory": 80}, healthy=False)
 NIC = Device("rdma", "0000:1a:00.0", 0, {})
 

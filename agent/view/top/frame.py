@@ -324,9 +324,10 @@ def _head(observed: NodeObservation, state: ScreenState, columns: int, ability: 
     left.append(Piece(counts, FAINT))
     if used is not None:
         left += [Piece(f"  {used:4.0%} "), Piece(terminal.bar(used, 10, ability), GOOD)]
-    if observed.hour and (wait := past.most_waited(observed.hour.machine)) and columns >= 100:
+    wait = past.most_waited(observed.hour.machine) if observed.hour else None
+    if wait is not None and columns >= 100:
         left.append(Piece(f"  waits {wait}", FAINT))
-    if age is not None and columns >= 110:
+    if age is not None and columns >= (130 if wait is not None else 110):
         left.append(Piece(f"  decided {_age(age)} ago", FAINT))
     right = [Piece(" FROZEN ", CHOSEN), Piece(" ")] if state.frozen else []
     right.append(Piece(f"{now:%H:%M:%S %z}"))
