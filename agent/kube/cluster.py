@@ -41,7 +41,8 @@ class LastApply(msgspec.Struct, frozen=True):
 
 
 class Repair(msgspec.Struct, frozen=True):
-    """An object had other fields than those that were applied, and was written again."""
+    """An object had other fields than those that were applied, and was written again. Attributes
+    that an older version of the API does not have are written again without this."""
 
     kind: str
     name: str
@@ -207,7 +208,7 @@ class Cluster:
             else:
                 break
         self._applied[key] = LastApply(sent, version, self._clock())
-        if changed and sent == last.sent:
+        if changed and sent == last.sent and not _lacks_only_attributes(stored, wanted):
             manager = "" if stored is None else last_manager(stored)
             self.repaired(Repair(kind.name, name, manager, stored is None))
         return changed
@@ -479,6 +480,18 @@ def _has_key(entry: object, key_text: str, key: str) -> bool:
         and isinstance(wanted, dict)
         and bool(key)
         and entry.get(key) == wanted.get(key)
+    )
+
+
+def _lacks_only_attributes(stored: Object | None, wanted: Object) -> bool:
+    """Whether a NodeResourceTopology has all but its attributes. A client of v1alpha1, which has
+    none, drops them with each update: koord-manager, when it adds batch resources to the zones."""
+    rest = {name: value for name, value in wanted.items() if name != "attributes"}
+    return (
+        stored is not None
+        and "attributes" in wanted
+        and "attributes" not in stored
+        and _contains(stored, rest)
     )
 
 

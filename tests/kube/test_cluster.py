@@ -232,6 +232,28 @@ def test_a_change_of_another_writer_is_undone_at_the_next_apply(
     assert (len(repairs), len(api.writes)) == (2, writes)
 
 
+def test_attributes_that_a_client_of_an_older_version_drops_return_without_a_report(
+    api: Api, cluster: Cluster
+) -> None:
+    """koord-manager 1.8.0 updates zones in v1alpha1."""
+    repairs: list[Repair] = []
+    cluster.repaired = repairs.append
+    wanted = {**topology(4), "attributes": [{"name": "topologyManagerPolicy", "value": "none"}]}
+    assert cluster.apply(wanted) is True
+    (path,) = (path for path in api.objects if "topologies" in path)
+    batch = {"name": "card", "resources": [{"name": "kubernetes.io/batch-cpu"}]}
+    api.change(path, zones=[*wanted["zones"], batch])
+    del api.objects[path]["attributes"]
+    assert cluster.apply(wanted) is True
+    assert api.objects[path]["attributes"] == wanted["attributes"]
+    assert api.objects[path]["zones"] == [*wanted["zones"], batch]
+    assert repairs == []
+    api.change(path, zones=[{"name": "node-0", "cpus": 1}])
+    del api.objects[path]["attributes"]
+    assert cluster.apply(wanted) is True
+    assert len(repairs) == 1
+
+
 def test_a_missing_object_is_read_from_the_cache_in_one_request(
     server: Server, api: Api, cluster: Cluster
 ) -> None:
