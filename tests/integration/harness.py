@@ -66,6 +66,27 @@ def kernel_group(pid: int, controller: str) -> pathlib.Path:
     return pathlib.Path(f"/sys/fs/cgroup{groups['']}")
 
 
+_A_FIFTH_OF_A_CPU = """
+import time
+while True:
+    end = time.process_time() + 0.02
+    while time.process_time() < end:
+        pass
+    time.sleep(0.08)
+"""
+
+
+@contextlib.contextmanager
+def busy(group: pathlib.Path) -> Iterator[None]:
+    """Runs a process in this cgroup that uses at most a fifth of a CPU."""
+    with subprocess.Popen([sys.executable, "-c", _A_FIFTH_OF_A_CPU]) as process:
+        try:
+            (group / "cgroup.procs").write_text(str(process.pid))
+            yield
+        finally:
+            process.kill()
+
+
 def page(port: int, path: str) -> tuple[int, str]:
     """Status and text of an HTTP page on this machine; status 0 if nothing responds."""
     try:

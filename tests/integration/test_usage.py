@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,51 +12,20 @@ from agent.kube.errors import KubeError
 from agent.model.quantities import milli, whole
 from agent.usage import OFFERED_FILE
 from tests.deploy.manifests import objects
+from tests.fixtures.koordinator_crds import NODE_METRIC, definition
 from tests.fixtures.pods import run_pod
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.harness import TestNode, kernel_group
+from tests.integration.harness import TestNode, busy, kernel_group
 from tests.integration.incluster import READ_RULES, WRITE_RULES, ClusterNode
 from tests.waiting import eventually
 
 TIMEOUT_SECONDS = 60.0
 NODE_METRICS = "/apis/slo.koordinator.sh/v1alpha1/nodemetrics"
-_ANY = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-DEFINITION = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "nodemetrics.slo.koordinator.sh"},
-    "spec": {
-        "group": "slo.koordinator.sh",
-        "names": {"kind": "NodeMetric", "plural": "nodemetrics", "singular": "nodemetric"},
-        "scope": "Cluster",
-        "versions": [
-            {
-                "name": "v1alpha1",
-                "served": True,
-                "storage": True,
-                "subresources": {"status": {}},
-                "schema": {
-                    "openAPIV3Schema": {
-                        "type": "object",
-                        "properties": {
-                            # A manager would write this.
-                            "spec": {
-                                **_ANY,
-                                "default": {
-                                    "metricCollectPolicy": {
-                                        "reportIntervalSeconds": 1,
-                                        "nodeAggregatePolicy": {"durations": ["4s", "30m"]},
-                                    }
-                                },
-                            },
-                            "status": _ANY,
-                        },
-                    }
-                },
-            }
-        ],
-    },
-}
+_POLICY = {"reportIntervalSeconds": 1, "nodeAggregatePolicy": {"durations": ["4s", "30m"]}}
+DEFINITION = definition(
+    "NodeMetric", "slo.koordinator.sh", default={"metricCollectPolicy": _POLICY}
+)
+"""A manager would write the policy."""
 OF_SLO = {"apiGroups": ["slo.koordinator.sh"], "resources": ["*"], "verbs": ["*"]}
 
 
@@ -103,12 +69,8 @@ def test_the_use_of_a_busy_pod_is_in_the_node_metric_that_the_agent_creates(
             and bool(recent.get("usage"))
         )
 
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
-        try:
-            (group / "cgroup.procs").write_text(str(busy.pid))
-            eventually("its CPU and memory are reported", used_by_pod, TIMEOUT_SECONDS)
-        finally:
-            busy.kill()
+    with busy(group):
+        eventually("its CPU and memory are reported", used_by_pod, TIMEOUT_SECONDS)
     reported, pod = status(), of_pod()
     assert (pod["namespace"], pod["priority"], pod["qos"]) == ("used", "koord-prod", "LS")
     assert whole(pod["podUsage"]["resources"]["memory"]) > 0
@@ -137,10 +99,7 @@ def test_an_agent_that_offers_nothing_forgets_what_was_offered(node: TestNode) -
 def test_batch_resources_are_on_the_node_until_a_manager_gives_a_policy(
     apiserver: ApiServer, node: TestNode
 ) -> None:
-    managed = copy.deepcopy(DEFINITION)
-    schema = managed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]  # type: ignore[index]
-    schema["properties"]["spec"] = _ANY  # without a policy, as Koordinator's own definition
-    for each in (*objects("crds"), managed):
+    for each in (*objects("crds"), NODE_METRIC):
         apiserver.apply(each)
     cluster_node = ClusterNode(apiserver, node, "offers", [*READ_RULES, *WRITE_RULES, OF_SLO])
     amounts = {"cpu": "64", "memory": "1Ti"}

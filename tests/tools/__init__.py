@@ -1,5 +1,5 @@
 """Go programs for tests, built once from their published modules into a cache. Each folder here is
-a module that pins one set of programs in go.mod and go.sum.
+a module that pins the programs of one set, or of several ones, in go.mod and go.sum.
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ _MODULES = {
     "cri-tools": "sigs.k8s.io/cri-tools",
     "dra-driver": "k8s.io/kubernetes",
     "grpc-peer": "google.golang.org/grpc",
-    "koord-runtime-proxy": "github.com/koordinator-sh/koordinator",
+    **dict.fromkeys(
+        ("koord-runtime-proxy", "koordinator"), "github.com/koordinator-sh/koordinator"
+    ),
     "etcd": "go.etcd.io/etcd/server/v3",
     "helm": "helm.sh/helm/v4",
     "helm3": "helm.sh/helm/v3",
     "kubernetes": "k8s.io/kubernetes",
     **dict.fromkeys(API_SERVERS.values(), "k8s.io/kubernetes"),
 }
+_FOLDERS = {"koord-runtime-proxy": "koordinator"}
+"""The folder of a set that shares the module of another one."""
 SOURCES = {"go-nvml": "github.com/NVIDIA/go-nvml"}
 """Modules whose sources are read by tests, and not built."""
 
@@ -46,6 +50,7 @@ _CRI_O_TAGS = (
     "-tags=containers_image_openpgp,containers_image_ostree_stub,"
     "exclude_graphdriver_btrfs,btrfs_noversion"
 )
+_KOORDINATOR = f"{_MODULES['koordinator']}/cmd"
 # cri.descriptor next to crictl and critest: the CRI of both, as a FileDescriptorProto.
 _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "containerd": (("install", *_FLAGS, _TAGS, "tool"),),
@@ -60,7 +65,15 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "dra-driver": (("install", *_FLAGS, "tool"),),
     "grpc-peer": (("install", *_FLAGS, "."),),
-    "koord-runtime-proxy": (("install", *_FLAGS, "tool"),),
+    "koord-runtime-proxy": (("install", *_FLAGS, f"{_KOORDINATOR}/koord-runtime-proxy"),),
+    "koordinator": (
+        (
+            "install",
+            *_FLAGS,
+            f"{_KOORDINATOR}/koord-manager",
+            f"{_KOORDINATOR}/koord-scheduler",
+        ),
+    ),
     "etcd": (("install", *_FLAGS, "."),),
     "helm": (("install", *_FLAGS, "tool"),),
     "helm3": (("install", *_FLAGS, "tool"),),
@@ -68,7 +81,7 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(API_SERVERS.values(), (("install", *_FLAGS, "tool"),)),
 }
 NAMES = tuple(_MODULES)
-ONLY_LONG = ("cri-o", "dra-driver", "helm3", *API_SERVERS.values())
+ONLY_LONG = ("cri-o", "dra-driver", "helm3", "koordinator", *API_SERVERS.values())
 """Sets that only `make test-all` builds and uses."""
 ASSETS = ("etcd", "kubernetes")
 """Programs that KUBEBUILDER_ASSETS has too, if it is set."""
@@ -106,15 +119,20 @@ def built(name: str) -> Path | str:
 def folder(name: str) -> Path:
     """The folder of the set for `built`; different for each version and each way to build it."""
     recipe = hashlib.sha256(repr(_COMMANDS[name]).encode())
-    for file in sorted(each for each in (_HERE / name).rglob("*") if each.is_file()):
+    for file in sorted(each for each in module(name).rglob("*") if each.is_file()):
         recipe.update(file.read_bytes())
     digest = recipe.hexdigest()[:8]
     return cache() / f"{name}-{_version(name)}-{digest}"
 
 
+def module(name: str) -> Path:
+    """The folder with the module of the set."""
+    return _HERE / _FOLDERS.get(name, name)
+
+
 def _version(name: str) -> str:
     """The version that the module of the set pins, as "v1.36.3"."""
-    path = _HERE / name / "go.mod"
+    path = module(name) / "go.mod"
     found = re.search(rf"{re.escape(_MODULES[name])} (v\S+)", path.read_text())
     assert found is not None, f"{path} does not name {_MODULES[name]}"
     return found[1]
@@ -203,7 +221,7 @@ def _build(name: str, target: Path) -> None:
         try:
             done = subprocess.run(
                 ["nice", "go", subcommand, *(word.format(folder=target) for word in words)],
-                cwd=_HERE / name,
+                cwd=module(name),
                 env={**os.environ, "CGO_ENABLED": "0", "GOBIN": str(target)},
                 capture_output=True,
                 text=True,
