@@ -23,12 +23,15 @@ from agent.kube.objects import Kind
 from agent.model.nrt.node_annotations import RESERVATION
 from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState
+from agent.model.pod.qos import Pool, QoS
+from agent.model.snapshot import Owner
 from agent.node.cluster_view import ClusterState
 from agent.node.usage import (
     CgroupUse,
     NodeMetricReporter,
     UsageView,
     changes,
+    cpus_by_pool,
     sampled_pod,
     without_memory,
 )
@@ -404,3 +407,19 @@ def test_errors_are_logged_once_and_the_last_policy_stays(
     assert "reportIntervalSeconds" in spec
     assert spec.endswith("; the last policy stays in force")
     assert request.startswith("NodeMetric n: ")
+
+
+def test_the_pools_of_the_last_hour_are_the_shared_ones_and_the_owned_cpus_by_numa_node() -> None:
+    decision = Decision(
+        (Owner("a", "ns/a", QoS.LSE, "1-2"), Owner("b", "ns/b", QoS.LSR, "3")),
+        {"ls": (Pool(0, 0, "0"), Pool(0, 1, "")), "system": (Pool(0, 0, "0"),)},
+        (),
+        {},
+    )
+    pools = cpus_by_pool(decision, machine(2, 2))
+    assert {key: str(cpus) for key, cpus in pools.items()} == {
+        ("own", 0): "1",
+        ("own", 1): "2-3",
+        ("LS", 0): "0",
+        ("LS", 1): "",
+    }

@@ -156,10 +156,10 @@ const paintPods = () => {
     if (row.hour === hour) continue;
     row.hour = hour;
     const [ofHour, waits] = row.querySelectorAll('[data-usage]');
-    const past_ = pod && loadOfPod(pod);
+    const ofPod = pod && loadOfPod(pod);
     ofHour.hidden = waits.hidden = !hour;
-    ofHour.replaceChildren(past_ && newest(past_.cpus) !== null ? chartOf(`CPUs used by ${pod.title}`, past_.cpus, twoDigits, countOf(pod.own)) : '');
-    waits.replaceChildren(past_ ? waitOf(past_) : '');
+    ofHour.replaceChildren(ofPod && newest(ofPod.cpus) !== null ? chartOf(`CPUs used by ${pod.title}`, ofPod.cpus, twoDigits, countOf(pod.own)) : '');
+    waits.replaceChildren(ofPod ? waitOf(ofPod) : '');
   }
 };
 const drawPods = () => {
@@ -333,7 +333,7 @@ const showPod = title => {
     ['Not honoured', pod.refused], ['Waits', pod.waits], ['Offline CPUs', pod.offline],
     ...(pod.containers || []).map(each => [`Container ${each.name}`, element('span', {}, mono(each.cpus), each.cpus ? ' ' : '', each.state)]),
     ['Devices', listOf(devicesOf(title).map(each => linkTo({device: each.address}, `${nameOf(each)} ${each.address}`)))],
-    ['UID', mono(pod.uid)]], [...hourOf(pod), ...storyOf(title)], {pod: title, node: node.node});
+    ['UID', mono(pod.uid)]], [element('div', {id: 'detail-hour'}, ...hourOf(pod)), ...storyOf(title)], {pod: title, node: node.node});
 };
 const showCpu = id => {
   const cpu = node.byCpu.get(id), pod = ownerOf.get(id);
@@ -448,7 +448,11 @@ repeat(1, () => `The agent${node ? ` of ${node.node}` : ''}`, async () => {
   if (state || recorded || usage || turns % 15 === 0) drawPools();
   turns += 1;
   if (recorded) drawChanges();
-  if (state || recorded || usage) drawSelected();
+  if (usage && byId('detail-hour')) {
+    const pod = podsByTitle.get(Address.read().pod);
+    byId('detail-hour').replaceChildren(...pod ? hourOf(pod) : []);
+  }
+  if (state || recorded) drawSelected();
   else if (byId('detail-load')) {
     const chosen = Address.read();
     byId('detail-load').textContent = percent(chosen.pod ? podLoad(podsByTitle.get(chosen.pod) || {own: ''}) : loadOf(Number(chosen.cpu)));
