@@ -13,7 +13,8 @@ devices. That needs no scheduler: on the node the snapshot of the agent says it,
 asks the agent's pod there, with the rights of the caller.
 
 With --now it looks twice at everything that runs on the pod's node, and prints in one sentence how
-long the pod waited for CPUs in between and who had them. That needs no scheduler either.
+long the pod waited for CPUs in between and who had them, and in further ones who presses on its
+memory or disks or shares its cores. That needs no scheduler either.
 
 With the word node and a resource (`topolet explain node batch-cpu`) it prints how the agent of this
 node computed how much of it the node offers; `topolet explain node strategies` prints Koordinator's
@@ -94,7 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="anywhere",
         choices=("anywhere", "here"),
-        help="how long the pod waits for CPUs now, and who has them; here: only if it is this node",
+        help="who disturbs the pod now: takes its CPUs, presses on its memory or disks, or shares "
+        "its cores; here: only if it is this node",
     )
     parser.add_argument(
         "--context", metavar="NAME", help="with --place and --now: context of the kubeconfig"
@@ -208,29 +210,27 @@ def _place(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
 
 
 def _now(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
-    """Prints who takes the CPU time of a pod. Returns the exit code. Raises ExplainError."""
+    """Prints who disturbs a pod. Returns the exit code. Raises ExplainError."""
     from agent.cgroup.hierarchy import CgroupError
+    from agent.discover.sysfs import DiscoveryError
     from agent.node import contention
     from agent.rpc.grpc import RpcError
     from agent.view import contention as contention_view
 
     title = _running_pod(arguments, "--now")
     try:
-        wait = contention.wait_now(settings, title)
+        disturbance = contention.disturbance_now(settings, title)
         reason = f"the runtime of this node has no pod {title}"
-    except (CgroupError, RpcError) as error:
-        wait, reason = None, str(error)
-    if wait is None and arguments.now == "here":
+    except (CgroupError, DiscoveryError, RpcError) as error:
+        disturbance, reason = None, str(error)
+    if disturbance is None and arguments.now == "here":
         raise ExplainError(reason)
-    if wait is None:
+    if disturbance is None:
         return _on_its_node(arguments, settings, "--now")
-    text = contention_view.sentence(wait) + "\n"
+    json = arguments.output == "json"
+    draw = contention_view.as_json if json else contention_view.as_text
     try:
-        print(
-            contention_view.as_json(wait) if arguments.output == "json" else format.encodable(text),
-            end="",
-            flush=True,
-        )
+        print(format.encodable(draw(disturbance)), end="", flush=True)
     except OSError as error:
         return format.unwritten("explain", error)
     return 0

@@ -1,5 +1,5 @@
-"""Who takes the CPU time of pods that wait: the agent looks at everything that runs every
-LOOK_SECONDS, and keeps what is above a bound or unusual for a pod."""
+"""Who disturbs the pods of the node. The agent looks at everything that runs every LOOK_SECONDS,
+and keeps what is above a bound or unusual for a pod. A command looks for itself."""
 
 from __future__ import annotations
 
@@ -15,26 +15,46 @@ import msgspec
 
 from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
 from agent.cri.client import Cri
+from agent.discover.cpus import TopologyView
 from agent.host import files
 from agent.host.daemon import Periodic
 from agent.host.log_once import Problem
 from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
 from agent.node.runtime_view import CgroupLocator, RuntimeView
-from agent.node.usage import CgroupUse, sampled_pod
+from agent.node.usage import CgroupUse, party_of, sampled_pod
 from agent.usage import WAITS_FILE
-from agent.usage.contention import CpuWait, Interval, Party, PartyKind, cpu_waits
+from agent.usage.contention import (
+    CoreSharing,
+    CpuWait,
+    Interval,
+    Party,
+    PartyKind,
+    core_sharings,
+    cpu_waits,
+)
 from agent.usage.look import LookedPod, Lookout
-from agent.view.contention import ShownWait, sentence, shown
+from agent.usage.machine import Machine
+from agent.usage.pressure import DISKS, MEMORY, Amounts, Pressure, SharedCard, pressures
+from agent.usage.sampler import Last, UsageSampler
+from agent.usage.traffic import DiskTraffic
+from agent.view.contention import (
+    Disturbance,
+    sentences,
+    shown,
+    shown_pressure,
+    shown_sharing,
+)
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 15.0
-"""The time between two looks."""
+"""The time between two looks of the agent."""
 NOW_SECONDS: Final = 2.0
 """The time between the two looks of a command."""
 LONG: Final = 0.1
@@ -43,6 +63,8 @@ SHORT: Final = 0.02
 """A shorter wait is not too long, though unusual for the pod."""
 UNUSUAL: Final = 3.0
 """A wait is unusual if it is so many times as long as the pod's usual one."""
+SHARED: Final = 0.25
+"""A pod shares its cores if others run beside it for so long, in seconds of each second."""
 _RECENT_SECONDS: Final = 4 * LOOK_SECONDS
 _HOUR: Final = 240
 """The looks of an hour."""
@@ -51,9 +73,10 @@ _LEAST_LOOKS: Final = 20
 _USUAL_SHARE: Final = 0.95
 _ALL: Final = ""
 """The name of all pods together."""
-_MAX_BYTES: Final = 1 << 20
-_MOST_WAITS: Final = 64
+_MAX_BYTES: Final = 4 << 20
+_MOST_PODS: Final = 64
 _MOST_NAMED: Final = 5
+_SOME: Final = "some"
 
 
 class CgroupTasks(CgroupUse):
@@ -77,27 +100,18 @@ class CgroupTasks(CgroupUse):
             return ()
 
 
-def looked_pods(pods: Iterable[Pod]) -> tuple[LookedPod, ...]:
-    """The pods that have cgroups on this machine."""
-    return tuple(
-        LookedPod(Party(PartyKind.POD, pod.title, pod.qos.value), sampled)
-        for pod in pods
-        if (sampled := sampled_pod(pod)) is not None
-    )
-
-
 class NodeWaits(msgspec.Struct, frozen=True):
     """What the agent has last found out."""
 
     at: float = 0.0
     """Seconds since 1970."""
     waited: float = 0.0
-    """Of all pods together, in seconds of each second."""
+    """The waits of all pods together, in seconds of each second."""
     usual: Mapping[str, float] = {}
     """The 95th percentile of the waits of the last hour, by title of the pod, and of all together
     by "", where there were enough looks."""
-    too_long: tuple[ShownWait, ...] = ()
-    """The longest waits that are too long, the longest first."""
+    disturbed: tuple[Disturbance, ...] = ()
+    """The pods that wait too long or are disturbed otherwise, the longest waits first."""
 
 
 _node_waits: Final = msgspec.json.Decoder(NodeWaits)
@@ -108,71 +122,24 @@ def read(path: str) -> NodeWaits:
     return bounds.decode(_node_waits, files.read(path, _MAX_BYTES))
 
 
-def wait_now(settings: RestoreSettings, title: str) -> ShownWait | None:
-    """How long a pod of this node waits in the next NOW_SECONDS, and for whom; None if the runtime
-    does not have the pod. Raises CgroupError and RpcError."""
-    pods, interval = _now(settings)
-    of_pod = next((pod.party for pod in pods if pod.party.name == title), None)
-    if of_pod is None:
-        return None
-    waits = {wait.pod: wait for wait in cpu_waits(interval)}
-    wait = waits.get(of_pod) or CpuWait(of_pod, EMPTY, 0.0, 0.0, 0.0, ())
-    return shown(wait, interval.seconds, _last(settings).usual.get(title))
-
-
-def waits_of_node(settings: RestoreSettings) -> NodeWaits:
-    """What the agent has last found out. If it has not looked recently, this function looks for
-    NOW_SECONDS. Raises CgroupError and RpcError."""
-    last = _last(settings)
-    if abs(time.time() - last.at) < _RECENT_SECONDS:
-        return last
-    _, interval = _now(settings)
-    waits = cpu_waits(interval, SHORT)
-    return NodeWaits(
-        time.time(),
-        sum(wait.waited for wait in waits),
-        too_long=tuple(shown(wait, interval.seconds) for wait in waits if wait.waited >= LONG),
-    )
-
-
-def _last(settings: RestoreSettings) -> NodeWaits:
-    try:
-        return read(os.path.join(settings.state_dir, WAITS_FILE))
-    except (OSError, JsonError):  # an agent without usage does not look
-        return NodeWaits()
-
-
-def _now(settings: RestoreSettings) -> tuple[tuple[LookedPod, ...], Interval]:
-    cri = Cri(options.socket_path(settings.runtime_endpoint))
-    try:
-        hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
-        pods = looked_pods(RuntimeView(cri, CgroupLocator(hierarchy)).observe().pods)
-    finally:
-        cri.close()
-    try:
-        controllers = Controllers(settings.cgroup_root, hierarchy.handles)
-        lookout = Lookout(settings.root, CgroupTasks(controllers, hierarchy))
-        lookout.look(pods)
-        interval = None
-        while interval is None:  # the clock has moved
-            time.sleep(NOW_SECONDS)
-            interval = lookout.look(pods)
-        return pods, interval
-    finally:
-        hierarchy.close()
-
-
 def finding(node: NodeWaits) -> str:
-    """What is wrong on the node, with a sentence for each of the longest waits; empty if nothing
-    is."""
+    """What is wrong on the node, with the sentences about some pods; empty if nothing is."""
     usual = node.usual.get(_ALL)
-    if not (node.too_long or (usual is not None and too_long(node.waited, usual))):
+    if not (node.disturbed or (usual is not None and too_long(node.waited, usual))):
         return ""
     usually = "" if usual is None else f", usually {1000 * usual:.0f}"
-    head = f"its pods wait {1000 * node.waited:.0f} ms of each second for CPUs{usually}"
-    more = len(node.too_long) - _MOST_NAMED
-    texts = [head, *map(sentence, node.too_long[:_MOST_NAMED])]
-    return "; ".join([*texts, f"{more} more pods wait"] if more > 0 else texts)
+    texts = [f"its pods wait {1000 * node.waited:.0f} ms of each second for CPUs{usually}"]
+    for disturbance in node.disturbed[:_MOST_NAMED]:
+        texts += sentences(disturbance, also_without_wait=False)
+    more = len(node.disturbed) - _MOST_NAMED
+    return "; ".join([*texts, f"{more} more pods are disturbed"] if more > 0 else texts)
+
+
+def too_long(waited: float, usual: float | None) -> bool:
+    """Whether a wait is too long.
+
+    `usual`: the 95th percentile of the pod's waits; None if it is not known."""
+    return waited >= LONG or (usual is not None and waited >= max(SHORT, UNUSUAL * usual))
 
 
 class UsualWaits:
@@ -189,7 +156,7 @@ class UsualWaits:
             if len(waits) >= _LEAST_LOOKS
         }
 
-    def add(self, waits: dict[str, float]) -> None:
+    def add(self, waits: Mapping[str, float]) -> None:
         """Adds the waits of one look, and forgets those of other names."""
         self._waits = {name: self._waits.get(name) or array("f") for name in waits}
         for name, waited in waits.items():
@@ -197,18 +164,203 @@ class UsualWaits:
             del self._waits[name][:-_HOUR]
 
 
-def too_long(waited: float, usual: float | None) -> bool:
-    """Whether a wait is too long.
+class Moment(msgspec.Struct, frozen=True):
+    """What pods and units have and have done, at one time."""
 
-    `usual`: the 95th percentile of the pod's waits; None if it is not known."""
-    return waited >= LONG or (usual is not None and waited >= max(SHORT, UNUSUAL * usual))
+    at: float = 0.0
+    """Seconds of any clock that is not set; 0 if nothing was read yet."""
+    amounts: Mapping[Party, Amounts] = {}
+
+
+def moment(sampler: UsageSampler, pods: Iterable[Pod]) -> Moment:
+    """By the last counters of the sampler."""
+    counted = sampler.counted()
+    _, of_pods, _ = sampler.last()
+    of_disks = _moved(counted.traffic.pod_disks)
+    amounts = {}
+    for pod in pods:
+        stalls = counted.waits.pods.get(pod.uid, {})
+        amounts[party_of(pod)] = Amounts(
+            of_pods.get(pod.uid, Last()).memory_with_cache_bytes,
+            of_disks.get(pod.uid, {}),
+            {name: stalls[name, _SOME] for name in (MEMORY, DISKS) if (name, _SOME) in stalls},
+            counted.pod_major_faults.get(pod.uid),
+        )
+    of_disks = _moved(counted.traffic.unit_disks)
+    for name, unit in counted.units.items():
+        amounts[Party(PartyKind.UNIT, name)] = Amounts(unit.memory_bytes, of_disks.get(name, {}))
+    return Moment(counted.at, amounts)
+
+
+def _moved(traffic: Mapping[tuple[str, str], DiskTraffic]) -> dict[str, dict[str, int]]:
+    """The bytes by owner and disk."""
+    moved: dict[str, dict[str, int]] = {}
+    for (owner, disk), counters in traffic.items():
+        moved.setdefault(owner, {})[disk] = counters.read_bytes + counters.written_bytes
+    return moved
+
+
+def looked_pods(pods: Iterable[Pod]) -> tuple[LookedPod, ...]:
+    """The pods that have cgroups on this machine."""
+    return tuple(
+        LookedPod(party_of(pod), sampled)
+        for pod in pods
+        if (sampled := sampled_pod(pod)) is not None
+    )
+
+
+def siblings(topology: Topology) -> dict[int, CpuSet]:
+    """By CPU, all CPUs of its core."""
+    by_core: dict[int, CpuSet] = {}
+    for cpu in topology.cpus:
+        by_core[cpu.core] = by_core.get(cpu.core, EMPTY) | CpuSet([cpu.id])
+    return {cpu.id: by_core[cpu.core] for cpu in topology.cpus}
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What was seen between two looks."""
+
+    interval: Interval
+    waits: Mapping[Party, CpuWait]
+    pressures: tuple[Pressure, ...]
+    sharings: tuple[CoreSharing, ...]
+    cards: tuple[SharedCard, ...]
+
+    @property
+    def waited(self) -> float:
+        """By all pods together, in seconds of each second."""
+        return sum(wait.waited for wait in self.waits.values())
+
+    def disturbs(self, pod: Party, usual: float | None) -> bool:
+        """Whether the pod waits too long or is disturbed otherwise.
+
+        `usual`: the 95th percentile of its waits; None if it is not known."""
+        wait = self.waits.get(pod)
+        return (
+            (wait is not None and too_long(wait.waited, usual))
+            or any(pressure.pod == pod for pressure in self.pressures)
+            or any(sharing.pod == pod for sharing in self.sharings)
+            or any(card.pod == pod.name for card in self.cards)
+        )
+
+    def disturbance(self, pod: Party, usual: float | None) -> Disturbance:
+        """All that disturbs the pod.
+
+        `usual`: the 95th percentile of its waits; None if it is not known."""
+        wait = self.waits.get(pod) or CpuWait(pod, EMPTY, 0.0, 0.0, 0.0, ())
+        cores = (shown_sharing(sharing) for sharing in self.sharings if sharing.pod == pod)
+        return Disturbance(
+            shown(wait, self.interval.seconds, usual),
+            tuple(shown_pressure(pressure) for pressure in self.pressures if pressure.pod == pod),
+            next(cores, None),
+            tuple(card for card in self.cards if card.pod == pod.name),
+        )
+
+
+def seen(
+    interval: Interval,
+    cores: Mapping[int, CpuSet],
+    before: Moment,
+    now: Moment,
+    cards: Iterable[SharedCard] = (),
+    requested_bytes: Callable[[], Mapping[Party, int]] = dict,
+    least: float = SHORT,
+) -> Seen:
+    """What was seen between two looks, and between two moments.
+
+    `cores`: by CPU, all CPUs of its core.
+    `requested_bytes`: returns the memory that pods request.
+    `least`: waits that are shorter, in seconds of each second, are left out."""
+    return Seen(
+        interval,
+        {wait.pod: wait for wait in cpu_waits(interval, least)},
+        pressures(before.amounts, now.amounts, now.at - before.at, requested_bytes),
+        core_sharings(interval, cores, SHARED),
+        tuple(cards),
+    )
+
+
+def disturbance_now(settings: RestoreSettings, title: str) -> Disturbance | None:
+    """What disturbs a pod of this node in the next NOW_SECONDS; None if the runtime does not have
+    the pod. Raises CgroupError, DiscoveryError and RpcError."""
+    pods, now = _look(settings, 0.0)
+    of_pod = next((pod for pod in pods if pod.name == title), None)
+    return now.disturbance(of_pod, _last(settings).usual.get(title)) if of_pod else None
+
+
+def waits_of_node(settings: RestoreSettings) -> NodeWaits:
+    """What the agent has last found out. If it has not looked recently, this function looks for
+    NOW_SECONDS. Raises CgroupError, DiscoveryError and RpcError."""
+    last = _last(settings)
+    if abs(time.time() - last.at) < _RECENT_SECONDS:
+        return last
+    pods, now = _look(settings, SHORT)
+    return NodeWaits(time.time(), now.waited, disturbed=_longest(now, pods, {}))
+
+
+def _last(settings: RestoreSettings) -> NodeWaits:
+    try:
+        return read(os.path.join(settings.state_dir, WAITS_FILE))
+    except (OSError, JsonError):  # an agent without usage does not look
+        return NodeWaits()
+
+
+def _look(settings: RestoreSettings, least: float) -> tuple[list[Party], Seen]:
+    cri = Cri(options.socket_path(settings.runtime_endpoint))
+    try:
+        hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
+        pods = RuntimeView(cri, CgroupLocator(hierarchy)).observe().pods
+    finally:
+        cri.close()
+    try:
+        topology = TopologyView(settings.root).topology()
+        groups = CgroupTasks(Controllers(settings.cgroup_root, hierarchy.handles), hierarchy)
+        lookout, looked = Lookout(settings.root, groups), looked_pods(pods)
+        lookout.look(looked)
+        before = _moment_now(settings, groups, pods, looked)
+        interval = None
+        while interval is None:
+            time.sleep(NOW_SECONDS)
+            interval = lookout.look(looked)
+        now = _moment_now(settings, groups, pods, looked)
+        parties = [pod.party for pod in looked]
+        return parties, seen(interval, siblings(topology), before, now, least=least)
+    finally:
+        hierarchy.close()
+
+
+def _moment_now(
+    settings: RestoreSettings,
+    groups: CgroupTasks,
+    pods: Iterable[Pod],
+    looked: Iterable[LookedPod],
+) -> Moment:
+    sampler = UsageSampler(Machine(settings.root), groups)
+    sampler.follow([pod.sampled for pod in looked], {})
+    sampler.sample()
+    return moment(sampler, pods)
+
+
+def _longest(
+    now: Seen, pods: Iterable[Party], usual: Mapping[str, float]
+) -> tuple[Disturbance, ...]:
+    disturbed = (
+        now.disturbance(pod, usual.get(pod.name))
+        for pod in pods
+        if now.disturbs(pod, usual.get(pod.name))
+    )
+    longest_first = sorted(disturbed, key=lambda of: (-of.cpu.waited_milliseconds, of.cpu.pod))
+    return tuple(longest_first[:_MOST_PODS])
 
 
 class Contention:
     """Looks on a thread of its own.
 
     `groups`: for that thread alone.
-    `wake`: lets the agent make a pass, which reports new waits.
+    `moment`: returns what pods and units have and have done.
+    `cards`: returns the busy graphics cards that pods share.
+    `requested_bytes`: returns the memory that pods request.
+    `wake`: lets the agent make a pass, which reports new disturbances.
     `now`: seconds since 1970."""
 
     def __init__(
@@ -216,17 +368,26 @@ class Contention:
         root: str,
         state_dir: str,
         groups: CgroupTasks,
+        moment: Callable[[], Moment],
+        cards: Callable[[], Iterable[SharedCard]],
+        requested_bytes: Callable[[], Mapping[Party, int]],
         wake: Callable[[], None],
         now: Callable[[], float] = time.time,
     ) -> None:
         self._lookout = Lookout(root, groups)
         self._path = os.path.join(state_dir, WAITS_FILE)
+        self._moment = moment
+        self._cards = cards
+        self._requested_bytes = requested_bytes
         self._wake = wake
         self._now = now
         self._usual = UsualWaits()
+        self._before, self._last = Moment(), Moment()
         self._lock = threading.Lock()
         self._pods: tuple[LookedPod, ...] = ()
-        self._long_waits: dict[str, tuple[CpuWait, ShownWait]] = {}
+        self._cores: Mapping[int, CpuSet] = {}
+        self._waits: tuple[CpuWait, ...] = ()
+        self._sentences: Mapping[str, str] = {}
         self._problem = Problem(log, f"{self._path}: ")
         self._thread = Periodic("contention", LOOK_SECONDS, self.step)
 
@@ -236,45 +397,47 @@ class Contention:
     def close(self) -> None:
         self._thread.stop()
 
-    def follow(self, pods: Collection[Pod]) -> None:
+    def follow(self, pods: Collection[Pod], topology: Topology) -> None:
         """From now on these pods of the runtime are looked at."""
-        looked = looked_pods(pods)
+        looked, cores = looked_pods(pods), siblings(topology)
         with self._lock:
-            self._pods = looked
+            self._pods, self._cores = looked, cores
 
-    def waits(self) -> list[CpuWait]:
+    def waits(self) -> tuple[CpuWait, ...]:
         """Those that are too long."""
         with self._lock:
-            return [wait for wait, _ in self._long_waits.values()]
+            return self._waits
 
-    def sentences(self) -> dict[str, str]:
-        """About them, by uid of the pod."""
+    def sentences(self) -> Mapping[str, str]:
+        """About the pods that are disturbed, by uid."""
         with self._lock:
-            return {uid: sentence(wait) for uid, (_, wait) in self._long_waits.items()}
+            return self._sentences
 
     def step(self) -> None:
-        """Takes a look, and finds out who waited since the last one."""
+        """Takes a look, and finds out who was disturbed since the last one."""
         with self._lock:
-            pods = self._pods
-        interval = self._lookout.look(pods)
+            pods, cores = self._pods, self._cores
+        interval, moment = self._lookout.look(pods), self._moment()
+        if moment.at > self._last.at:
+            self._before, self._last = self._last, moment
         if interval is None:
             return
-        waits = {wait.pod.name: wait for wait in cpu_waits(interval, SHORT)}
-        of_pods = {pod.party.name: pod.sampled for pod in pods}
+        before = self._before if self._before.at else self._last
+        now = seen(interval, cores, before, self._last, self._cards(), self._requested_bytes)
         usual = self._usual.usual()
-        long_waits = {
-            pod.uid: (wait, shown(wait, interval.seconds, usual.get(name)))
-            for name, pod in of_pods.items()
-            if (wait := waits.get(name)) is not None and too_long(wait.waited, usual.get(name))
+        parties = [pod.party for pod in pods]
+        disturbed = _longest(now, parties, usual)
+        self._write(NodeWaits(self._now(), now.waited, usual, disturbed))
+        waited = {pod: now.waits[pod].waited if pod in now.waits else 0.0 for pod in parties}
+        self._usual.add({pod.name: waited[pod] for pod in parties} | {_ALL: now.waited})
+        uids = {pod.party.name: pod.sampled.uid for pod in pods}
+        about = {
+            uids[of.cpu.pod]: "; ".join(sentences(of, also_without_wait=False)) for of in disturbed
         }
-        total = sum(wait.waited for wait in waits.values())
-        self._write(NodeWaits(self._now(), total, usual, _longest(long_waits)))
-        self._usual.add(
-            {name: waits[name].waited if name in waits else 0.0 for name in of_pods} | {_ALL: total}
-        )
+        waits = [wait for wait in now.waits.values() if uids.get(wait.pod.name) in about]
         with self._lock:
-            new = long_waits.keys() - self._long_waits.keys()
-            self._long_waits = long_waits
+            new = about.keys() - self._sentences.keys()
+            self._sentences, self._waits = about, tuple(waits)
         if new:
             self._wake()
 
@@ -285,9 +448,3 @@ class Contention:
             self._problem.report(files.reason(error))
         else:
             self._problem.clear()
-
-
-def _longest(long_waits: Mapping[str, tuple[CpuWait, ShownWait]]) -> tuple[ShownWait, ...]:
-    waits = (wait for _, wait in long_waits.values())
-    longest_first = sorted(waits, key=lambda wait: (-wait.waited_milliseconds, wait.pod))
-    return tuple(longest_first[:_MOST_WAITS])

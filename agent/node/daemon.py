@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from agent.node.corrected import CorrectedPodResources, Serve
     from agent.node.page import NodePage
     from agent.node.strategies import StrategiesView
+    from agent.node.usage import UsageView
     from agent.usage.past import PastHour
 
 log = logging.getLogger(__name__)
@@ -325,13 +326,13 @@ class _Agent:
         )
         view.start()
         closing.callback(view.close)
-        contention = self._contention(settings, wake, closing)
+        contention = self._contention(settings, view, wake, closing)
 
         def follow(
             pods: Collection[Pod], cluster: ClusterState, topology: Topology, decision: Decision
         ) -> None:
             view.follow(pods, cluster, topology, decision)
-            contention.follow(pods)
+            contention.follow(pods, topology)
 
         usage = _Usage(follow, past=view.past, long_waits=contention.sentences)
         if settings.koordlet_metrics:
@@ -358,15 +359,28 @@ class _Agent:
         return usage._replace(offered=batch.resources)
 
     def _contention(
-        self, settings: AgentSettings, wake: Callable[[], None], closing: ExitStack
+        self,
+        settings: AgentSettings,
+        view: UsageView,
+        wake: Callable[[], None],
+        closing: ExitStack,
     ) -> Contention:
-        from agent.node.contention import CgroupTasks, Contention
+        from agent.node.contention import CgroupTasks, Contention, moment
+        from agent.usage.pressure import shared_cards
 
         hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
         closing.callback(hierarchy.close)
         controllers = Controllers(settings.cgroup_root, hierarchy.handles)
         groups = CgroupTasks(controllers, hierarchy)
-        contention = Contention(settings.root, settings.state_dir, groups, wake)
+        contention = Contention(
+            settings.root,
+            settings.state_dir,
+            groups,
+            lambda: moment(view.sampler, view.followed()[0].values()),
+            lambda: shared_cards(*self.metrics.devices.in_use()),
+            view.requested_bytes,
+            wake,
+        )
         contention.start()
         closing.callback(contention.close)
         self.metrics.follow_waits(contention.waits)

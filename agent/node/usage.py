@@ -33,6 +33,7 @@ from agent.node.cluster_view import ClusterState
 from agent.telemetry.metrics import AgentMetrics, PodUse, UsageValues, pod_labels
 from agent.usage import batch_mid, node_metric, prediction
 from agent.usage.batch_mid import NodeLoad, PodLoad
+from agent.usage.contention import Party, PartyKind
 from agent.usage.machine import GroupMemory, Machine, group_memory
 from agent.usage.node_metric import (
     CollectPolicy,
@@ -182,6 +183,16 @@ class UsageView:
         """The pods that are sampled, by uid, and the pools."""
         with self._lock:
             return self._pods, self._pools
+
+    def requested_bytes(self) -> dict[Party, int]:
+        """The memory that the pods of the API request."""
+        with self._lock:
+            pods, in_cluster = self._pods, self._api_pods
+        return {
+            party_of(pods[uid]): pod_requests(pod).get("memory", 0)
+            for uid, pod in in_cluster.items()
+            if uid in pods
+        }
 
     def past(self) -> PastHour:
         """The load and pressure of the last hour."""
@@ -356,6 +367,11 @@ def _p90(used: Used) -> tuple[float, float] | None:
 
 _HOT: Final = NodeMemoryPolicy.WITH_HOT_PAGE_CACHE
 _LAST_SECONDS: Final = 60.0
+
+
+def party_of(pod: Pod) -> Party:
+    """The pod where it waits for others, or others for it."""
+    return Party(PartyKind.POD, pod.title, pod.qos.value)
 
 
 def sampled_pod(pod: Pod) -> SampledPod | None:

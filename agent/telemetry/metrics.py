@@ -426,6 +426,15 @@ class DeviceMetrics:
         self._devices, self._readings, self._users = devices, readings, users
         self._missing, self._fault = missing, fault
 
+    def in_use(self) -> tuple[tuple[GpuUse, ...], dict[str, int]]:
+        """Who uses which GPU, and the part of the time in percent in which each GPU is busy."""
+        busy = {
+            reading.uuid: reading.gpu_percent
+            for reading in self._readings
+            if reading.gpu_percent is not None
+        }
+        return self._users, busy
+
     def values(self) -> list[Metric]:
         health: dict[Labels, float] = {
             (device.type, device.uuid, str(device.minor)): int(device.healthy)

@@ -102,6 +102,19 @@ class CpuWait(msgspec.Struct, frozen=True):
     """The largest first."""
 
 
+class CoreSharing(msgspec.Struct, frozen=True):
+    """A pod that runs while others run on the sibling threads of its CPUs, which slows it down
+    without a wait."""
+
+    pod: Party
+    siblings: CpuSet
+    """The CPUs of its cores where it may not run."""
+    shared: float
+    """How long both ran at most, in seconds of each second, added up over its CPUs."""
+    sharers: tuple[tuple[Party, float], ...]
+    """How long they ran there, in seconds of each second; the longest first."""
+
+
 OTHER_PROCESSES: Final = Party(PartyKind.PROCESSES, "processes outside of pods and units")
 _ROUNDS: Final = 8
 _LEAST_SHARE: Final = 1e-3
@@ -130,6 +143,39 @@ def cpu_waits(interval: Interval, least: float = 0.0) -> tuple[CpuWait, ...]:
     waits = [_wait(pod, interval, ran) for pod in waiting]
     longest_first = sorted(waits, key=lambda wait: (-wait.waited, wait.pod))
     return tuple(wait for wait in longest_first if wait.waited and wait.waited >= least)
+
+
+def core_sharings(
+    interval: Interval, siblings: Mapping[int, CpuSet], least: float
+) -> tuple[CoreSharing, ...]:
+    """The pods that share their cores, by name.
+
+    `siblings`: by CPU, all CPUs of its core.
+    `least`: shorter times together, in seconds of each second, are left out."""
+    if not any(len(core) > 1 for core in siblings.values()) or interval.seconds <= 0:
+        return ()
+    ran = _Ran(interval)
+    shared: dict[Party, float] = {}
+    beside: dict[Party, CpuSet] = {}
+    for container in interval.containers:
+        on_cpu = ran.on(container.cpus, container.cpus, container.used_seconds)
+        for cpu, seconds in on_cpu.items():
+            others = siblings.get(cpu, EMPTY) - container.cpus
+            times = ran.by_party(others) if others else {}
+            times.pop(container.party, None)
+            on_others = sum(times.values())
+            shared[container.party] = shared.get(container.party, 0.0) + min(seconds, on_others)
+            beside[container.party] = beside.get(container.party, EMPTY) | others
+    sharings = []
+    for pod in sorted(shared):
+        times = ran.by_party(beside[pod])
+        times.pop(pod, None)
+        together = min(shared[pod], sum(times.values())) / interval.seconds
+        if times and together >= least:
+            longest = sorted(times.items(), key=lambda item: (-item[1], item[0]))
+            sharers = tuple((party, seconds / interval.seconds) for party, seconds in longest)
+            sharings.append(CoreSharing(pod, beside[pod], together, sharers))
+    return tuple(sharings)
 
 
 class _Ran:

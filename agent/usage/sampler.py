@@ -64,6 +64,8 @@ class HostUnit(msgspec.Struct, frozen=True):
 class Counted(msgspec.Struct, frozen=True):
     """The newest counters of the kernel."""
 
+    at: float = 0.0
+    """When they were read, by the sampler's clock; 0 if they were not."""
     waits: Waits = Waits()
     major_faults: int | None = None
     """Of the machine."""
@@ -127,6 +129,7 @@ class Last(msgspec.Struct, frozen=True):
 
     cpus: float | None = None
     memory_bytes: float | None = None
+    memory_with_cache_bytes: float | None = None
 
 
 class UsageSampler:
@@ -265,6 +268,7 @@ class UsageSampler:
         of_pods = {pod.uid: memory.groups.get(pod.group) for pod in pods}
         of_units = {name: self._use_of(group) for name, group in units.items()}
         return Counted(
+            now,
             self._read_waits(pods),
             self._machine.major_faults(),
             {
@@ -525,7 +529,7 @@ def _rate(group: str, before: _Counters, now: _Counters) -> float | None:
 
 
 def _last(use: _Use) -> Last:
-    return Last(use.cpus.last, use.memory.last)
+    return Last(use.cpus.last, use.memory.last, use.cache.last)
 
 
 _UNKNOWN: Final = HostUnit(None, None)

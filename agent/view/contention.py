@@ -1,12 +1,15 @@
-"""Who took the CPU time of a pod, in one sentence and as JSON."""
+"""Who disturbs a pod: who took its CPU time, presses on its memory and disks, or shares its cores
+and graphics cards; in sentences and as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
-from agent.usage.contention import CpuWait, Party, PartyKind
+from agent.usage.contention import CoreSharing, CpuWait, Party, PartyKind
+from agent.usage.pressure import MEMORY, Pressure, SharedCard
 from agent.view.format import printable, printable_json
 
 SCHEMA_VERSION: Final = 1
@@ -28,6 +31,35 @@ class ShownTaker(msgspec.Struct, frozen=True):
     """Of each second, as all times here."""
 
 
+class ShownAmount(msgspec.Struct, frozen=True):
+    """Somebody with bytes a second, or bytes above what he requests."""
+
+    kind: str
+    name: str
+    qos: str
+    bytes: int
+
+
+class ShownPressure(msgspec.Struct, frozen=True):
+    """A pod that is stalled for memory or disks."""
+
+    resource: str
+    stalled_milliseconds: int
+    """0 where the kernel does not say it (PSI)."""
+    faults: int
+    """Accesses to memory that waited for a disk, in a second."""
+    takers: tuple[ShownAmount, ...]
+    above: tuple[ShownAmount, ...]
+
+
+class ShownSharing(msgspec.Struct, frozen=True):
+    """A pod that shares its cores."""
+
+    siblings: str
+    shared_milliseconds: int
+    sharers: tuple[ShownTaker, ...]
+
+
 class ShownWait(msgspec.Struct, frozen=True):
     """The wait of a pod."""
 
@@ -42,6 +74,16 @@ class ShownWait(msgspec.Struct, frozen=True):
     usual_milliseconds: int | None
     """The 95th percentile of its waits in the last hour; None if that is not known."""
     takers: tuple[ShownTaker, ...]
+
+
+class Disturbance(msgspec.Struct, frozen=True):
+    """All that disturbs a pod."""
+
+    cpu: ShownWait
+    pressures: tuple[ShownPressure, ...] = ()
+    cores: ShownSharing | None = None
+    """None if it shares none for long."""
+    cards: tuple[SharedCard, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
 
@@ -50,11 +92,7 @@ def shown(wait: CpuWait, seconds: float, usual: float | None = None) -> ShownWai
 
     `seconds`: how long it was observed.
     `usual`: the 95th percentile of the pod's waits; None if it is not known."""
-    takers = tuple(
-        ShownTaker(party.kind.value, _name(party), party.qos, milliseconds)
-        for party, of_party in wait.takers
-        if (milliseconds := _milliseconds(of_party))
-    )
+    takers = _takers(wait.takers)
     throttled, own = _milliseconds(wait.throttled), _milliseconds(wait.own)
     return ShownWait(
         wait.pod.name,
@@ -90,11 +128,106 @@ def sentence(wait: ShownWait) -> str:
     )
 
 
-def as_json(wait: ShownWait) -> str:
-    return printable_json(msgspec.json.format(msgspec.json.encode(wait)).decode()) + "\n"
+def shown_pressure(pressure: Pressure) -> ShownPressure:
+    return ShownPressure(
+        pressure.resource,
+        _milliseconds(pressure.stalled),
+        round(pressure.faults),
+        _amounts(pressure.takers),
+        _amounts(pressure.above),
+    )
 
 
-def _who(taker: ShownTaker) -> str:
+def shown_sharing(sharing: CoreSharing) -> ShownSharing:
+    sharers = _takers(sharing.sharers)
+    return ShownSharing(str(sharing.siblings), _milliseconds(sharing.shared), sharers)
+
+
+def sentences(of: Disturbance, *, also_without_wait: bool = True) -> list[str]:
+    """One for each kind of disturbance.
+
+    `also_without_wait`: also if it did not wait for CPUs."""
+    lines = [sentence(of.cpu)] if also_without_wait or of.cpu.waited_milliseconds else []
+    pod = of.cpu.pod
+    lines += [_about_pressure(pod, pressure) for pressure in of.pressures]
+    if of.cores is not None:
+        lines.append(
+            f"{pod} shares its cores: while it ran, others ran "
+            f"{of.cores.shared_milliseconds} ms of each second on the sibling CPUs "
+            f"{of.cores.siblings}: {_listed(map(_part, of.cores.sharers))}"
+        )
+    lines += [_about_card(card) for card in of.cards]
+    return [printable(line) for line in lines]
+
+
+def as_text(of: Disturbance) -> str:
+    return "".join(f"{line}\n" for line in sentences(of))
+
+
+def as_json(of: Disturbance) -> str:
+    return printable_json(msgspec.json.format(msgspec.json.encode(of)).decode()) + "\n"
+
+
+def _about_pressure(pod: str, pressure: ShownPressure) -> str:
+    what = "memory" if pressure.resource == MEMORY else "disks"
+    stalled = f"was stalled {pressure.stalled_milliseconds} ms of each second for {what}"
+    if not pressure.stalled_milliseconds:
+        stalled = f"had to read memory from disks {pressure.faults} times a second"
+    verb = "grew by" if pressure.resource == MEMORY else "moved"
+    parts = [f"{_self(pod, taker)} {verb} {_megabytes(taker)}/s" for taker in pressure.takers]
+    parts += [
+        f"{_self(pod, taker)} is {_megabytes(taker)} above its request" for taker in pressure.above
+    ]
+    nobody = "nobody grew" if pressure.resource == MEMORY else "nobody used them much"
+    return f"{pod} {stalled}: {_listed(parts) or nobody}"
+
+
+def _about_card(card: SharedCard) -> str:
+    others = (
+        f"{other or 'processes outside of pods'}{'' if percent is None else f' ({percent} %)'}"
+        for other, percent in card.others
+    )
+    return (
+        f"{card.pod} shares GPU {card.uuid}, which is {card.busy_percent} % busy, with "
+        f"{_listed(others)}"
+    )
+
+
+def _listed(parts: Iterable[str]) -> str:
+    """The first ones, and the number of the others."""
+    texts = list(parts)
+    more = [f"{len(texts) - _MOST_TAKERS} more"] if len(texts) > _MOST_TAKERS else []
+    return ", ".join([*texts[:_MOST_TAKERS], *more])
+
+
+def _part(taker: ShownTaker) -> str:
+    return f"{taker.milliseconds} ms {_who(taker)}"
+
+
+def _self(pod: str, taker: ShownAmount) -> str:
+    return "the pod itself" if taker.name == pod else _who(taker)
+
+
+def _megabytes(taker: ShownAmount) -> str:
+    return f"{taker.bytes / (1 << 20):.0f} MiB"
+
+
+def _takers(parties: Iterable[tuple[Party, float]]) -> tuple[ShownTaker, ...]:
+    return tuple(
+        ShownTaker(party.kind.value, _name(party), party.qos, milliseconds)
+        for party, seconds in parties
+        if (milliseconds := _milliseconds(seconds))
+    )
+
+
+def _amounts(parties: Iterable[tuple[Party, float]]) -> tuple[ShownAmount, ...]:
+    return tuple(
+        ShownAmount(party.kind.value, _name(party), party.qos, round(amount))
+        for party, amount in parties
+    )
+
+
+def _who(taker: ShownTaker | ShownAmount) -> str:
     prefix = _PREFIX.get(PartyKind(taker.kind), "")
     return f"{prefix}{taker.name}{f' ({taker.qos})' if taker.qos else ''}"
 

@@ -51,8 +51,8 @@ def test_the_neighbour_on_the_same_cpus_is_named(
             f"--runtime-endpoint=unix://{node.containerd.socket}",
         )
         assert done.returncode == 0, done.stderr
-        shown: dict[str, Any] = json.loads(done.stdout)
-        return shown
+        cpu: dict[str, Any] = json.loads(done.stdout)["cpu"]
+        return cpu
 
     waits = now("api")
     assert waits["cpus"] == "0"

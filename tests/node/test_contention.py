@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.cgroup.hierarchy import Controllers, Hierarchy, mounted
@@ -19,21 +20,29 @@ from agent.node.contention import (
     SHORT,
     CgroupTasks,
     Contention,
+    Moment,
     NodeWaits,
     UsualWaits,
     finding,
+    moment,
     read,
+    siblings,
     too_long,
 )
 from agent.telemetry.metrics import AgentMetrics
 from agent.usage import WAITS_FILE
 from agent.usage.contention import CpuWait, Party, PartyKind
-from agent.view.contention import shown
-from tests.builders import pod
+from agent.usage.machine import Machine
+from agent.usage.pressure import Amounts, SharedCard
+from agent.usage.sampler import UsageSampler
+from agent.view.contention import Disturbance, shown
+from tests.builders import machine, pod
 from tests.cgroup.real_groups import RealGroups
 from tests.waiting import eventually
 
 ROOT = "/sys/fs/cgroup"
+HOG = Party(PartyKind.POD, "ns/hog", "BE")
+API = Party(PartyKind.POD, "ns/api", "LS")
 SPIN = (sys.executable, "-c", "while True: pass")
 
 
@@ -48,6 +57,26 @@ def groups() -> Iterator[RealGroups]:
     real = RealGroups(mounts)
     yield real
     real.close()
+
+
+def watching(
+    folder: Path,
+    tasks: CgroupTasks,
+    woken: list[None],
+    moments: Iterable[Moment] = (),
+    cards: tuple[SharedCard, ...] = (),
+) -> Contention:
+    given = iter(moments)
+    return Contention(
+        "/",
+        str(folder),
+        tasks,
+        lambda: next(given, Moment()),
+        lambda: cards,
+        lambda: {HOG: 1 << 20},
+        lambda: woken.append(None),
+        lambda: 7.0,
+    )
 
 
 def running(name: str, qos: str, group: str) -> Pod:
@@ -66,8 +95,8 @@ def test_a_pod_that_waits_for_another_one_is_told_so(tmp_path: Path, groups: Rea
     woken: list[None] = []
     hierarchy = Hierarchy(ROOT)
     tasks = CgroupTasks(Controllers(ROOT, hierarchy.handles), hierarchy)
-    contention = Contention("/", str(tmp_path), tasks, lambda: woken.append(None), lambda: 7.0)
-    contention.follow(pods)
+    contention = watching(tmp_path, tasks, woken)
+    contention.follow(pods, machine(1, 2))
 
     def named() -> bool:
         contention.step()
@@ -79,7 +108,7 @@ def test_a_pod_that_waits_for_another_one_is_told_so(tmp_path: Path, groups: Rea
     assert woken, "a new wait is reported at once"
     stored = read(str(tmp_path / WAITS_FILE))
     assert stored.at == 7.0
-    assert {"ns/api", "ns/hog"} <= {wait.pod for wait in stored.too_long}
+    assert {"ns/api", "ns/hog"} <= {of.cpu.pod for of in stored.disturbed}
     assert stored.waited > 2 * LONG
     assert "ns/api waited " in finding(stored)
     metrics = AgentMetrics()
@@ -88,10 +117,52 @@ def test_a_pod_that_waits_for_another_one_is_told_so(tmp_path: Path, groups: Rea
     assert 'topolet_pod_cpu_wait_ratio{cause="taken",namespace="ns",pod="api"} ' in page
     taker = 'topolet_pod_cpu_taken_ratio{kind="pod",namespace="ns",pod="api",taker="ns/hog"} '
     assert taker in page
-    contention.follow([])
+    contention.follow([], machine(1, 2))
     contention.step()
     assert not contention.sentences()
     hierarchy.close()
+
+
+def test_a_pod_that_is_stalled_or_shares_a_card_is_told_so_without_a_wait(tmp_path: Path) -> None:
+    def at(seconds: float, stalled: float, memory_bytes: int) -> Moment:
+        of_api = Amounts(1 << 20, stalled_seconds={"memory": stalled})
+        return Moment(seconds, {API: of_api, HOG: Amounts(memory_bytes)})
+
+    tasks = CgroupTasks(Controllers(ROOT), Hierarchy(ROOT))
+    moments = (at(1.0, 0.0, 1 << 20), at(1.0, 0.0, 1 << 20), at(16.0, 3.0, 151 << 20))
+    cards = (SharedCard("ns/hog", "GPU-1", 97, (("ns/api", 40),)),)
+    contention = watching(tmp_path, tasks, [], moments, cards)
+    pods = [running("api", "LS", "/gone/api"), running("hog", "BE", "/gone/hog")]
+    contention.follow(pods, machine(1, 2))
+    contention.step()
+    contention.step()
+    assert set(contention.sentences()) == {"hog"}
+    contention.step()
+    assert contention.sentences() == {
+        "api": "ns/api was stalled 200 ms of each second for memory: ns/hog (BE) grew by 10 MiB/s, "
+        "ns/hog (BE) is 150 MiB above its request",
+        "hog": "ns/hog shares GPU GPU-1, which is 97 % busy, with ns/api (40 %)",
+    }
+    assert contention.waits() == ()
+
+
+def test_a_moment_is_what_the_sampler_has_read(groups: RealGroups) -> None:
+    group = groups.make("/main")
+    hierarchy = Hierarchy(ROOT)
+    sampler = UsageSampler(Machine("/"), CgroupTasks(Controllers(ROOT), hierarchy), lambda: 5.0)
+    pods = [running("api", "LS", group)]
+    assert moment(sampler, pods).at == 0.0
+    sampler.sample()
+    read_at = moment(sampler, pods)
+    assert (read_at.at, API in read_at.amounts) == (5.0, True)
+    hierarchy.close()
+
+
+def test_the_siblings_of_a_cpu_are_all_of_its_core() -> None:
+    smt = machine(1, 4)
+    cores = [msgspec.structs.replace(cpu, core=cpu.id % 2) for cpu in smt.cpus]
+    by_cpu = siblings(msgspec.structs.replace(smt, cpus=tuple(cores)))
+    assert [str(by_cpu[cpu]) for cpu in range(4)] == ["0,2", "1,3", "0,2", "1,3"]
 
 
 def test_groups_that_are_gone_have_no_cpus_and_no_threads(groups: RealGroups) -> None:
@@ -140,10 +211,10 @@ def test_a_node_is_bad_when_it_waits_more_than_usual() -> None:
         "its pods wait 600 ms of each second for CPUs, usually 31"
     )
     api = Party(PartyKind.POD, "shop/api", "LS")
-    wait = shown(CpuWait(api, CpuSet([1]), 0.2, 0.2, 0.0, ()), 15.0)
+    wait = Disturbance(shown(CpuWait(api, CpuSet([1]), 0.2, 0.2, 0.0, ()), 15.0))
     text = finding(NodeWaits(1.0, 0.2, {}, (wait,) * 7))
     assert text.count("shop/api waited 200 ms of each second for CPUs 1: 200 ms its own quota") == 5
-    assert text.endswith("; 2 more pods wait")
+    assert text.endswith("; 2 more pods are disturbed")
 
 
 def test_a_state_folder_that_is_full_is_said_once(
@@ -151,7 +222,7 @@ def test_a_state_folder_that_is_full_is_said_once(
 ) -> None:
     (tmp_path / WAITS_FILE).mkdir()
     tasks = CgroupTasks(Controllers(ROOT), Hierarchy(ROOT))
-    contention = Contention("/", str(tmp_path), tasks, lambda: None)
+    contention = watching(tmp_path, tasks, [])
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             contention.step()

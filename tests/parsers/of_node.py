@@ -752,7 +752,12 @@ def _own_files(folder: Path) -> Iterator[Target]:
         "usual_milliseconds": None,
         "takers": [taker],
     }
-    waits = {"at": 1.7e9, "waited": 0.5, "usual": {"": 0.1, "ns/p": 0.0}, "too_long": [wait]}
+    waits = {
+        "at": 1.7e9,
+        "waited": 0.5,
+        "usual": {"": 0.1, "ns/p": 0.0},
+        "disturbed": [{"cpu": wait}],
+    }
     burst = {"policy": "auto", "cpuBurstPercent": 50}
     followed = {"slo": {"cpuBurstStrategy": burst}, "origins": {"cpuBurstStrategy": "pool a"}}
     binding = {

@@ -15,6 +15,7 @@ from agent.usage.contention import (
     PartyKind,
     Runner,
     WaitingContainer,
+    core_sharings,
     cpu_waits,
 )
 
@@ -133,6 +134,33 @@ def test_a_short_wait_is_left_out() -> None:
     interval = Interval(1.0, {0: 1.0}, containers=(WaitingContainer(API, CpuSet([0]), 0.95, 0.05),))
     assert not cpu_waits(interval, least=0.1)
     assert cpu_waits(interval, least=0.01)
+
+
+def test_who_runs_on_the_sibling_threads_shares_the_cores() -> None:
+    """CPUs 0-1 are siblings, and 2-3."""
+    cores = {cpu: CpuSet([cpu - cpu % 2, cpu - cpu % 2 + 1]) for cpu in range(4)}
+    interval = Interval(
+        2.0,
+        {0: 1.6, 1: 2.0, 2: 2.0, 3: 0.0},
+        containers=(
+            WaitingContainer(API, CpuSet([0]), 1.6),
+            WaitingContainer(API, CpuSet([2]), 2.0),
+        ),
+        runners=(Runner(HOG, CpuSet([1]), 2.0),),
+    )
+    (sharing,) = core_sharings(interval, cores, 0.25)
+    assert (sharing.pod, str(sharing.siblings)) == (API, "1,3")
+    assert sharing.shared == pytest.approx(0.8, abs=0.01)
+    assert [party for party, _ in sharing.sharers] == [HOG]
+    assert not core_sharings(interval, cores, 0.9)
+    assert not core_sharings(interval, {cpu: CpuSet([cpu]) for cpu in range(4)}, 0.0)
+
+
+def test_the_own_containers_on_a_sibling_share_no_core() -> None:
+    cores = dict.fromkeys((0, 1), PAIR)
+    both = tuple(WaitingContainer(API, CpuSet([cpu]), 1.0) for cpu in (0, 1))
+    interval = Interval(1.0, {0: 1.0, 1: 1.0}, containers=both)
+    assert core_sharings(interval, cores, 0.1) == ()
 
 
 SETS = st.sets(st.integers(0, 5), min_size=1).map(CpuSet)

@@ -7,8 +7,18 @@ import json
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.usage.contention import CpuWait, Party, PartyKind
-from agent.view.contention import as_json, sentence, shown
+from agent.usage.contention import CoreSharing, CpuWait, Party, PartyKind
+from agent.usage.pressure import DISKS, MEMORY, Pressure, SharedCard
+from agent.view.contention import (
+    Disturbance,
+    as_json,
+    as_text,
+    sentence,
+    sentences,
+    shown,
+    shown_pressure,
+    shown_sharing,
+)
 
 API = Party(PartyKind.POD, "shop/api-7", "LS")
 TAKERS = (
@@ -58,7 +68,8 @@ def test_the_parts_are_named_from_the_largest_to_the_smallest(
 
 
 def test_json_has_all_takers_and_parts_that_add_up() -> None:
-    printed = json.loads(as_json(shown(CpuWait(API, CPUS, 0.8327, 0.4, 0.11, TAKERS), 2.0)))
+    wait = shown(CpuWait(API, CPUS, 0.8327, 0.4, 0.11, TAKERS), 2.0)
+    printed = json.loads(as_json(Disturbance(wait)))["cpu"]
     assert [taker["kind"] for taker in printed["takers"]] == [
         "pod",
         "unit",
@@ -74,3 +85,34 @@ def test_json_has_all_takers_and_parts_that_add_up() -> None:
 def test_a_name_that_somebody_chose_does_not_control_the_terminal() -> None:
     hostile = Party(PartyKind.UNIT, "system.slice/\x1b[2Jx")
     assert "\x1b" not in sentence(shown(CpuWait(API, CPUS, 0.2, 0.0, 0.0, ((hostile, 0.2),)), 1.0))
+
+
+def test_each_kind_of_disturbance_has_a_sentence() -> None:
+    hog, etl = TAKERS[0][0], Party(PartyKind.POD, "batch/etl", "BE")
+    growing = ((hog, 60.0 * (1 << 20)), (API, 5.0 * (1 << 20)))
+    moved = tuple((Party(PartyKind.POD, f"batch/{name}"), 9.0 * (1 << 20)) for name in "abcd")
+    of = Disturbance(
+        shown(CpuWait(API, CPUS, 0.0, 0.0, 0.0, ()), 15.0),
+        (
+            shown_pressure(Pressure(API, MEMORY, 0.12, 3.0, growing, ((hog, 2.0 * (1 << 30)),))),
+            shown_pressure(Pressure(API, MEMORY, 0.0, 80.2, ())),
+            shown_pressure(Pressure(API, DISKS, 0.3, 0.0, moved)),
+        ),
+        shown_sharing(CoreSharing(API, CpuSet([12, 13]), 0.8, ((etl, 0.7), (hog, 0.2)))),
+        (SharedCard("shop/api-7", "GPU-1", 97, (("batch/train-2", 61), ("", None))),),
+    )
+    api = "shop/api-7"
+    assert as_text(of).splitlines() == [
+        f"{api} did not wait for CPUs 4-7",
+        f"{api} was stalled 120 ms of each second for memory: batch/transcode-3 (BE) grew by 60 "
+        "MiB/s, the pod itself grew by 5 MiB/s, batch/transcode-3 (BE) is 2048 MiB above its "
+        "request",
+        f"{api} had to read memory from disks 80 times a second: nobody grew",
+        f"{api} was stalled 300 ms of each second for disks: batch/a moved 9 MiB/s, batch/b moved "
+        "9 MiB/s, batch/c moved 9 MiB/s, 1 more",
+        f"{api} shares its cores: while it ran, others ran 800 ms of each second on the sibling "
+        "CPUs 12-13: 700 ms batch/etl (BE), 200 ms batch/transcode-3 (BE)",
+        f"{api} shares GPU GPU-1, which is 97 % busy, with batch/train-2 (61 %), processes outside "
+        "of pods",
+    ]
+    assert len(sentences(of, also_without_wait=False)) == 5

@@ -1,0 +1,161 @@
+"""Who presses on a pod that is stalled for memory or disks, and who shares its graphics card.
+
+That a pod is stalled, the kernel says (PSI); without PSI, accesses to memory that wait for a disk
+say it. Why, it does not say. For memory the suspects are those who grew meanwhile, and those who
+use more than they request; for disks those who moved bytes on the disks of the pod. The pod itself
+is one of them: what it does to itself is no neighbour's fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.model.devices.holding import GpuUse
+from agent.usage.contention import Party, PartyKind
+
+MEMORY: Final = "memory"
+DISKS: Final = "io"
+LONG_STALL: Final = 0.1
+"""A longer stall, in seconds of each second, is too long."""
+MANY_FAULTS: Final = 50.0
+"""So many major page faults a second are too many, where there is no PSI."""
+BUSY_PERCENT: Final = 90
+"""From here on a card has no time left for both."""
+_LEAST_RATE: Final = 1 << 20
+"""Who moves or grows by fewer bytes a second is not named."""
+
+
+class Amounts(msgspec.Struct, frozen=True):
+    """What a pod or unit has and has done, by counters that only grow, but for the memory."""
+
+    memory_bytes: float | None = None
+    """With page cache; None if it is not known."""
+    disk_bytes: Mapping[str, int] = {}
+    """Read and written, by disk."""
+    stalled_seconds: Mapping[str, float] = {}
+    """By resource; empty without PSI."""
+    major_faults: int | None = None
+
+
+class Pressure(msgspec.Struct, frozen=True):
+    """A pod that is stalled too long."""
+
+    pod: Party
+    resource: str
+    stalled: float
+    """Seconds of each second; 0 without PSI."""
+    faults: float
+    """Major page faults a second."""
+    takers: tuple[tuple[Party, float], ...]
+    """Bytes a second by which they grew, or that they moved on the disks of the pod; the largest
+    first. The pod itself may be one of them."""
+    above: tuple[tuple[Party, float], ...] = ()
+    """Bytes of memory above the request, the largest first."""
+
+
+def pressures(
+    before: Mapping[Party, Amounts],
+    now: Mapping[Party, Amounts],
+    seconds: float,
+    requested_bytes: Callable[[], Mapping[Party, int]] = dict,
+) -> tuple[Pressure, ...]:
+    """The pods that were stalled too long between two moments, by name.
+
+    `requested_bytes`: returns the memory that pods request, as far as it is known; called only if a
+        pod is stalled for memory."""
+    both = {party: (before[party], now[party]) for party in sorted(now) if party in before}
+    stalled = []
+    for pod, (old, new) in both.items():
+        if pod.kind is not PartyKind.POD or seconds <= 0:
+            continue
+        faults = ((new.major_faults or 0) - (old.major_faults or 0)) / seconds
+        for resource, takers in ((MEMORY, _grown), (DISKS, _moved)):
+            stall = _since(old.stalled_seconds, new.stalled_seconds, resource) / seconds
+            without_psi = resource == MEMORY and not new.stalled_seconds
+            if stall >= LONG_STALL or (without_psi and faults >= MANY_FAULTS):
+                stalled.append(
+                    Pressure(
+                        pod,
+                        resource,
+                        stall,
+                        faults,
+                        _ranked(takers(pod, both, seconds)),
+                        _ranked(_above(now, requested_bytes())) if resource == MEMORY else (),
+                    )
+                )
+    return tuple(stalled)
+
+
+_Both = Mapping[Party, tuple[Amounts, Amounts]]
+
+
+def _grown(_: Party, both: _Both, seconds: float) -> Iterator[tuple[Party, float]]:
+    for party, (old, new) in both.items():
+        if old.memory_bytes is not None and new.memory_bytes is not None:
+            yield party, (new.memory_bytes - old.memory_bytes) / seconds
+
+
+def _moved(pod: Party, both: _Both, seconds: float) -> Iterator[tuple[Party, float]]:
+    """On all disks, if those of the pod are not known."""
+    old, new = both[pod]
+    disks = {
+        disk for disk in new.disk_bytes if _since(old.disk_bytes, new.disk_bytes, disk) > 0
+    } or {disk for _, (_, amounts) in both.items() for disk in amounts.disk_bytes}
+    for party, (earlier, later) in both.items():
+        moved = sum(_since(earlier.disk_bytes, later.disk_bytes, disk) for disk in disks)
+        yield party, moved / seconds
+
+
+def _above(
+    now: Mapping[Party, Amounts], requested_bytes: Mapping[Party, int]
+) -> Iterator[tuple[Party, float]]:
+    for party, requested in requested_bytes.items():
+        memory = now[party].memory_bytes if party in now else None
+        if memory is not None:
+            yield party, memory - requested
+
+
+def _since(old: Mapping[str, float], new: Mapping[str, float], name: str) -> float:
+    """A counter that is new has counted all since then."""
+    return max(0.0, new.get(name, 0.0) - old.get(name, 0.0))
+
+
+def _ranked(amounts: Iterable[tuple[Party, float]]) -> tuple[tuple[Party, float], ...]:
+    large = (item for item in amounts if item[1] >= _LEAST_RATE)
+    return tuple(sorted(large, key=lambda item: (-item[1], item[0])))
+
+
+class SharedCard(msgspec.Struct, frozen=True):
+    """A graphics card that is busy, and that a pod shares."""
+
+    pod: str
+    """Its title."""
+    uuid: str
+    busy_percent: int
+    others: tuple[tuple[str, int | None], ...]
+    """The titles of the others and the part of the time in which they use the card, in percent;
+    None if the driver does not say. The title is "" for processes outside of pods."""
+
+
+def shared_cards(uses: Iterable[GpuUse], busy_percent: Mapping[str, int]) -> tuple[SharedCard, ...]:
+    """For each pod the busy cards that it shares.
+
+    `busy_percent`: by uuid of the card."""
+    by_card: dict[str, dict[str, int | None]] = {}
+    for use in uses:
+        if busy_percent.get(use.uuid, 0) >= BUSY_PERCENT:
+            pods = by_card.setdefault(use.uuid, {})
+            percents = [
+                percent for percent in (pods.get(use.pod), use.sm_percent) if percent is not None
+            ]
+            pods[use.pod] = sum(percents) if percents else None
+    shared = []
+    for uuid, pods in sorted(by_card.items()):
+        for pod in sorted(pods):
+            others = [(other, percent) for other, percent in pods.items() if other != pod]
+            if pod and others:
+                others.sort(key=lambda other: (-(other[1] or 0), other[0]))
+                shared.append(SharedCard(pod, uuid, busy_percent[uuid], tuple(others)))
+    return tuple(shared)
