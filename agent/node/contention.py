@@ -40,7 +40,7 @@ from agent.usage.contention import (
 )
 from agent.usage.look import LookedPod, Lookout
 from agent.usage.machine import Machine
-from agent.usage.pressure import DISKS, MEMORY, Amounts, Pressure, SharedCard, pressures
+from agent.usage.pressure import DISKS, MEMORY, Consumption, Pressure, SharedCard, pressures
 from agent.usage.sampler import Last, UsageSampler
 from agent.usage.traffic import DiskTraffic
 from agent.view.contention import (
@@ -169,7 +169,7 @@ class Moment(msgspec.Struct, frozen=True):
 
     at: float = 0.0
     """Seconds of any clock that is not set; 0 if nothing was read yet."""
-    amounts: Mapping[Party, Amounts] = {}
+    amounts: Mapping[Party, Consumption] = {}
 
 
 def moment(sampler: UsageSampler, pods: Iterable[Pod]) -> Moment:
@@ -180,7 +180,7 @@ def moment(sampler: UsageSampler, pods: Iterable[Pod]) -> Moment:
     amounts = {}
     for pod in pods:
         stalls = counted.waits.pods.get(pod.uid, {})
-        amounts[party_of(pod)] = Amounts(
+        amounts[party_of(pod)] = Consumption(
             of_pods.get(pod.uid, Last()).memory_with_cache_bytes,
             of_disks.get(pod.uid, {}),
             {name: stalls[name, _SOME] for name in (MEMORY, DISKS) if (name, _SOME) in stalls},
@@ -188,7 +188,9 @@ def moment(sampler: UsageSampler, pods: Iterable[Pod]) -> Moment:
         )
     of_disks = _moved(counted.traffic.unit_disks)
     for name, unit in counted.units.items():
-        amounts[Party(PartyKind.UNIT, name)] = Amounts(unit.memory_bytes, of_disks.get(name, {}))
+        amounts[Party(PartyKind.UNIT, name)] = Consumption(
+            unit.memory_bytes, of_disks.get(name, {})
+        )
     return Moment(counted.at, amounts)
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri
+from agent.discover.sysfs import DiscoveryError
 from agent.hooks.agent_client import Notifier, read_snapshot
 from agent.host import files, processes
 from agent.host.kernel_events import first_writer
@@ -176,8 +177,9 @@ def examine(settings: KubeletStateSettings) -> Examination:
         seen, groups, facts["runtime"] = _containers(settings, snapshot, given, hierarchy)
         wrong |= node_findings.of_groups(groups)
         facts["cgroup_driver"] = node_findings.driver_of(groups)
-        if waits := contention.finding(contention.waits_of_node(settings)):
-            wrong[NodeCode.CPU_WAIT] = waits
+        with contextlib.suppress(DiscoveryError):  # then the agent is not ready
+            if waits := contention.finding(contention.waits_of_node(settings)):
+                wrong[NodeCode.DISTURBED] = waits
     except RpcError as error:
         wrong[NodeCode.RUNTIME] = f"the container runtime does not answer: {error}"
         runtime = options.socket_path(settings.runtime_endpoint)

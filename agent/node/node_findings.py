@@ -54,7 +54,7 @@ class NodeCode(enum.StrEnum):
     DRA_CPUS = "dra-driver-gives-cpus"
     DEVICE_PLUGIN = "device-plugin-offers-devices"
     STRATEGIES = "strategies-invalid"
-    CPU_WAIT = "pods-wait-for-cpus"
+    DISTURBED = "pods-disturbed"
 
 
 REMEDIES: Final = {
@@ -113,8 +113,8 @@ REMEDIES: Final = {
     "devices; otherwise keep other schedulers from placing such pods here (docs/devices.md)",
     NodeCode.STRATEGIES: "correct these values; topolet explain node strategies shows what is in "
     "force instead",
-    NodeCode.CPU_WAIT: "move or limit what takes the CPUs, give the pod CPUs of its own or more of "
-    "them, or raise its quota (docs/usage.md)",
+    NodeCode.DISTURBED: "move or limit what disturbs these pods, give them CPUs of their own or "
+    "more of them, or raise their quota (docs/usage.md)",
 }
 
 WARNINGS: Final = frozenset(
@@ -126,7 +126,7 @@ WARNINGS: Final = frozenset(
         NodeCode.DRA_CPUS,
         NodeCode.DEVICE_PLUGIN,
         NodeCode.STRATEGIES,
-        NodeCode.CPU_WAIT,
+        NodeCode.DISTURBED,
     }
 )
 """The codes of what works but may be unintended, and of what any pod can cause, as a program's name

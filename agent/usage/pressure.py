@@ -27,7 +27,7 @@ _LEAST_RATE: Final = 1 << 20
 """Who moves or grows by fewer bytes a second is not named."""
 
 
-class Amounts(msgspec.Struct, frozen=True):
+class Consumption(msgspec.Struct, frozen=True):
     """What a pod or unit has and has done, by counters that only grow, but for the memory."""
 
     memory_bytes: float | None = None
@@ -56,8 +56,8 @@ class Pressure(msgspec.Struct, frozen=True):
 
 
 def pressures(
-    before: Mapping[Party, Amounts],
-    now: Mapping[Party, Amounts],
+    before: Mapping[Party, Consumption],
+    now: Mapping[Party, Consumption],
     seconds: float,
     requested_bytes: Callable[[], Mapping[Party, int]] = dict,
 ) -> tuple[Pressure, ...]:
@@ -88,7 +88,7 @@ def pressures(
     return tuple(stalled)
 
 
-_Both = Mapping[Party, tuple[Amounts, Amounts]]
+_Both = Mapping[Party, tuple[Consumption, Consumption]]
 
 
 def _grown(_: Party, both: _Both, seconds: float) -> Iterator[tuple[Party, float]]:
@@ -109,7 +109,7 @@ def _moved(pod: Party, both: _Both, seconds: float) -> Iterator[tuple[Party, flo
 
 
 def _above(
-    now: Mapping[Party, Amounts], requested_bytes: Mapping[Party, int]
+    now: Mapping[Party, Consumption], requested_bytes: Mapping[Party, int]
 ) -> Iterator[tuple[Party, float]]:
     for party, requested in requested_bytes.items():
         memory = now[party].memory_bytes if party in now else None

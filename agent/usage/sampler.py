@@ -64,8 +64,6 @@ class HostUnit(msgspec.Struct, frozen=True):
 class Counted(msgspec.Struct, frozen=True):
     """The newest counters of the kernel."""
 
-    at: float = 0.0
-    """When they were read, by the sampler's clock; 0 if they were not."""
     waits: Waits = Waits()
     major_faults: int | None = None
     """Of the machine."""
@@ -79,6 +77,8 @@ class Counted(msgspec.Struct, frozen=True):
     kernel_threads_cpu_seconds: float | None = None
     monitored: Mapping[tuple[str, str], Monitored] = {}
     """By group of resctrl and L3 domain."""
+    at: float = 0.0
+    """When they were read, by the sampler's clock; 0 if they were not."""
 
 
 class Groups(Protocol):
@@ -268,7 +268,6 @@ class UsageSampler:
         of_pods = {pod.uid: memory.groups.get(pod.group) for pod in pods}
         of_units = {name: self._use_of(group) for name, group in units.items()}
         return Counted(
-            now,
             self._read_waits(pods),
             self._machine.major_faults(),
             {
@@ -287,6 +286,7 @@ class UsageSampler:
             self._read_classes(pods),
             thread_seconds,
             self._machine.resctrl.monitored(),
+            now,
         )
 
     def _read_waits(self, pods: Iterable[SampledPod]) -> Waits:

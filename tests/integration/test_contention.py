@@ -70,4 +70,4 @@ def test_the_neighbour_on_the_same_cpus_is_named(
         f"--kubelet-dir={node.folder / 'kubelet'}",
     )
     texts = {finding["code"]: finding["text"] for finding in json.loads(done.stdout)["node"]}
-    assert "default/api waited " in texts["pods-wait-for-cpus"]
+    assert "default/api waited " in texts["pods-disturbed"]

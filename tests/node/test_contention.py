@@ -33,7 +33,7 @@ from agent.telemetry.metrics import AgentMetrics
 from agent.usage import WAITS_FILE
 from agent.usage.contention import CpuWait, Party, PartyKind
 from agent.usage.machine import Machine
-from agent.usage.pressure import Amounts, SharedCard
+from agent.usage.pressure import Consumption, SharedCard
 from agent.usage.sampler import UsageSampler
 from agent.view.contention import Disturbance, shown
 from tests.builders import machine, pod
@@ -125,8 +125,8 @@ def test_a_pod_that_waits_for_another_one_is_told_so(tmp_path: Path, groups: Rea
 
 def test_a_pod_that_is_stalled_or_shares_a_card_is_told_so_without_a_wait(tmp_path: Path) -> None:
     def at(seconds: float, stalled: float, memory_bytes: int) -> Moment:
-        of_api = Amounts(1 << 20, stalled_seconds={"memory": stalled})
-        return Moment(seconds, {API: of_api, HOG: Amounts(memory_bytes)})
+        of_api = Consumption(1 << 20, stalled_seconds={"memory": stalled})
+        return Moment(seconds, {API: of_api, HOG: Consumption(memory_bytes)})
 
     tasks = CgroupTasks(Controllers(ROOT), Hierarchy(ROOT))
     moments = (at(1.0, 0.0, 1 << 20), at(1.0, 0.0, 1 << 20), at(16.0, 3.0, 151 << 20))

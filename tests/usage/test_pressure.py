@@ -9,7 +9,7 @@ from agent.usage.contention import Party, PartyKind
 from agent.usage.pressure import (
     DISKS,
     MEMORY,
-    Amounts,
+    Consumption,
     Pressure,
     SharedCard,
     pressures,
@@ -24,14 +24,14 @@ MB = 1 << 20
 
 def test_who_grew_and_who_is_above_its_request_press_on_memory() -> None:
     before = {
-        API: Amounts(100 * MB, stalled_seconds={MEMORY: 5.0, DISKS: 1.0}),
-        HOG: Amounts(100 * MB, stalled_seconds={MEMORY: 0.0}),
-        BACKUP: Amounts(100 * MB),
+        API: Consumption(100 * MB, stalled_seconds={MEMORY: 5.0, DISKS: 1.0}),
+        HOG: Consumption(100 * MB, stalled_seconds={MEMORY: 0.0}),
+        BACKUP: Consumption(100 * MB),
     }
     now = {
-        API: Amounts(120 * MB, stalled_seconds={MEMORY: 6.5, DISKS: 1.5}),
-        HOG: Amounts(400 * MB, stalled_seconds={MEMORY: 0.5}),
-        BACKUP: Amounts(90 * MB),
+        API: Consumption(120 * MB, stalled_seconds={MEMORY: 6.5, DISKS: 1.5}),
+        HOG: Consumption(400 * MB, stalled_seconds={MEMORY: 0.5}),
+        BACKUP: Consumption(90 * MB),
     }
     requests = {API: 100 * MB, HOG: 50 * MB, Party(PartyKind.POD, "shop/new"): MB}
     assert pressures(before, now, 10.0, lambda: requests) == (
@@ -47,25 +47,25 @@ def test_who_grew_and_who_is_above_its_request_press_on_memory() -> None:
 
 
 def test_without_psi_major_page_faults_say_that_a_pod_is_stalled() -> None:
-    before = {API: Amounts(10 * MB, major_faults=100), HOG: Amounts(0, major_faults=100)}
-    now = {API: Amounts(10 * MB, major_faults=700), HOG: Amounts(20 * MB, major_faults=200)}
+    before = {API: Consumption(10 * MB, major_faults=100), HOG: Consumption(0, major_faults=100)}
+    now = {API: Consumption(10 * MB, major_faults=700), HOG: Consumption(20 * MB, major_faults=200)}
     (pressure,) = pressures(before, now, 10.0)
     assert (pressure.pod, pressure.stalled, pressure.faults) == (API, 0.0, 60.0)
     assert pressure.takers == ((HOG, 2.0 * MB),)
-    with_psi = {API: Amounts(10 * MB, stalled_seconds={MEMORY: 0.0}, major_faults=700)}
+    with_psi = {API: Consumption(10 * MB, stalled_seconds={MEMORY: 0.0}, major_faults=700)}
     assert pressures(before, with_psi, 10.0) == ()
 
 
 def test_who_moves_bytes_on_the_disks_of_the_pod_presses_on_them() -> None:
     before = {
-        API: Amounts(disk_bytes={"sda": 0}, stalled_seconds={DISKS: 0.0}),
-        HOG: Amounts(disk_bytes={"sda": 5 * MB, "sdb": 0}),
-        BACKUP: Amounts(disk_bytes={"sda": 0, "sdb": 0}),
+        API: Consumption(disk_bytes={"sda": 0}, stalled_seconds={DISKS: 0.0}),
+        HOG: Consumption(disk_bytes={"sda": 5 * MB, "sdb": 0}),
+        BACKUP: Consumption(disk_bytes={"sda": 0, "sdb": 0}),
     }
     now = {
-        API: Amounts(disk_bytes={"sda": 20 * MB}, stalled_seconds={DISKS: 5.0}),
-        HOG: Amounts(disk_bytes={"sda": 25 * MB, "sdb": 900 * MB}),
-        BACKUP: Amounts(disk_bytes={"sda": 100 * MB, "sdb": 0}),
+        API: Consumption(disk_bytes={"sda": 20 * MB}, stalled_seconds={DISKS: 5.0}),
+        HOG: Consumption(disk_bytes={"sda": 25 * MB, "sdb": 900 * MB}),
+        BACKUP: Consumption(disk_bytes={"sda": 100 * MB, "sdb": 0}),
     }
     (pressure,) = pressures(before, now, 10.0)
     assert (pressure.resource, pressure.stalled) == (DISKS, 0.5)
@@ -73,16 +73,22 @@ def test_who_moves_bytes_on_the_disks_of_the_pod_presses_on_them() -> None:
 
 
 def test_on_a_pod_without_disks_all_disks_press() -> None:
-    before = {API: Amounts(stalled_seconds={DISKS: 0.0}), HOG: Amounts(disk_bytes={"sda": 0})}
-    now = {API: Amounts(stalled_seconds={DISKS: 5.0}), HOG: Amounts(disk_bytes={"sda": 50 * MB})}
+    before = {
+        API: Consumption(stalled_seconds={DISKS: 0.0}),
+        HOG: Consumption(disk_bytes={"sda": 0}),
+    }
+    now = {
+        API: Consumption(stalled_seconds={DISKS: 5.0}),
+        HOG: Consumption(disk_bytes={"sda": 50 * MB}),
+    }
     (pressure,) = pressures(before, now, 10.0)
     assert pressure.takers == ((HOG, 5.0 * MB),)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 def test_two_moments_that_are_one_have_no_pressure(seconds: float) -> None:
-    before = {API: Amounts(stalled_seconds={DISKS: 0.0})}
-    now = {API: Amounts(stalled_seconds={DISKS: 5.0})}
+    before = {API: Consumption(stalled_seconds={DISKS: 0.0})}
+    now = {API: Consumption(stalled_seconds={DISKS: 5.0})}
     assert pressures(before, now, seconds) == ()
 
 
