@@ -4,12 +4,15 @@ of /proc/stat.
 The kernel counts interrupts by device and CPU, and the time of all interrupts by CPU. The time of
 a CPU is distributed over devices by their interrupts there, and the time of softirqs by kind. The
 softirqs of devices count more than those of timers and the scheduler, since one of them handles
-many packets or requests; they are of the device that interrupts this CPU most, if it is one."""
+many packets or requests. Those of disks are of the device that interrupts this CPU most and has no
+network interface. Those of networks are of the device of an interface that interrupts it most, if
+it has received as many packets as half of those that the CPU has handled: other packets come from
+containers, and from CPUs that steer packets here."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias
 
 import msgspec
@@ -20,7 +23,8 @@ Counts: TypeAlias = Mapping[str, Mapping[int, int]]
 """By name and CPU, without zeros."""
 
 _MAX_LINES: Final = 4096
-_DEVICE_SOFTIRQS: Final = frozenset({"NET_TX", "NET_RX", "BLOCK", "IRQ_POLL"})
+_NETWORK_SOFTIRQS: Final = frozenset({"NET_TX", "NET_RX"})
+_DEVICE_SOFTIRQS: Final = _NETWORK_SOFTIRQS | {"BLOCK", "IRQ_POLL"}
 _DEVICE_WEIGHT: Final = 16
 _MOST: Final = 0.5
 TICKS_PER_SECOND: Final = 100.0
@@ -38,6 +42,15 @@ class CpuTimes(msgspec.Struct, frozen=True):
     """By the hypervisor."""
 
 
+class Interface(msgspec.Struct, frozen=True):
+    """A network interface of a device."""
+
+    device: str
+    """In sysfs: `virtio2`, `0000:c1:00.0`."""
+    received: int
+    """Packets."""
+
+
 class Interrupts(msgspec.Struct, frozen=True):
     """The counters at one moment."""
 
@@ -46,6 +59,9 @@ class Interrupts(msgspec.Struct, frozen=True):
     """The text of /proc/interrupts."""
     softirqs: str = ""
     """That of /proc/softirqs."""
+    packets: str = ""
+    """That of /proc/net/softnet_stat."""
+    interfaces: Mapping[str, Interface] = {}
 
 
 def cpu_times(stat: str) -> dict[int, CpuTimes]:
@@ -116,13 +132,12 @@ def taken_seconds(before: Interrupts, now: Interrupts) -> dict[str, dict[int, fl
     """Between two moments, how long each device or kind of softirq had each CPU."""
     taken: dict[str, dict[int, float]] = {}
     hard = _since(before.interrupts, now.interrupts)
-    soft = _since(before.softirqs, now.softirqs)
+    soft = _softirq_weights(hard, before, now)
     for cpu in now.cpus.keys() & before.cpus.keys():
         times, old = now.cpus[cpu], before.cpus[cpu]
-        devices = hard.get(cpu, {})
         for seconds, weights in (
-            (times.irq - old.irq, devices),
-            (times.softirq - old.softirq, _softirq_weights(devices, soft.get(cpu, {}))),
+            (times.irq - old.irq, hard.get(cpu, {})),
+            (times.softirq - old.softirq, soft.get(cpu, {})),
         ):
             total = sum(weights.values())
             for name, weight in weights.items() if seconds > 0 and total else ():
@@ -140,30 +155,77 @@ def stolen_seconds(before: Interrupts, now: Interrupts) -> dict[int, float]:
     }
 
 
-def _softirq_weights(devices: Mapping[str, int], kinds: Mapping[str, int]) -> dict[str, int]:
-    """The weights of the softirqs of a CPU, by their device or kind."""
-    weights: dict[str, int] = {}
-    for kind, number in kinds.items():
-        of_device = kind in _DEVICE_SOFTIRQS
-        name = (_main_device(devices) if of_device else "") or f"softirq {kind}"
-        weights[name] = weights.get(name, 0) + number * (_DEVICE_WEIGHT if of_device else 1)
+def _softirq_weights(
+    hard: Mapping[int, Mapping[str, int]], before: Interrupts, now: Interrupts
+) -> dict[int, dict[str, int]]:
+    """By CPU, the weights of its softirqs by their device or kind.
+
+    `hard`: by CPU, the interrupts of devices between the two moments."""
+    weights: dict[int, dict[str, int]] = {}
+    old_packets, packets = packet_counts(before.packets), packet_counts(now.packets)
+    for cpu, kinds in _since(before.softirqs, now.softirqs).items():
+        handled = packets.get(cpu, 0) - old_packets.get(cpu, 0)
+        # The kernel's own kinds, such as those of timers, have a space in their name.
+        devices = {name: count for name, count in hard.get(cpu, {}).items() if " " not in name}
+        received = {
+            name: count for name in devices if (count := _received(name, before, now)) is not None
+        }
+        of_network = _main(
+            {
+                name: devices[name]
+                for name, count in received.items()
+                if count and count >= _MOST * handled
+            }
+        )
+        of_others = _main({name: devices[name] for name in devices.keys() - received.keys()})
+        of_cpu = weights.setdefault(cpu, {})
+        for kind, number in kinds.items():
+            main = of_network if kind in _NETWORK_SOFTIRQS else of_others
+            of_device = kind in _DEVICE_SOFTIRQS
+            name = (main if of_device else "") or f"softirq {kind}"
+            of_cpu[name] = of_cpu.get(name, 0) + number * (_DEVICE_WEIGHT if of_device else 1)
     return weights
 
 
 def softirq_of(before: Interrupts, now: Interrupts, cpu: int) -> str:
     """The device or kind of most softirqs of a CPU between two moments; empty without any."""
-    devices = _since(before.interrupts, now.interrupts).get(cpu, {})
-    kinds = _since(before.softirqs, now.softirqs).get(cpu, {})
-    weights = _softirq_weights(devices, kinds)
+    hard = _since(before.interrupts, now.interrupts)
+    weights = _softirq_weights(hard, before, now).get(cpu, {})
     return max(weights, key=lambda name: (weights[name], name), default="")
 
 
-def _main_device(devices: Mapping[str, int]) -> str:
-    """The device with most of the interrupts of a CPU; empty if none has. The kernel's own kinds,
-    such as those of timers, have a space in their name."""
-    of_devices = {name: number for name, number in devices.items() if " " not in name}
-    name = max(of_devices, key=lambda name: (of_devices[name], name), default="")
-    return name if name and of_devices[name] > _MOST * sum(of_devices.values()) else ""
+def _main(devices: Mapping[str, int]) -> str:
+    """The device with most of the interrupts; empty if none has."""
+    name = max(devices, key=lambda name: (devices[name], name), default="")
+    return name if name and devices[name] > _MOST * sum(devices.values()) else ""
+
+
+def _received(name: str, before: Interrupts, now: Interrupts) -> int | None:
+    """The packets that the interfaces of a device have received; None if it has none. Drivers name
+    interrupts after the device, the interface, or both (`i40e-ens1f0`)."""
+    received = [
+        interface.received - before.interfaces[title].received
+        for title, interface in now.interfaces.items()
+        if title in before.interfaces
+        and (name in (title, interface.device) or name.endswith(f"-{title}"))
+    ]
+    return sum(received) if received else None
+
+
+def packet_counts(table: str) -> dict[int, int]:
+    """By CPU, the packets that it has handled, from the text of /proc/net/softnet_stat
+    (net/core/net-procfs.c). Kernels before 5.10 do not write the CPU's number."""
+    counts = {}
+    for row, line in enumerate(table.splitlines()):
+        words = line.split()
+        try:
+            counts[int(words[_CPU], 16) if len(words) > _CPU else row] = int(words[0], 16)
+        except (IndexError, ValueError):
+            continue
+    return counts
+
+
+_CPU: Final = 12
 
 
 def _since(before: str, now: str) -> dict[int, dict[str, int]]:
@@ -194,4 +256,19 @@ class InterruptCounters:
             cpu_times(self._tree.text("proc/stat") or ""),
             self._tree.text("proc/interrupts") or "",
             self._tree.text("proc/softirqs") or "",
+            self._tree.text("proc/net/softnet_stat") or "",
+            dict(self._interfaces()),
         )
+
+    def _interfaces(self) -> Iterator[tuple[str, Interface]]:
+        """Those of devices. Those of containers have none."""
+        for name in self._tree.names(_INTERFACES):
+            device = self._tree.link(f"{_INTERFACES}/{name}/device")
+            if device is None:
+                continue
+            received = self._tree.text(f"{_INTERFACES}/{name}/statistics/rx_packets") or ""
+            if received.isdecimal():
+                yield name, Interface(device.rpartition("/")[2], int(received))
+
+
+_INTERFACES: Final = "sys/class/net"

@@ -236,7 +236,8 @@ def _party(thread: KernelThread, before: Look, now: Look) -> Party:
         cpu = next(iter(thread.cpus), -1)
         name = softirq_of(before.interrupts, now.interrupts, cpu)
         return Party(PartyKind.INTERRUPTS, name or thread.name)
-    return Party(PartyKind.KERNEL_THREAD, _WORKER.sub(r"\1", thread.name))
+    return Party(PartyKind.KERNEL_THREAD, _WORKER.sub(r"\1-", thread.name).rstrip("-"))
 
 
-_WORKER: Final = re.compile(r"(kworker/u?\d+):\d+H?")
+_WORKER: Final = re.compile(r"(kworker/u?\d+):\d+H?[-+]?")
+"""A kernel names a worker with the queue that it works (+) or has worked for (-)."""

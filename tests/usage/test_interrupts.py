@@ -8,11 +8,13 @@ import pytest
 
 from agent.usage.interrupts import (
     CpuTimes,
+    Interface,
     InterruptCounters,
     Interrupts,
     counts,
     cpu_times,
     device,
+    packet_counts,
     softirq_of,
     stolen_seconds,
     taken_seconds,
@@ -65,6 +67,51 @@ def test_a_cpu_that_comes_online_has_no_time_before() -> None:
     assert not stolen_seconds(earlier, NOW)
 
 
+def with_packets(interface: str, device: str, received: int) -> tuple[Interrupts, Interrupts]:
+    """A CPU that a disk interrupts more often than a network, and that handles 1,000 packets."""
+
+    def at(moment: int) -> Interrupts:
+        return Interrupts(
+            {0: CpuTimes(0.0, 0.0, moment * 0.5, 0.0)},
+            "      CPU0\n"
+            f" 24: {moment * 900} PCI-MSIX-0000:00:02.0 1-edge virtio1-req.0\n"
+            f" 25: {moment * 100} PCI-MSIX-0000:00:03.0 1-edge virtio2-input.0\n",
+            f"      CPU0\n NET_RX: {moment * 300}\n BLOCK: {moment * 100}\n",
+            f"{moment * 1_000:08x} 00000000 00000000\n",
+            {interface: Interface(device, moment * received)},
+        )
+
+    return at(1), at(2)
+
+
+@pytest.mark.parametrize(
+    ("interface", "device", "received", "name"),
+    [
+        pytest.param("eth0", "virtio2", 1_000, "virtio2", id="device"),
+        pytest.param("virtio2", "0000:00:03.0", 1_000, "virtio2", id="interface"),
+        pytest.param("eth0", "virtio2", 400, "softirq NET_RX", id="of-other-interfaces"),
+        pytest.param("eth1", "virtio3", 1_000, "softirq NET_RX", id="other-device"),
+    ],
+)
+def test_packets_are_of_the_interface_that_received_them(
+    interface: str, device: str, received: int, name: str
+) -> None:
+    taken = taken_seconds(*with_packets(interface, device, received))
+    assert taken[name] == {0: pytest.approx(0.5 * 300 / 400)}
+
+
+def test_no_packet_is_of_a_disk() -> None:
+    before, now = with_packets("eth0", "virtio2", 10)
+    assert taken_seconds(before, now)["virtio1"] == {0: pytest.approx(0.5 * 100 / 400)}
+    assert softirq_of(before, now, 0) == "softirq NET_RX"
+
+
+def test_packets_by_cpu() -> None:
+    assert packet_counts("0000000a 0\n00000010 0\nx\n\n") == {0: 10, 1: 16}, "before 5.10"
+    row = " ".join(["00000000"] * 11)
+    assert packet_counts(f"000000ff {row} 00000003 00000000") == {3: 255}
+
+
 @pytest.mark.parametrize(
     ("action", "name"),
     [
@@ -94,6 +141,16 @@ def test_what_the_machine_has() -> None:
     counters = InterruptCounters("/").read()
     assert counters.cpus
     assert counts(counters.softirqs)
+    assert counters.cpus.keys() <= packet_counts(counters.packets).keys()
+
+
+def test_interfaces_of_containers_have_no_device(tmp_path: Path) -> None:
+    for name in ("eth0", "veth1"):
+        (tmp_path / f"sys/class/net/{name}/statistics").mkdir(parents=True)
+        (tmp_path / f"sys/class/net/{name}/statistics/rx_packets").write_text("12\n")
+    (tmp_path / "sys/class/net/eth0/device").symlink_to("../../../0000:00:05.0")
+    interfaces = InterruptCounters(str(tmp_path)).read().interfaces
+    assert interfaces == {"eth0": Interface("0000:00:05.0", 12)}
 
 
 def test_a_machine_without_the_files_has_nothing(tmp_path: Path) -> None:

@@ -131,6 +131,8 @@ def test_kernel_threads_have_names() -> None:
         4: KernelThread("ksoftirqd/1", CpuSet([1])),
         5: KernelThread("kworker/1:1H-kblockd", CpuSet([1])),
         6: None,
+        8: KernelThread("kworker/u8:3+writeback", CpuSet([0, 1])),
+        9: KernelThread("kworker/u8:4", CpuSet([0, 1])),
     }
     softirqs = [HEAD + f"NET_RX:   0   {count}\n" for count in (1, 9)]
     times = CpuTimes(0.0, 0.0, 0.0, 0.0)
@@ -138,13 +140,15 @@ def test_kernel_threads_have_names() -> None:
     now = look(
         1.0,
         interrupts=Interrupts({1: times}, "", softirqs[1]),
-        kernel_threads={3: 0.5, 4: 0.25, 5: 0.125, 6: 0.5, 7: 0.0001},
+        kernel_threads={3: 0.5, 4: 0.25, 5: 0.125, 6: 0.5, 7: 0.0001, 8: 0.75, 9: 0.25},
     )
     between = interval(before, now, (), lambda thread: names[thread])
     assert between.runners == (
         Runner(Party(PartyKind.KERNEL_THREAD, "kworker/u8-writeback"), CpuSet([0, 1]), 0.5),
         Runner(Party(PartyKind.INTERRUPTS, "softirq NET_RX"), CpuSet([1]), 0.25),
         Runner(Party(PartyKind.KERNEL_THREAD, "kworker/1-kblockd"), CpuSet([1]), 0.125),
+        Runner(Party(PartyKind.KERNEL_THREAD, "kworker/u8-writeback"), CpuSet([0, 1]), 0.75),
+        Runner(Party(PartyKind.KERNEL_THREAD, "kworker/u8"), CpuSet([0, 1]), 0.25),
     )
 
 
