@@ -40,7 +40,17 @@ from agent.usage.contention import (
 )
 from agent.usage.look import LookedPod, Lookout
 from agent.usage.machine import Machine
-from agent.usage.pressure import DISKS, MEMORY, Consumption, Pressure, SharedCard, pressures
+from agent.usage.pressure import (
+    DISKS,
+    MEMORY,
+    CacheUse,
+    Consumption,
+    Pressure,
+    SharedCard,
+    cache_uses,
+    pressures,
+)
+from agent.usage.resctrl import Monitored
 from agent.usage.sampler import Last, UsageSampler
 from agent.usage.traffic import DiskTraffic
 from agent.view.contention import (
@@ -77,6 +87,7 @@ _MAX_BYTES: Final = 4 << 20
 _MOST_PODS: Final = 64
 _MOST_NAMED: Final = 5
 _SOME: Final = "some"
+_MOST_CACHES: Final = 8
 
 
 class CgroupTasks(CgroupUse):
@@ -169,7 +180,9 @@ class Moment(msgspec.Struct, frozen=True):
 
     at: float = 0.0
     """Seconds of any clock that is not set; 0 if nothing was read yet."""
-    amounts: Mapping[Party, Consumption] = {}
+    consumed: Mapping[Party, Consumption] = {}
+    monitored: Mapping[tuple[str, str], Monitored] = {}
+    """By group of resctrl and L3 cache."""
 
 
 def moment(sampler: UsageSampler, pods: Iterable[Pod]) -> Moment:
@@ -177,10 +190,10 @@ def moment(sampler: UsageSampler, pods: Iterable[Pod]) -> Moment:
     counted = sampler.counted()
     _, of_pods, _ = sampler.last()
     of_disks = _moved(counted.traffic.pod_disks)
-    amounts = {}
+    consumed = {}
     for pod in pods:
         stalls = counted.waits.pods.get(pod.uid, {})
-        amounts[party_of(pod)] = Consumption(
+        consumed[party_of(pod)] = Consumption(
             of_pods.get(pod.uid, Last()).memory_with_cache_bytes,
             of_disks.get(pod.uid, {}),
             {name: stalls[name, _SOME] for name in (MEMORY, DISKS) if (name, _SOME) in stalls},
@@ -188,10 +201,10 @@ def moment(sampler: UsageSampler, pods: Iterable[Pod]) -> Moment:
         )
     of_disks = _moved(counted.traffic.unit_disks)
     for name, unit in counted.units.items():
-        amounts[Party(PartyKind.UNIT, name)] = Consumption(
+        consumed[Party(PartyKind.UNIT, name)] = Consumption(
             unit.memory_bytes, of_disks.get(name, {})
         )
-    return Moment(counted.at, amounts)
+    return Moment(counted.at, consumed, counted.monitored)
 
 
 def _moved(traffic: Mapping[tuple[str, str], DiskTraffic]) -> dict[str, dict[str, int]]:
@@ -227,6 +240,7 @@ class Seen(msgspec.Struct, frozen=True):
     pressures: tuple[Pressure, ...]
     sharings: tuple[CoreSharing, ...]
     cards: tuple[SharedCard, ...]
+    caches: tuple[CacheUse, ...]
 
     @property
     def waited(self) -> float:
@@ -256,6 +270,7 @@ class Seen(msgspec.Struct, frozen=True):
             tuple(shown_pressure(pressure) for pressure in self.pressures if pressure.pod == pod),
             next(cores, None),
             tuple(card for card in self.cards if card.pod == pod.name),
+            self.caches[:_MOST_CACHES],
         )
 
 
@@ -276,9 +291,10 @@ def seen(
     return Seen(
         interval,
         {wait.pod: wait for wait in cpu_waits(interval, least)},
-        pressures(before.amounts, now.amounts, now.at - before.at, requested_bytes),
+        pressures(before.consumed, now.consumed, now.at - before.at, requested_bytes),
         core_sharings(interval, cores, SHARED),
         tuple(cards),
+        cache_uses(before.monitored, now.monitored, now.at - before.at),
     )
 
 

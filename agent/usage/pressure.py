@@ -1,4 +1,5 @@
-"""Who presses on a pod that is stalled for memory or disks, and who shares its graphics card.
+"""Who presses on a pod that is stalled for memory or disks, who shares its graphics card, and who
+uses the L3 caches.
 
 That a pod is stalled, the kernel says (PSI); without PSI, accesses to memory that wait for a disk
 say it. Why, it does not say. For memory the suspects are those who grew meanwhile, and those who
@@ -14,6 +15,7 @@ import msgspec
 
 from agent.model.devices.holding import GpuUse
 from agent.usage.contention import Party, PartyKind
+from agent.usage.resctrl import Monitored
 
 MEMORY: Final = "memory"
 DISKS: Final = "io"
@@ -159,3 +161,32 @@ def shared_cards(uses: Iterable[GpuUse], busy_percent: Mapping[str, int]) -> tup
                 others.sort(key=lambda other: (-(other[1] or 0), other[0]))
                 shared.append(SharedCard(pod, uuid, busy_percent[uuid], tuple(others)))
     return tuple(shared)
+
+
+class CacheUse(msgspec.Struct, frozen=True):
+    """What a group of resctrl does to an L3 cache."""
+
+    group: str
+    cache_id: str
+    memory_bytes: float
+    """Between the cache and memory, a second."""
+    held_bytes: int
+    """Of the cache; 0 if the machine does not say it."""
+
+
+def cache_uses(
+    before: Mapping[tuple[str, str], Monitored],
+    now: Mapping[tuple[str, str], Monitored],
+    seconds: float,
+) -> tuple[CacheUse, ...]:
+    """What each group of resctrl did between two moments, the most first.
+
+    `before`, `now`: by group and L3 cache."""
+    uses = [
+        CacheUse(*key, (moved - earlier) / seconds, new.occupied_bytes or 0)
+        for key, new in now.items()
+        if seconds > 0 and key in before
+        for moved, earlier in ((new.total_bytes, before[key].total_bytes),)
+        if moved is not None and earlier is not None and moved - earlier >= _LEAST_RATE * seconds
+    ]
+    return tuple(sorted(uses, key=lambda use: (-use.memory_bytes, use.group, use.cache_id)))

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from agent.usage.contention import CoreSharing, CpuWait, Party, PartyKind
-from agent.usage.pressure import MEMORY, Pressure, SharedCard
+from agent.usage.pressure import MEMORY, CacheUse, Pressure, SharedCard
 from agent.view.format import printable, printable_json
 
 SCHEMA_VERSION: Final = 1
@@ -84,6 +84,8 @@ class Disturbance(msgspec.Struct, frozen=True):
     cores: ShownSharing | None = None
     """None if it shares none for long."""
     cards: tuple[SharedCard, ...] = ()
+    caches: tuple[CacheUse, ...] = ()
+    """Of the whole machine: which pods are in a group of resctrl is not known here."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -157,6 +159,8 @@ def sentences(of: Disturbance, *, also_without_wait: bool = True) -> list[str]:
             f"{of.cores.siblings}: {_listed(map(_part, of.cores.sharers))}"
         )
     lines += [_about_card(card) for card in of.cards]
+    if lines and of.caches:
+        lines.append(f"on this machine {_listed(map(_about_cache, of.caches))}")
     return [printable(line) for line in lines]
 
 
@@ -190,6 +194,14 @@ def _about_card(card: SharedCard) -> str:
     return (
         f"{card.pod} shares GPU {card.uuid}, which is {card.busy_percent} % busy, with "
         f"{_listed(others)}"
+    )
+
+
+def _about_cache(use: CacheUse) -> str:
+    held = f" and holds {use.held_bytes / (1 << 20):.0f} MiB of it" if use.held_bytes else ""
+    return (
+        f"resctrl group {use.group} moves {use.memory_bytes / (1 << 20):.0f} MiB/s through L3 "
+        f"cache {use.cache_id}{held}"
     )
 
 

@@ -154,7 +154,7 @@ def test_a_moment_is_what_the_sampler_has_read(groups: RealGroups) -> None:
     assert moment(sampler, pods).at == 0.0
     sampler.sample()
     read_at = moment(sampler, pods)
-    assert (read_at.at, API in read_at.amounts) == (5.0, True)
+    assert (read_at.at, API in read_at.consumed) == (5.0, True)
     hierarchy.close()
 
 

@@ -9,12 +9,15 @@ from agent.usage.contention import Party, PartyKind
 from agent.usage.pressure import (
     DISKS,
     MEMORY,
+    CacheUse,
     Consumption,
     Pressure,
     SharedCard,
+    cache_uses,
     pressures,
     shared_cards,
 )
+from agent.usage.resctrl import Monitored
 
 API = Party(PartyKind.POD, "shop/api", "LS")
 HOG = Party(PartyKind.POD, "batch/hog", "BE")
@@ -106,3 +109,24 @@ def test_pods_share_a_card_that_is_busy() -> None:
         SharedCard("a/x", "GPU-1", 95, (("a/y", 35), ("", None))),
         SharedCard("a/y", "GPU-1", 95, (("a/x", 60), ("", None))),
     )
+
+
+def test_groups_of_resctrl_are_ranked_by_what_they_move() -> None:
+    before = {
+        ("BE", "0"): Monitored(5 * MB, 100 * MB, 0),
+        ("/", "0"): Monitored(9 * MB, 100 * MB, 0),
+        ("LS", "0"): Monitored(None, None, None),
+        ("idle", "0"): Monitored(MB, 5, 5),
+    }
+    now = {
+        ("BE", "0"): Monitored(6 * MB, 900 * MB, 0),
+        ("/", "0"): Monitored(None, 1700 * MB, 0),
+        ("LS", "0"): Monitored(None, None, None),
+        ("idle", "0"): Monitored(MB, 6, 5),
+        ("new", "0"): Monitored(MB, 900 * MB, 5),
+    }
+    assert cache_uses(before, now, 2.0) == (
+        CacheUse("/", "0", 800.0 * MB, 0),
+        CacheUse("BE", "0", 400.0 * MB, 6 * MB),
+    )
+    assert cache_uses(before, now, 0.0) == ()

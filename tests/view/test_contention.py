@@ -8,7 +8,7 @@ import pytest
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.usage.contention import CoreSharing, CpuWait, Party, PartyKind
-from agent.usage.pressure import DISKS, MEMORY, Pressure, SharedCard
+from agent.usage.pressure import DISKS, MEMORY, CacheUse, Pressure, SharedCard
 from agent.view.contention import (
     Disturbance,
     as_json,
@@ -100,6 +100,7 @@ def test_each_kind_of_disturbance_has_a_sentence() -> None:
         ),
         shown_sharing(CoreSharing(API, CpuSet([12, 13]), 0.8, ((etl, 0.7), (hog, 0.2)))),
         (SharedCard("shop/api-7", "GPU-1", 97, (("batch/train-2", 61), ("", None))),),
+        (CacheUse("BE", "1", 9000.0 * (1 << 20), 20 << 20), CacheUse("/", "0", 5.0 * (1 << 20), 0)),
     )
     api = "shop/api-7"
     assert as_text(of).splitlines() == [
@@ -114,5 +115,9 @@ def test_each_kind_of_disturbance_has_a_sentence() -> None:
         "CPUs 12-13: 700 ms batch/etl (BE), 200 ms batch/transcode-3 (BE)",
         f"{api} shares GPU GPU-1, which is 97 % busy, with batch/train-2 (61 %), processes outside "
         "of pods",
+        "on this machine resctrl group BE moves 9000 MiB/s through L3 cache 1 and holds 20 MiB of "
+        "it, resctrl group / moves 5 MiB/s through L3 cache 0",
     ]
-    assert len(sentences(of, also_without_wait=False)) == 5
+    assert len(sentences(of, also_without_wait=False)) == 6
+    alone = Disturbance(of.cpu, caches=of.caches)
+    assert sentences(alone, also_without_wait=False) == [], "nothing disturbs the pod"
