@@ -65,7 +65,7 @@ from agent.node.notifications import NotificationSocket
 from agent.node.outbox import RECHECK_SECONDS, ReportPace
 from agent.node.publisher import Publisher
 from agent.node.reconcile import Reconciler
-from agent.node.report import ClusterReporter, FollowUsage, Reporter
+from agent.node.report import ClusterReporter, FollowUsage, GpuMoment, Reporter
 from agent.node.runtime_updater import RuntimeUpdater
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.sources import SourceName, Sources
@@ -329,9 +329,13 @@ class _Agent:
         contention = self._contention(settings, view, wake, closing)
 
         def follow(
-            pods: Collection[Pod], cluster: ClusterState, topology: Topology, decision: Decision
+            pods: Collection[Pod],
+            cluster: ClusterState,
+            topology: Topology,
+            decision: Decision,
+            gpus: GpuMoment,
         ) -> None:
-            view.follow(pods, cluster, topology, decision)
+            view.follow(pods, cluster, topology, decision, gpus)
             contention.follow(pods, topology)
 
         usage = _Usage(follow, past=view.past, long_waits=contention.sentences)

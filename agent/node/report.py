@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -15,6 +16,7 @@ from agent.kubelet.configuration import KubeletConfiguration
 from agent.model import bounds
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Topology
+from agent.model.devices.device_object import Device
 from agent.model.devices.gpus import GpuReading
 from agent.model.devices.holding import GpuUse, gpu_users
 from agent.model.nrt import resource_topology
@@ -50,10 +52,23 @@ from agent.node.sources import Sources
 from agent.node.violations import RefusedLimit, Shortfall, find_unallocated, unmet
 from agent.telemetry.metrics import AgentMetrics
 
-FollowUsage = Callable[[Collection[Pod], ClusterState, Topology, Decision], None]
+FollowUsage = Callable[[Collection[Pod], ClusterState, Topology, Decision, "GpuMoment"], None]
 UpdatePodResources = Callable[
     [Iterable[Pod], Mapping[str, PodWanted], DeviceState, DeviceVisibility | None], None
 ]
+
+
+class GpuMoment(NamedTuple):
+    """The GPUs in one pass."""
+
+    devices: tuple[Device, ...] = ()
+    """With devices of other types."""
+    readings: tuple[GpuReading, ...] = ()
+    """The same object until the driver is read again."""
+    users: tuple[GpuUse, ...] = ()
+
+
+NO_GPUS: Final = GpuMoment()
 
 
 class ReportInput(msgspec.Struct, frozen=True):
@@ -202,7 +217,8 @@ class Reporter:
         if visibility is not UNDECIDED:
             self._cluster.report(moment)
         if self._follow_usage is not None:
-            self._follow_usage(listed, moment.cluster, moment.topology, decision)
+            gpus = GpuMoment(moment.devices.devices, devices.readings, self._users)
+            self._follow_usage(listed, moment.cluster, moment.topology, decision, gpus)
         if self._kai is not None:
             api_pods = moment.cluster.pods.values()
             self._kai.update(pods, api_pods, held_by_pod(moment), moment.topology)

@@ -23,6 +23,7 @@ from agent.kube.errors import KubeError
 from agent.kube.objects import NODE_METRIC
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.topology import Topology
+from agent.model.devices.gpus import GpuReading
 from agent.model.nrt.node_annotations import node_reservation
 from agent.model.objects import ObjectError
 from agent.model.pod.apiobjects import ApiNode, ApiPod
@@ -30,23 +31,34 @@ from agent.model.pod.pods import Container, Pod
 from agent.model.pod.qos import POOLS, Pools, PriorityClass, QoS
 from agent.model.pod.resource_request import pod_requests
 from agent.node.cluster_view import ClusterState
+from agent.node.report import NO_GPUS, GpuMoment
 from agent.telemetry.metrics import AgentMetrics, PodUse, UsageValues, pod_labels
-from agent.usage import batch_mid, node_metric, prediction
+from agent.usage import batch_mid, host_applications, node_metric, prediction
 from agent.usage.batch_mid import NodeLoad, PodLoad
 from agent.usage.contention import Party, PartyKind
+from agent.usage.gpus import GpuSampler
 from agent.usage.machine import GroupMemory, Machine, group_memory
 from agent.usage.node_metric import (
     CollectPolicy,
     NodeMemoryPolicy,
+    UsedApplication,
     UsedNode,
     UsedPod,
     priority_class_of_pod,
     qos_of_pod,
 )
+from agent.usage.node_slo import HostApplication
 from agent.usage.past import OWN, PastHour
 from agent.usage.prediction import Peak, PredictedPod, Prediction
 from agent.usage.predictor import FILE, TRAIN_SECONDS, Predictor
-from agent.usage.sampler import SAMPLE_SECONDS, Last, SampledPod, UsageSampler, Used
+from agent.usage.sampler import (
+    SAMPLE_SECONDS,
+    Last,
+    SampledPod,
+    UsageSampler,
+    Used,
+    kubepods,
+)
 from agent.usage.traffic import DiskTraffic, disks_of_v1, disks_of_v2
 from agent.usage.waits import Stalls, Throttling, stalls, throttling
 
@@ -127,6 +139,9 @@ class UsageView:
         self._predictor = Predictor(os.path.join(state_dir, FILE))
         self._controllers = controllers
         self._strategies = strategies
+        self._gpus = GpuSampler()
+        self._readings: tuple[GpuReading, ...] = ()
+        self._applications: Mapping[str, HostApplication] = {}
         self._now = now
         self._lock = threading.Lock()
         self._pods: dict[str, Pod] = {}
@@ -155,15 +170,27 @@ class UsageView:
         cluster: ClusterState,
         topology: Topology,
         decision: Decision,
+        gpus: GpuMoment = NO_GPUS,
     ) -> None:
-        """From now on these pods of the runtime are sampled."""
+        """From now on these pods of the runtime are sampled, and the applications of the host that
+        the strategies name."""
+        if gpus.readings is not self._readings:
+            self._readings = gpus.readings
+            self._gpus.add(*gpus, {pod.title for pod in pods})
+        applications: tuple[HostApplication, ...] = ()
         if self._strategies is not None:
             self._strategies.follow(cluster)
+            applications = self._strategies.now().slo.host_applications
+        sampled = [each for pod in pods if (each := sampled_pod(pod)) is not None]
+        root = next((root for each in sampled if (root := kubepods(each.group))), None)
+        application_groups = host_applications.groups(applications, root)
         in_cluster = in_api(pods, cluster.pods.values())
         with self._lock:
             self._pods, self._api_pods = {pod.uid: pod for pod in pods}, in_cluster
             self._pools = decision.pools
             self._cluster = cluster
+            by_name = {each.name: each for each in reversed(applications)}
+            self._applications = {name: by_name[name] for name in application_groups}
             # A pod that ends or is removed still has samples, and no class in the API.
             self._classes = {
                 uid: priority_class_of_pod(in_cluster[uid])
@@ -171,13 +198,8 @@ class UsageView:
                 else self._classes.get(uid, "")
                 for uid in self._pods
             }
-        sampled = (sampled_pod(pod) for pod in pods)
         node_of = {cpu.id: cpu.node for cpu in topology.cpus}
-        self.sampler.follow(
-            (each for each in sampled if each is not None),
-            node_of,
-            cpus_by_pool(decision, topology),
-        )
+        self.sampler.follow(sampled, node_of, cpus_by_pool(decision, topology), application_groups)
 
     def followed(self) -> tuple[Mapping[str, Pod], Pools]:
         """The pods that are sampled, by uid, and the pools."""
@@ -203,12 +225,13 @@ class UsageView:
         sampler, seconds = self.sampler, policy.aggregate_seconds
         with_cache = policy.memory is NodeMemoryPolicy.WITH_PAGE_CACHE
         with self._lock:
-            in_cluster = self._api_pods
+            in_cluster, applications = self._api_pods, self._applications
+        gpus_of_pods = self._gpus.pods(seconds)
         node = UsedNode(
-            sampler.node(seconds, page_cache=with_cache),
+            self._of_node(seconds, page_cache=with_cache),
             sampler.system(seconds),
             tuple(
-                (each, sampler.node(each, page_cache=with_cache), sampler.system(each))
+                (each, self._of_node(each, page_cache=with_cache), sampler.system(each))
                 for each in policy.durations
             ),
             sampler.numa(seconds),
@@ -218,14 +241,23 @@ class UsageView:
                     pod.name,
                     priority_class_of_pod(pod),
                     qos_of_pod(pod).value,
-                    used,
+                    msgspec.structs.replace(used, gpus=gpus_of_pods.get(pod.title, ())),
                 )
                 for uid, used in sampler.pods(seconds, page_cache=with_cache).items()
                 if (pod := in_cluster.get(uid)) is not None
             ),
             self.prediction(),
+            tuple(
+                UsedApplication(name, application.priority, application.qos, used)
+                for name, used in sampler.applications(seconds, page_cache=with_cache).items()
+                if (application := applications.get(name)) is not None
+            ),
         )
         return without_memory(node) if policy.memory is _HOT else node
+
+    def _of_node(self, seconds: float, *, page_cache: bool) -> Used:
+        used = self.sampler.node(seconds, page_cache=page_cache)
+        return msgspec.structs.replace(used, gpus=self._gpus.cards(seconds))
 
     def load(self) -> tuple[ApiNode, NodeLoad] | None:
         """The Node and what runs on it, in the averages that a NodeMetric has by default; None
@@ -233,6 +265,7 @@ class UsageView:
         seconds = CollectPolicy().aggregate_seconds
         with self._lock:
             cluster, in_cluster, classes = self._cluster, self._api_pods, self._classes
+            priorities = {name: each.priority for name, each in self._applications.items()}
         system, node = _amounts(self.sampler.system(seconds)), cluster.node
         if node is None or not cluster.pods_listed or system.keys() != set(batch_mid.RESOURCES):
             return None
@@ -266,6 +299,11 @@ class UsageView:
             _amounts(self.sampler.node(seconds)),
             {} if predicted is None else predicted.reclaimable.amounts,
             tuple(pods),
+            tuple(
+                (priority.value, _amounts(used))
+                for name, used in self.sampler.applications(seconds).items()
+                if (priority := priorities.get(name)) is not None
+            ),
         )
 
     def train(self) -> None:
@@ -392,17 +430,20 @@ def _has_group(container: Container) -> bool:
 
 
 def without_memory(used: UsedNode) -> UsedNode:
-    """The values without the memory of the machine and of pods, under a policy that this kernel can
-    not follow."""
+    """The values without the memory of the machine, of pods and of applications, under a policy
+    that this kernel can not follow."""
 
-    def cpus(one: Used) -> Used:
-        return Used(one.cpus)
+    def others(one: Used) -> Used:
+        return msgspec.structs.replace(one, memory_bytes=None)
 
     return msgspec.structs.replace(
         used,
-        node=cpus(used.node),
-        aggregated=tuple((each, cpus(node), system) for each, node, system in used.aggregated),
-        pods=tuple(msgspec.structs.replace(pod, used=cpus(pod.used)) for pod in used.pods),
+        node=others(used.node),
+        aggregated=tuple((each, others(node), system) for each, node, system in used.aggregated),
+        pods=tuple(msgspec.structs.replace(pod, used=others(pod.used)) for pod in used.pods),
+        applications=tuple(
+            msgspec.structs.replace(each, used=others(each.used)) for each in used.applications
+        ),
     )
 
 
@@ -483,12 +524,17 @@ _PERIOD_SECONDS: Final = 5.0
 
 
 def changes(stored: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The merge patch that makes the fields of `wanted` of the stored object."""
-    before = stored if isinstance(stored, dict) else {}
+    """The merge patch that makes the fields of `wanted` of the stored object, and leaves its other
+    fields."""
+    return _patch(stored if isinstance(stored, dict) else {}, wanted)
+
+
+def _patch(before: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
     patch = {}
     for name, value in wanted.items():
         if isinstance(value, dict) and isinstance(before.get(name), dict):
-            if inner := changes(before[name], value):
+            gone = dict.fromkeys(before[name].keys() - value.keys())
+            if inner := _patch(before[name], value) | gone:
                 patch[name] = inner
         elif before.get(name) != value:
             patch[name] = value

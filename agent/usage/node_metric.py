@@ -11,12 +11,14 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, DeviceType
 from agent.model.objects import ObjectError, converted
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.numa_request import kube_class_of
 from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL, PriorityClass, QoS
 from agent.model.pod.resource_request import priority_band
 from agent.model.quantities import amount, cpu
+from agent.usage.gpus import UsedGpu
 from agent.usage.prediction import Peak, Prediction
 from agent.usage.sampler import Used
 from agent.usage.series import Aggregate
@@ -56,6 +58,15 @@ class UsedPod(msgspec.Struct, frozen=True):
     used: Used
 
 
+class UsedApplication(msgspec.Struct, frozen=True):
+    """An application of the host in the status."""
+
+    name: str
+    priority_class: PriorityClass | None
+    qos: QoS | None
+    used: Used
+
+
 class UsedNode(msgspec.Struct, frozen=True):
     """The values of one status."""
 
@@ -67,6 +78,7 @@ class UsedNode(msgspec.Struct, frozen=True):
     pods: tuple[UsedPod, ...] = ()
     prod: Prediction | None = None
     """None while it is not known."""
+    applications: tuple[UsedApplication, ...] = ()
 
 
 _Seconds = Annotated[int, msgspec.Meta(ge=1, le=86_400)]
@@ -177,6 +189,16 @@ def status(used: UsedNode, update_time: str) -> Object:
             for pod in pods
             if (usage := _usage(pod.used))
         ],
+        "hostApplicationMetric": [
+            {
+                "name": each.name,
+                "usage": usage,
+                **({"priority": each.priority_class.value} if each.priority_class else {}),
+                **({"qos": each.qos.value} if each.qos else {}),
+            }
+            for each in sorted(used.applications, key=lambda each: each.name)
+            if (usage := _usage(each.used))
+        ],
     }
 
 
@@ -185,13 +207,37 @@ def _usage(used: Used) -> Object:
 
 
 def _resources(used: Used, name: str) -> Object:
-    """One aggregation of both resources: CPU in milli, memory in bytes, both cut off."""
+    """One aggregation of all resources: CPU in milli, memory in bytes, GPUs in percent of a card;
+    all are cut off."""
     resources = {}
     if used.cpus is not None:
         resources["cpu"] = cpu(int(1000 * getattr(used.cpus, name)))
     if used.memory_bytes is not None:
         resources["memory"] = amount("memory", int(getattr(used.memory_bytes, name)))
-    return {"resources": resources} if resources else {}
+    devices = [device for gpu in used.gpus if (device := _gpu(gpu, name))]
+    return {
+        **({"resources": resources} if resources else {}),
+        **({"devices": devices} if devices else {}),
+    }
+
+
+def _gpu(gpu: UsedGpu, name: str) -> Object:
+    resources = {}
+    if gpu.core_percent is not None:
+        resources[GPU_CORE] = str(int(getattr(gpu.core_percent, name)))
+    if gpu.memory_bytes is not None:
+        memory = int(getattr(gpu.memory_bytes, name))
+        resources[GPU_MEMORY] = amount("memory", memory)
+        if gpu.memory_total_bytes:
+            resources[GPU_MEMORY_RATIO] = str(100 * memory // gpu.memory_total_bytes)
+    if not resources:
+        return {}
+    return {
+        "id": gpu.uuid,
+        "minor": gpu.minor,
+        "type": DeviceType.GPU.value,
+        "resources": resources,
+    }
 
 
 def _peak(peak: Peak) -> Object:
@@ -203,7 +249,15 @@ _AGGREGATIONS: Final = {"avg": "average", "p50": "p50", "p90": "p90", "p95": "p9
 
 
 def _aggregated(seconds: int, used: Used) -> Object:
-    spanning = Used(_spanning(used.cpus, seconds), _spanning(used.memory_bytes, seconds))
+    gpus = tuple(
+        msgspec.structs.replace(
+            gpu,
+            core_percent=_spanning(gpu.core_percent, seconds),
+            memory_bytes=_spanning(gpu.memory_bytes, seconds),
+        )
+        for gpu in used.gpus
+    )
+    spanning = Used(_spanning(used.cpus, seconds), _spanning(used.memory_bytes, seconds), gpus)
     usage = {
         name: resources
         for name, field in _AGGREGATIONS.items()

@@ -25,7 +25,9 @@ QuantityText = Annotated[str, Meta(pattern=rf"^(?:{PATTERN})\Z", max_length=64)]
 Bandwidth = Percent | QuantityText
 """A part of the node's bandwidth, or bytes a second."""
 Name = Annotated[str, Meta(max_length=253)]
-Path = Annotated[str, Meta(max_length=4095)]
+_BELOW: Final = r"^(?!(?s:.*)\.\.)"
+"""A path that leads to no folder above."""
+Path = Annotated[str, Meta(max_length=4095, pattern=_BELOW)]
 
 _UPPER_CASE: Final = ("be", "bps", "iops", "qos")
 
@@ -188,7 +190,7 @@ class CgroupPath(Fields, frozen=True):
 
 
 class HostApplication(Fields, frozen=True):
-    name: Name = ""
+    name: Annotated[str, Meta(max_length=253, pattern=_BELOW)] = ""
     priority: PriorityClass | None = None
     qos: QoS | None = None
     cgroup_path: CgroupPath | None = None

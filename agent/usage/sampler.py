@@ -14,6 +14,7 @@ import msgspec
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.qos import KubeClass, kube_class
 from agent.usage import past
+from agent.usage.gpus import UsedGpu
 from agent.usage.machine import GroupMemory, Machine
 from agent.usage.past import LoadHistory, PastHour
 from agent.usage.resctrl import Monitored
@@ -104,10 +105,11 @@ class Groups(Protocol):
 
 
 class Used(msgspec.Struct, frozen=True):
-    """What something uses of one resource: CPUs, or bytes of memory."""
+    """What something uses of each resource."""
 
     cpus: Aggregate | None = None
     memory_bytes: Aggregate | None = None
+    gpus: tuple[UsedGpu, ...] = ()
 
 
 class _Use:
@@ -156,6 +158,8 @@ class UsageSampler:
         self._node, self._system = _Use(MACHINE_SECONDS), _Use(MACHINE_SECONDS)
         self._numa: dict[int, _Use] = {}
         self._of_pods: dict[str, _Use] = {}
+        self._applications: Mapping[str, str] = {}
+        self._of_applications: dict[str, _Use] = {}
         self._of_containers: dict[tuple[str, str], Last] = {}
         self._sampled: tuple[SampledPod, ...] = ()
         self._busy_cpus: Mapping[int, float] = {}
@@ -166,22 +170,29 @@ class UsageSampler:
         pods: Iterable[SampledPod],
         node_of: Mapping[int, int],
         pools: Mapping[tuple[str, int], CpuSet] = {},
+        applications: Mapping[str, str] = {},
     ) -> None:
         """From now on the pods are these. `node_of`: the NUMA nodes of the online CPUs. `pools`:
-        CPUs by the kind of the pool and NUMA node."""
+        CPUs by the kind of the pool and NUMA node. `applications`: the cgroups of applications of
+        the host by name."""
         with self._lock:
             self._pods, self._node_of, self._pools = tuple(pods), node_of, pools
+            self._applications = applications
+            self._of_applications = {
+                name: use for name, use in self._of_applications.items() if name in applications
+            }
 
     def sample(self) -> None:
         """Takes one sample. What can't be read is missing in it."""
         with self._lock:
             pods, node_of, pools = self._pods, self._node_of, self._pools
+            applications = self._applications
         now = self._clock()
-        of_pods = self._cpu_seconds(pod.group for pod in pods)
-        counters = _Counters(now, self._machine.busy_seconds(), of_pods)
+        groups = (*(pod.group for pod in pods), *applications.values())
+        counters = _Counters(now, self._machine.busy_seconds(), self._cpu_seconds(groups))
         counted, moment = self._counted, None
         if self._memory_at is None or now - self._memory_at >= MEMORY_SECONDS - SAMPLE_SECONDS / 2:
-            memory, self._memory_at = self._memory(pods, node_of), now
+            memory, self._memory_at = self._memory(pods, node_of, applications), now
             containers = (group for pod in pods for group in pod.containers.values())
             of_containers = _Counters(now, {}, self._cpu_seconds(containers))
             counted = self._read_counters(now, pods, memory)
@@ -194,8 +205,8 @@ class UsageSampler:
                 self._forget(pods, node_of)
                 self._sampled = pods
             if self._before is not None and now > self._before.at:
-                self._add_cpus(pods, node_of, self._before, counters)
-            self._add_memory(now, memory)
+                self._add_cpus(pods, node_of, applications, self._before, counters)
+            self._add_memory(now, memory, applications)
             if moment is not None:
                 self._add_containers(pods, self._past_before, moment)
                 samples = _past_samples(self._past_before, moment, pods, node_of, pools)
@@ -208,7 +219,8 @@ class UsageSampler:
         return self._since(self._node, seconds, page_cache=page_cache)
 
     def system(self, seconds: float) -> Used:
-        """The use of the machine without its pods in the last `seconds`."""
+        """The use of the machine without its pods and the applications that are sampled, in the
+        last `seconds`."""
         return self._since(self._system, seconds)
 
     def numa(self, seconds: float) -> dict[int, Used]:
@@ -224,6 +236,15 @@ class UsageSampler:
         with self._lock:
             at = self._clock() - seconds
             return {uid: use.since(at, page_cache=page_cache) for uid, use in self._of_pods.items()}
+
+    def applications(self, seconds: float, *, page_cache: bool = False) -> dict[str, Used]:
+        """The use of each application of the host, by name, in the last `seconds`."""
+        with self._lock:
+            at = self._clock() - seconds
+            return {
+                name: use.since(at, page_cache=page_cache)
+                for name, use in self._of_applications.items()
+            }
 
     def last(self) -> tuple[Last, dict[str, Last], dict[tuple[str, str], Last]]:
         """The newest values of the machine, of the pods by uid, and of the containers by uid and
@@ -323,11 +344,11 @@ class UsageSampler:
         return HostUnit(seconds, memory.used, memory.major_faults)
 
     def _read_classes(self, pods: Iterable[SampledPod]) -> dict[KubeClass, HostUnit]:
-        root = next((root for pod in pods if (root := _kubepods(pod.group))), None)
+        root = next((root for pod in pods if (root := kubepods(pod.group))), None)
         if root is None:
             return {}
         all_pods = self._use_of(root)
-        burstable, besteffort = (self._use_of(f"{root}/{name}") for name in _below(root))
+        burstable, besteffort = (self._use_of(f"{root}/{name}") for name in qos_groups(root))
         before = self._counted.kube_classes.get("guaranteed", _UNKNOWN)
         guaranteed = HostUnit(
             # The groups are read one after the other, and a counter never decreases.
@@ -347,7 +368,12 @@ class UsageSampler:
         )
         return {"guaranteed": guaranteed, "burstable": burstable, "besteffort": besteffort}
 
-    def _memory(self, pods: Iterable[SampledPod], node_of: Mapping[int, int]) -> _Memory:
+    def _memory(
+        self,
+        pods: Iterable[SampledPod],
+        node_of: Mapping[int, int],
+        applications: Mapping[str, str],
+    ) -> _Memory:
         nodes = {}
         for node in sorted(set(node_of.values())):
             if (used := self._machine.numa_memory_bytes(node)) is not None:
@@ -355,7 +381,8 @@ class UsageSampler:
         machine = self._machine.memory()
         total = None if machine is None else (machine.used, machine.used_with_page_cache)
         groups = (group for pod in pods for group in (pod.group, *pod.containers.values()))
-        return _Memory(total, nodes, self._memory_of_groups(groups), tuple(pods))
+        of_groups = self._memory_of_groups((*groups, *applications.values()))
+        return _Memory(total, nodes, of_groups, tuple(pods))
 
     def _memory_of_groups(self, groups: Iterable[str]) -> dict[str, GroupMemory]:
         read = ((group, self._groups.memory(group)) for group in groups)
@@ -376,6 +403,7 @@ class UsageSampler:
         self,
         pods: Iterable[SampledPod],
         node_of: Mapping[int, int],
+        applications: Mapping[str, str],
         before: _Counters,
         now: _Counters,
     ) -> None:
@@ -389,30 +417,41 @@ class UsageSampler:
             if cpu in node_of:
                 busy[node_of[cpu]] = busy.get(node_of[cpu], 0.0) + used
         total = sum(self._busy_cpus.values())
-        of_pods = 0.0
+        accounted = 0.0
+        for name, group in applications.items():
+            used_cpus = _rate(group, before, now)
+            if used_cpus is not None:
+                accounted += used_cpus
+                self._of_application(name).cpus.add(now.at, used_cpus)
         for pod in pods:
             used_cpus = _rate(pod.group, before, now)
             if used_cpus is not None:
-                of_pods += used_cpus
+                accounted += used_cpus
                 self._of(pod.uid).cpus.add(now.at, used_cpus)
         if now.busy:
             self._node.cpus.add(now.at, total)
-            self._system.cpus.add(now.at, max(0.0, total - of_pods))
+            self._system.cpus.add(now.at, max(0.0, total - accounted))
         for node, used in busy.items():
             self._numa.setdefault(node, _Use(POD_SECONDS)).cpus.add(now.at, used)
 
-    def _add_memory(self, at: float, memory: _Memory) -> None:
-        of_pods = 0
+    def _add_memory(self, at: float, memory: _Memory, applications: Mapping[str, str]) -> None:
+        accounted = 0
+        for name, group in applications.items():
+            if (read := memory.groups.get(group)) is not None:
+                use = self._of_application(name)
+                use.memory.add(at, read.used)
+                use.cache.add(at, read.used_with_page_cache)
+                accounted += read.used
         for pod in memory.pods:
             if (read := memory.groups.get(pod.group)) is not None:
                 use = self._of(pod.uid)
                 use.memory.add(at, read.used)
                 use.cache.add(at, read.used_with_page_cache)
-                of_pods += read.used
+                accounted += read.used
         if memory.machine is not None:
             self._node.memory.add(at, memory.machine[0])
             self._node.cache.add(at, memory.machine[1])
-            self._system.memory.add(at, max(0, memory.machine[0] - of_pods))
+            self._system.memory.add(at, max(0, memory.machine[0] - accounted))
         for node, used in memory.nodes.items():
             self._numa.setdefault(node, _Use(POD_SECONDS)).memory.add(at, used)
 
@@ -432,6 +471,9 @@ class UsageSampler:
         if use is None:
             use = self._of_pods[uid] = _Use(POD_SECONDS)
         return use
+
+    def _of_application(self, name: str) -> _Use:
+        return self._of_applications.setdefault(name, _Use(POD_SECONDS))
 
 
 class _Counters(msgspec.Struct, frozen=True):
@@ -535,7 +577,7 @@ def _last(use: _Use) -> Last:
 _UNKNOWN: Final = HostUnit(None, None)
 
 
-def _kubepods(group: str) -> str | None:
+def kubepods(group: str) -> str | None:
     """The kubelet's cgroup of all pods, from that of a pod; None for a group elsewhere."""
     of_pod = kube_class(group)
     if of_pod is None:
@@ -544,10 +586,10 @@ def _kubepods(group: str) -> str | None:
     return above if of_pod == "guaranteed" else above.rpartition("/")[0]
 
 
-def _below(kubepods: str) -> tuple[str, str]:
-    """The names of the groups of its two QoS classes; those of systemd contain that of the group
-    above."""
-    name = kubepods.rpartition("/")[2]
+def qos_groups(root: str) -> tuple[str, str]:
+    """The names of the groups of burstable and besteffort pods in the kubelet's cgroup of all pods;
+    those of systemd contain that of the group above."""
+    name = root.rpartition("/")[2]
     if name.endswith(".slice"):
         prefix = name.removesuffix(".slice")
         return f"{prefix}-burstable.slice", f"{prefix}-besteffort.slice"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import logging
 import os
 import re
@@ -26,6 +27,8 @@ from agent.model.pod.pods import Container, ContainerState
 from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import Owner
 from agent.node.cluster_view import ClusterState
+from agent.node.sources import Sources
+from agent.node.strategies import StrategiesView
 from agent.node.usage import (
     CgroupUse,
     NodeMetricReporter,
@@ -78,6 +81,7 @@ def test_the_patch_has_only_what_differs() -> None:
     wanted = {"a": 1, "b": {"c": 2, "d": 4}, "list": [1, 2], "new": {"e": 1}}
     assert changes(stored, wanted) == {"b": {"d": 4}, "list": [1, 2], "new": {"e": 1}}
     assert changes(None, wanted) == wanted
+    assert changes(stored, {"b": {"c": 2}}) == {"b": {"d": None}}
 
 
 def test_memory_that_the_kernel_cannot_tell_is_missing() -> None:
@@ -112,6 +116,8 @@ def groups() -> Iterator[RealGroups]:
     if cpu is None:
         pytest.skip("no cgroups of the cpu controller can be made here")
     mounts = {"cpu": cpu}
+    if (cpuacct := mounted(ROOT, "cpuacct")) is not None:
+        mounts["cpuacct"] = cpuacct
     if os.path.exists(f"{ROOT}/unified/cgroup.controllers"):
         mounts["pressure"] = 1, f"{ROOT}/unified"  # nothing has to be enabled for it
     made = RealGroups(mounts)
@@ -227,6 +233,49 @@ def test_disks_of_a_group_are_those_of_all_groups_in_it(
         (tmp_path / name).write_text(text)
     groups = CgroupUse(Controllers(str(tmp_path)))
     assert groups.disks("/pod") == {"8:0": DiskTraffic(1, 2, 3, 4)}
+
+
+@pytest.mark.parametrize("priority", ["koord-prod", None])
+def test_an_application_of_the_host_is_reported_and_counted(
+    tmp_path: Path, groups: RealGroups, priority: str | None
+) -> None:
+    slo = tmp_path / "slo"
+    slo.mkdir()
+    path = {"parentDir": groups.top, "relativePath": "web"}
+    application = {"name": "web", "qos": "LS", "cgroupPath": path}
+    if priority is not None:
+        application["priority"] = priority
+    (slo / "host-application-config").write_text(json.dumps({"applications": [application]}))
+    strategies = StrategiesView(
+        None, "n", str(slo), str(tmp_path / "strategies.json"), Sources(), lambda: None
+    )
+    strategies.step()
+    view = UsageView("/", str(tmp_path), Controllers(ROOT), AgentMetrics(), strategies)
+    cluster = ClusterState(ApiNode(), {}, pods_listed=True)
+    view.follow((), cluster, machine(1, 2), NO_DECISION)
+    groups.process(groups.make("/web"), sys.executable, "-c", "while True: pass")
+    view.sampler._groups = Memory(Controllers(ROOT))
+
+    def cpus() -> float:
+        view.sampler.sample()
+        used = [each.used.cpus for each in view.used(CollectPolicy()).applications]
+        return used[0].last if used and used[0] is not None else 0.0
+
+    eventually("its CPU is known", lambda: cpus() > 0.2)
+    (reported,) = view.used(CollectPolicy()).applications
+    assert (reported.name, reported.qos, reported.priority_class) == ("web", QoS.LS, priority)
+    loaded = view.load()
+    assert loaded is not None
+    counted = [each for each, _ in loaded[1].applications]
+    assert counted == ([] if priority is None else [priority])
+    view.close()
+
+
+class Memory(CgroupUse):
+    """Every cgroup has some memory, also where a test can make none of this controller."""
+
+    def memory(self, group: str) -> GroupMemory | None:
+        return GroupMemory(5, 9)
 
 
 def test_the_load_has_every_pod_of_the_node(tmp_path: Path) -> None:

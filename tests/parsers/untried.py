@@ -35,6 +35,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "telemetry.metrics:DeviceMetrics.values",
         "usage.batch_mid:_batch",
         "usage.batch_mid:_mid",
+        "usage.node_metric:_gpu",
         "usage.node_metric:_resources",
         "usage.prediction:Peak.times",
         "usage.past:LoadHistory.add",

@@ -8,10 +8,12 @@ import pytest
 
 from agent.model.objects import ObjectError
 from agent.model.pod.apiobjects import ApiPod, Phase
-from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL
+from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL, PriorityClass, QoS
+from agent.usage.gpus import UsedGpu
 from agent.usage.node_metric import (
     CollectPolicy,
     NodeMemoryPolicy,
+    UsedApplication,
     UsedNode,
     UsedPod,
     collect_policy,
@@ -116,6 +118,7 @@ def test_a_status() -> None:
                 {"numaNodeID": 1, "nodeUsage": {"resources": {"cpu": "1", "memory": "2Ki"}}},
             ],
         },
+        "hostApplicationMetric": [],
         "podsMetric": [
             {
                 "name": "a",
@@ -161,3 +164,47 @@ def test_what_prod_pods_leave_is_reported_once_it_is_known() -> None:
     spare = {"resource": {"resources": {"cpu": "100m", "memory": "0"}}}
     assert reported["prodReclaimableMetric"] == spare
     assert "prodPeakMetric" not in status(UsedNode(used(), used()), "")
+
+
+def test_applications_of_the_host_have_their_use_and_classes() -> None:
+    applications = (
+        UsedApplication("web", PriorityClass.PROD, QoS.LS, used(1.0)),
+        UsedApplication("agent", None, None, used(1.0)),
+        UsedApplication("gone", None, None, Used()),
+    )
+    reported = status(UsedNode(used(), used(), applications=applications), "")
+    first, second = reported["hostApplicationMetric"]
+    assert (first["name"], first.keys()) == ("agent", {"name", "usage"})
+    assert second == {
+        "name": "web",
+        "usage": first["usage"],
+        "priority": "koord-prod",
+        "qos": "LS",
+    }
+
+
+def test_gpus_are_in_every_aggregation() -> None:
+    samples = aggregate([0.0, 200.0], [400.0, 600.0])
+    gpu = UsedGpu("GPU-a", 3, aggregate([0.0, 200.0], [10.0, 33.0]), samples, 1000)
+    unknown = UsedGpu("GPU-b", 4)
+    of_node = Used(gpus=(gpu, unknown))
+    pod = UsedPod("ns", "p", "", "LS", Used(gpus=(UsedGpu("GPU-a", 3, memory_bytes=samples),)))
+    reported = status(
+        UsedNode(of_node, Used(), ((300, of_node, Used()), (600, of_node, Used())), {}, (pod,)), ""
+    )
+
+    def device(core: str, memory: str, ratio: str) -> dict[str, Any]:
+        resources = {
+            "koordinator.sh/gpu-core": core,
+            "koordinator.sh/gpu-memory": memory,
+            "koordinator.sh/gpu-memory-ratio": ratio,
+        }
+        return {"id": "GPU-a", "minor": 3, "type": "gpu", "resources": resources}
+
+    metric = reported["nodeMetric"]
+    assert metric["nodeUsage"] == {"devices": [device("21", "500", "50")]}
+    recent, long = metric["aggregatedNodeUsages"]
+    assert recent["usage"]["p50"] == {"devices": [device("10", "400", "40")]}
+    assert long["usage"] == {}
+    of_pod = reported["podsMetric"][0]["podUsage"]["devices"]
+    assert of_pod[0]["resources"] == {"koordinator.sh/gpu-memory": "500"}

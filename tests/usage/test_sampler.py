@@ -149,6 +149,28 @@ def test_a_reset_or_missing_counter_is_no_use(host: Host, sampler: UsageSampler)
     assert set(sampler.pods(60)) == {"a"}, "a first sample after a gap has no value"
 
 
+def test_applications_of_the_host_are_no_use_of_the_system(
+    host: Host, sampler: UsageSampler
+) -> None:
+    sampler.follow(PODS, NODE_OF, applications={"web": "/web", "gone": "/gone"})
+    host.cpu = {"/a": 5.0, "/web": 1.0}
+    host.memory_of = {"/a": (4 * GIB, 6 * GIB), "/web": (2 * GIB, 3 * GIB)}
+    sampler.sample()
+    host.use(1, {0: 1.0, 1: 1.0}, {"/a": 0.5, "/web": 0.75})
+    sampler.sample()
+    assert average(sampler.system(60)) == 0.75
+    of_system = sampler.system(60).memory_bytes
+    assert of_system is not None
+    assert of_system.average == 24 * GIB
+    assert {name: average(used) for name, used in sampler.applications(60).items()} == {"web": 0.75}
+    with_cache = sampler.applications(60, page_cache=True)["web"].memory_bytes
+    assert with_cache is not None
+    assert with_cache.average == 3 * GIB
+    sampler.follow(PODS, NODE_OF)
+    sampler.sample()
+    assert sampler.applications(60) == {}
+
+
 def test_memory_is_sampled_less_often(host: Host, sampler: UsageSampler) -> None:
     host.memory_of = {"/a": (4 * GIB, 6 * GIB), "/a/main": (3 * GIB, 3 * GIB), "/b": (GIB, GIB)}
     for _ in range(1 + round(MEMORY_SECONDS)):
