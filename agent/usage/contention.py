@@ -29,7 +29,7 @@ from typing import Final
 
 import msgspec
 
-from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 
 
 class PartyKind(enum.StrEnum):
@@ -152,20 +152,28 @@ def core_sharings(
 
     `siblings`: by CPU, all CPUs of its core.
     `least`: shorter times together, in seconds of each second, are left out."""
-    if not any(len(core) > 1 for core in siblings.values()) or interval.seconds <= 0:
+    used: dict[Party, float] = {}
+    for container in interval.containers:
+        used[container.party] = used.get(container.party, 0.0) + container.used_seconds
+    sharing = [
+        (container, others)
+        for container in interval.containers
+        if used[container.party] >= least * interval.seconds
+        and (others := union(siblings.get(cpu, EMPTY) for cpu in container.cpus) - container.cpus)
+    ]
+    if not sharing or interval.seconds <= 0:
         return ()
     ran = _Ran(interval)
     shared: dict[Party, float] = {}
     beside: dict[Party, CpuSet] = {}
-    for container in interval.containers:
+    for container, others in sharing:
+        beside[container.party] = beside.get(container.party, EMPTY) | others
         on_cpu = ran.on(container.cpus, container.cpus, container.used_seconds)
         for cpu, seconds in on_cpu.items():
-            others = siblings.get(cpu, EMPTY) - container.cpus
-            times = ran.by_party(others) if others else {}
+            times = ran.by_party(siblings.get(cpu, EMPTY) & others)
             times.pop(container.party, None)
-            on_others = sum(times.values())
-            shared[container.party] = shared.get(container.party, 0.0) + min(seconds, on_others)
-            beside[container.party] = beside.get(container.party, EMPTY) | others
+            together = min(seconds, sum(times.values()))
+            shared[container.party] = shared.get(container.party, 0.0) + together
     sharings = []
     for pod in sorted(shared):
         times = ran.by_party(beside[pod])
