@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Final
@@ -104,6 +105,16 @@ def test_the_load_of_the_last_hour_of_a_busy_pod(node: TestNode) -> None:
     assert own == 1.0
     assert past.last(sampled.machine.cpus) is not None
     assert past.last(past.of_pod(sampled, spec.uid).memory_bytes) is not None
+    picture = subprocess.run(
+        [*words[:-1], "--once"],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "COLUMNS": "120", "PYTHONIOENCODING": "utf-8"},
+        timeout=_SECONDS,
+        text=True,
+    ).stdout
+    assert "LAST HOUR" in line_of(picture, "POD ")
+    assert "default/busy LSE" in picture
     recorded = subprocess.run(
         topolet("history", f"--state-dir={node.state}", "default/busy", "--output=json"),
         check=True,
