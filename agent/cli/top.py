@@ -142,8 +142,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _on_node(arguments: argparse.Namespace) -> int:
     """Runs the command on NODE, with the abilities of the caller's terminal."""
-    once = arguments.once or arguments.output == "json"
-    flags = [f"--every={arguments.every:g}", f"--output={arguments.output}"]
+    json = arguments.output == "json"
+    once = arguments.once or json
+    flags = [f"--every={arguments.every:g}"]
+    flags += ["--output=json"] if json else []
     flags += ["--once"] if once else []
     try:
         agent = remote.find_agent(arguments)

@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+import msgspec
+
 from agent.allocate.pools import Decision
 from agent.cgroup.hierarchy import Controllers, Handles, Hierarchy
 from agent.cgroup.journal import Journal
@@ -338,7 +340,10 @@ class _Agent:
             view.follow(pods, cluster, topology, decision, gpus)
             contention.follow(pods, topology)
 
-        usage = _Usage(follow, past=view.past, long_waits=contention.sentences)
+        def past() -> PastHour:
+            return msgspec.structs.replace(view.past(), disturbed=contention.sentences())
+
+        usage = _Usage(follow, past=past, long_waits=contention.sentences)
         if settings.koordlet_metrics:
             from agent.node.koordlet_metrics import KoordletMetrics
 

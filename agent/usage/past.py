@@ -59,6 +59,8 @@ class PastHour(msgspec.Struct, frozen=True):
     pools: tuple[PastPool, ...] = ()
     pods: Mapping[str, PastLoad] = {}
     """By uid."""
+    disturbed: Mapping[str, str] = {}
+    """By uid, what disturbs a pod now and who does it, in sentences."""
 
 
 Part: TypeAlias = tuple[str | int, ...]

@@ -216,6 +216,7 @@ def test_the_usage_has_the_last_hour_and_a_revision_each_minute(tmp_path: Path) 
             "numa_nodes": {"0": {}},
             "pools": [],
             "pods": {"u": {}},
+            "disturbed": {},
         },
     }
     revisions = []

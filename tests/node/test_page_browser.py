@@ -234,7 +234,10 @@ def test_load_and_pressure_of_the_last_hour_are_beside_the_owners(
         cpus=values(1.0, 3.0), memory_bytes=values(1 << 30, 1 << 30), cpu_pressure=values(0.0, 0.31)
     )
     pools = (PastPool("LS", 0, PastLoad(cpus=values(2.0, 5.0))),)
-    node.past = lambda: PastHour(time.time() - 3600, load, {0: load, 1: load}, pools, {"db": load})
+    waits = {"db": "ns/db waited 310 ms of each second for CPUs 1: 310 ms batch/hog (BE); and more"}
+    node.past = lambda: PastHour(
+        time.time() - 3600, load, {0: load, 1: load}, pools, {"db": load}, waits
+    )
     with served(node) as server, contextlib.closing(browser.tab()) as tab:
         tab.resize(1440, 900)
         tab.open(f"http://localhost:{server.port}/page#pod=ns/db")
@@ -245,6 +248,9 @@ def test_load_and_pressure_of_the_last_hour_are_beside_the_owners(
         assert label == "CPUs used by ns/db in the last hour: now 3.00, at most 3.00"
         assert "cpu 31 %" in tab.run(f"{row}.innerText")
         assert tab.run("document.querySelectorAll('#detail .change').length") == 3
+        assert "Who disturbs it\nns/db waited 310 ms" in tab.run(
+            "byId('detail-hour').innerText"
+        ).replace("\n\n", "\n")
         assert "LS 5.0/" in tab.text("#pools")
         assert tab.violations() == []
         assert tab.errors == []

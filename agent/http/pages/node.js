@@ -312,7 +312,11 @@ byId('moves').addEventListener('change', drawChanges);
 const hourOf = pod => {
   const moves = past.changes.filter(each => each.pod === pod.title && each.kind === 'move').map(each => Date.parse(each.time));
   const made = chartsOf(loadOfPod(pod), `of ${pod.title}`, {cpus: countOf(pod.own)}, moves);
-  return made.length ? [element('h3', {text: 'Load and pressure in the last hour'}), ...made] : [];
+  const disturbed = hour && hour.disturbed[pod.uid];
+  return [
+    ...disturbed ? [element('h3', {text: 'Who disturbs it'}), ...disturbed.split('; ').map(text => element('p', {text}))] : [],
+    ...made.length ? [element('h3', {text: 'Load and pressure in the last hour'}), ...made] : [],
+  ];
 };
 const storyOf = title => {
   const found = past.changes.filter(each => each.pod === title).slice(0, 25);

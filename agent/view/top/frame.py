@@ -118,6 +118,11 @@ def _pod(
         yield from _fact("", "The pod is gone.", columns)
     else:
         yield from _decision(pod, observed, columns)
+    if disturbed := observed.hour.disturbed.get(uid) if observed.hour else None:
+        yield ()
+        yield (Piece("Who disturbs it", BOLD),)
+        for sentence in disturbed.split("; "):
+            yield from _fact("", sentence, columns, alarm=True)
     of_hour = list(past.rows(past.of_pod(observed.hour, uid), columns - _MARGINS, ability))
     if of_hour:
         yield ()

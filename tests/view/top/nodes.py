@@ -156,6 +156,7 @@ def hour(observed: NodeObservation) -> PastHour:
         "u2": PastLoad(_minutes(lambda _: 2.0), throttled_cpus=_minutes(lambda _: 1.25)),
         "u4": PastLoad(_minutes(lambda minute: 0.16 if minute >= 50 else None)),
     }
+    waits = "ns/b waited 310 ms of each second for CPUs 2: 310 ms batch/hog (BE)"
     pools = tuple(
         PastPool(
             each.kind,
@@ -176,7 +177,7 @@ def hour(observed: NodeObservation) -> PastHour:
         io_pressure=_minutes(lambda _: 0.02),
     )
     begin = observed.time - MINUTES * MINUTE_SECONDS
-    return PastHour(begin, machine, {0: machine}, pools, pods)
+    return PastHour(begin, machine, {0: machine}, pools, pods, {"u1": waits})
 
 
 def _minutes(value: Callable[[int], float | None]) -> Values:

@@ -166,6 +166,10 @@ def test_an_opened_pod_has_its_last_hour() -> None:
     before, after = "█" * 19, "▁" * 19
     assert f"CPUs used        0.25, most 1.50       {before}{after}" in screen
     assert f"waits for CPU    31%, most 31%         {after}{before}" in screen
+    assert "Who disturbs it" in screen
+    assert "waited 310 ms of each second for CPUs 2: 310 ms batch/hog (BE)" in " ".join(
+        line.strip(" │") for line in screen.split("\n")
+    )
     assert "Load and pressure" not in shown(node(), state, columns=80, rows=40)
 
 
