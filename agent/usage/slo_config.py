@@ -92,14 +92,14 @@ class _Checked(msgspec.Struct, Generic[Strategy], frozen=True, rename="camel"):
     node_strategies: tuple[Strategy, ...] | None = None
 
 
-def parsed(data: Mapping[str, bytes], before: SloConfig) -> tuple[SloConfig, tuple[str, ...]]:
+def parsed(texts: Mapping[str, bytes], before: SloConfig) -> tuple[SloConfig, tuple[str, ...]]:
     """The configuration by the JSON of each key, and a sentence about each fault. A key with a bad
     value keeps what it had `before`, and one that is missing is empty."""
     troubles: list[str] = []
     strategies = {}
     for key, section in SECTIONS.items():
         try:
-            strategies[key] = _strategies(data.get(key, b"{}"), section.kind)
+            strategies[key] = _strategies(texts.get(key, b"{}"), section.kind)
         except JsonError as error:
             troubles.append(f"{key}: {error}")
             strategies[key] = before.strategies.get(key, StrategyConfig())
@@ -108,7 +108,7 @@ def parsed(data: Mapping[str, bytes], before: SloConfig) -> tuple[SloConfig, tup
                 troubles.append(f"{key}: nodeStrategies[{at}].nodeSelector: {fault}")
     applications = before.applications
     try:
-        applications = bounds.decode(_applications, data.get(APPLICATIONS, b"{}"))
+        applications = bounds.decode(_applications, texts.get(APPLICATIONS, b"{}"))
     except JsonError as error:
         troubles.append(f"{APPLICATIONS}: {error}")
     for at, of_pool in enumerate(applications.node_configs or ()):

@@ -14,7 +14,7 @@ from agent.model import snapshot as snapshots
 from agent.model.linux_resources import LinuxResources
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted
-from agent.usage import OFFERED_FILE
+from agent.usage import OFFERED_FILE, STRATEGIES_FILE
 from tests.cli.conftest import Topolet
 from tests.cli.kubectl import RUNNING, Kubectl
 from tests.cli.kubectl import pod as agent_pod
@@ -113,6 +113,7 @@ def test_arguments_without_an_explanation(
         (("p", "batch-cpu"), "batch-cpu follows no pod: write `node batch-cpu`"),
         (("node", "batch-cpu"), "offers no batch-cpu: it does with --usage"),
         (("node", "mid-cpu"), "offers no mid-cpu"),
+        (("node", "strategies"), "follows no strategies: it does with --usage and --node-slo"),
     ],
 )
 def test_a_resource_that_a_node_does_not_offer(
@@ -123,12 +124,19 @@ def test_a_resource_that_a_node_does_not_offer(
     assert reason in topolet("explain", *words, f"--state-dir={tmp_path}", code=2).err
 
 
-def test_a_file_of_offers_that_cannot_be_read_is_named_once(
-    tmp_path: Path, topolet: Topolet
+@pytest.mark.parametrize(
+    ("file", "word"), [(OFFERED_FILE, "batch-cpu"), (STRATEGIES_FILE, "strategies")]
+)
+def test_a_file_of_the_agent_that_cannot_be_read_is_named_once(
+    file: str, word: str, tmp_path: Path, topolet: Topolet
 ) -> None:
-    path = tmp_path / OFFERED_FILE
+    path = tmp_path / file
     path.mkdir()
-    printed = topolet("explain", "node", "batch-cpu", f"--state-dir={tmp_path}", code=2)
+    printed = topolet("explain", "node", word, f"--state-dir={tmp_path}", code=2)
+    assert printed.err.count(str(path)) == 1
+    path.rmdir()
+    path.write_text("{")
+    printed = topolet("explain", "node", word, f"--state-dir={tmp_path}", code=2)
     assert printed.err.count(str(path)) == 1
 
 

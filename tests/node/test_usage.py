@@ -21,12 +21,16 @@ from agent.allocate.pools import Decision
 from agent.cgroup.hierarchy import Controllers, mounted
 from agent.kube.errors import KubeError, ServerError
 from agent.kube.objects import Kind
+from agent.model.devices.device_object import Device, DeviceType
+from agent.model.devices.gpus import GpuReading
+from agent.model.devices.holding import GpuUse
 from agent.model.nrt.node_annotations import RESERVATION
 from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState
 from agent.model.pod.qos import Pool, QoS
 from agent.model.snapshot import Owner
 from agent.node.cluster_view import ClusterState
+from agent.node.report import GpuMoment
 from agent.node.sources import Sources
 from agent.node.strategies import StrategiesView
 from agent.node.usage import (
@@ -41,7 +45,7 @@ from agent.node.usage import (
 from agent.telemetry.metrics import AgentMetrics
 from agent.usage.batch_mid import PodLoad
 from agent.usage.machine import GroupMemory
-from agent.usage.node_metric import CollectPolicy, UsedNode, UsedPod
+from agent.usage.node_metric import CollectPolicy, NodeMemoryPolicy, UsedNode, UsedPod
 from agent.usage.prediction import Peak
 from agent.usage.sampler import SampledPod, Used
 from agent.usage.series import aggregate
@@ -276,6 +280,28 @@ class Memory(CgroupUse):
 
     def memory(self, group: str) -> GroupMemory | None:
         return GroupMemory(5, 9)
+
+
+def test_gpus_of_the_node_and_of_a_pod_are_reported(tmp_path: Path) -> None:
+    view = UsageView("/", str(tmp_path), Controllers(), AgentMetrics())
+    view.sampler._groups = Memory(Controllers())
+    cluster = a_pod(Phase.RUNNING, {})
+    running = pod("a", containers=(container("main", "/a/main"),))
+    gpus = GpuMoment(
+        (Device(DeviceType.GPU, "GPU-a", 0, {}),),
+        (GpuReading("GPU-a", 50, 20),),
+        (GpuUse("GPU-a", "ns/a", "main", 30, 10),),
+    )
+    for _ in range(2):
+        view.follow([running], cluster, machine(1, 2), NO_DECISION, gpus)
+        view.sampler.sample()
+    used = view.used(CollectPolicy(memory=NodeMemoryPolicy.WITH_HOT_PAGE_CACHE))
+    (of_pod,) = used.pods
+    for gpu, memory_bytes in ((used.node.gpus[0], 50), (of_pod.used.gpus[0], 30)):
+        assert gpu.memory_bytes is not None
+        assert gpu.memory_bytes.last == memory_bytes
+        assert gpu.memory_bytes.count == 1, "the driver was read once"
+    view.close()
 
 
 def test_the_load_has_every_pod_of_the_node(tmp_path: Path) -> None:
