@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+from agent.model.node_slo import node_slo
 from agent.usage import slo_config
-from agent.usage.node_slo import node_slo
 from agent.usage.slo_config import SloConfig
 from conformance.files import CaseVerdict, Judge
 

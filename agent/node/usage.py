@@ -24,6 +24,7 @@ from agent.kube.objects import NODE_METRIC
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.topology import Topology
 from agent.model.devices.gpus import GpuReading
+from agent.model.node_slo import HostApplication
 from agent.model.nrt.node_annotations import node_reservation
 from agent.model.objects import ObjectError
 from agent.model.pod.apiobjects import ApiNode, ApiPod
@@ -47,7 +48,6 @@ from agent.usage.node_metric import (
     priority_class_of_pod,
     qos_of_pod,
 )
-from agent.usage.node_slo import HostApplication
 from agent.usage.past import OWN, PastHour
 from agent.usage.prediction import Peak, PredictedPod, Prediction
 from agent.usage.predictor import FILE, TRAIN_SECONDS, Predictor

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from agent.model.node_slo import HostApplication
 from agent.model.pod.qos import QoS
-from agent.usage.node_slo import HostApplication
 from agent.usage.sampler import qos_groups
 
 _BY_QOS: Final = {

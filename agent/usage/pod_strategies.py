@@ -9,6 +9,19 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from agent.model.node_slo import (
+    RECOMMENDED,
+    CpuBurst,
+    CpuQos,
+    IoBlock,
+    MemoryQos,
+    NetworkQos,
+    NodeSlo,
+    Percent,
+    QosClass,
+    ResctrlQos,
+    overlaid,
+)
 from agent.model.pod.annotations import (
     BLKIO_QOS,
     CPU_BURST,
@@ -23,19 +36,6 @@ from agent.model.pod.annotations import (
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.qos import QoS
 from agent.usage.node_metric import qos_of_pod
-from agent.usage.node_slo import (
-    RECOMMENDED,
-    CpuBurst,
-    CpuQos,
-    IoBlock,
-    MemoryQos,
-    NetworkQos,
-    NodeSlo,
-    Percent,
-    QosClass,
-    ResctrlQos,
-    overlaid,
-)
 
 _CacheId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 _MAX_CACHES: Final = 64

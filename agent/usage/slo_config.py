@@ -17,9 +17,7 @@ import msgspec
 
 from agent.model import bounds
 from agent.model.bounds import JsonError
-from agent.model.objects import LabelSelector, Operator
-from agent.model.quantities import QuantityError, whole
-from agent.usage.node_slo import (
+from agent.model.node_slo import (
     CpuBurst,
     Fields,
     HostApplication,
@@ -27,6 +25,8 @@ from agent.usage.node_slo import (
     ResourceThreshold,
     System,
 )
+from agent.model.objects import LabelSelector, Operator
+from agent.model.quantities import QuantityError, whole
 
 Object = dict[str, Any]
 Strategy = TypeVar("Strategy", bound=Fields)

@@ -10,10 +10,10 @@ import msgspec
 
 from agent.host import files
 from agent.model import bounds
+from agent.model.node_slo import KIND, NodeSlo, node_slo
 from agent.model.objects import decoded
 from agent.model.pod.apiobjects import ApiPod
 from agent.usage import slo_config
-from agent.usage.node_slo import KIND, NodeSlo, node_slo
 from agent.usage.pod_strategies import PodStrategies, of_pod
 from agent.usage.slo_config import SloConfig
 

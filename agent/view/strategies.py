@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from agent.usage.node_slo import NodeSlo
+from agent.model.node_slo import NodeSlo
 from agent.usage.pod_strategies import OVERRIDDEN, PodStrategies
 from agent.usage.strategies import Strategies
 from agent.view.format import printable, printable_json

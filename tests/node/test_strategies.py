@@ -12,13 +12,13 @@ import pytest
 from agent.kube.auth import FileAccess
 from agent.kube.cluster import Cluster
 from agent.kube.transport import Transport
+from agent.model.node_slo import CpuBurst, NodeSlo
 from agent.model.pod.annotations import CPU_BURST
 from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
 from agent.node.cluster_view import ClusterState
 from agent.node.sources import SourceName, Sources
 from agent.node.strategies import StrategiesView
 from agent.usage import strategies
-from agent.usage.node_slo import CpuBurst, NodeSlo
 from agent.usage.strategies import Strategies
 
 KEY = "cpu-burst-config"

@@ -34,6 +34,7 @@ from agent.model.devices import (
     pci,
     resource_slice,
 )
+from agent.model.node_slo import NodeSlo, node_slo
 from agent.model.nrt import node_annotations, node_status, resource_topology
 from agent.model.objects import ObjectError, decoded
 from agent.model.pod import annotations, apiobjects, qos
@@ -54,7 +55,6 @@ from agent.scheduler.state import koordinator_reservations, pods_seen, records
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.usage import slo_config, strategies
 from agent.usage.node_metric import collect_policy
-from agent.usage.node_slo import NodeSlo, node_slo
 from agent.usage.pod_strategies import of_pod
 from agent.usage.slo_config import SloConfig
 from agent.view import explanation as words

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from agent.model.node_slo import CgroupPath, HostApplication, node_slo
 from agent.usage.host_applications import groups
-from agent.usage.node_slo import CgroupPath, HostApplication, node_slo
 
 SYSTEMD = "/kubepods.slice"
 

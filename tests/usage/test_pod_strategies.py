@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.model.node_slo import CpuBurst, CpuQos, MemoryQos, NetworkQos, NodeSlo, node_slo
 from agent.model.pod.annotations import (
     BLKIO_QOS,
     CPU_BURST,
@@ -19,7 +20,6 @@ from agent.model.pod.annotations import (
 )
 from agent.model.pod.apiobjects import ApiPod, Phase
 from agent.model.pod.qos import QOS_LABEL, QoS
-from agent.usage.node_slo import CpuBurst, CpuQos, MemoryQos, NetworkQos, NodeSlo, node_slo
 from agent.usage.pod_strategies import OVERRIDDEN, PodStrategies, of_pod
 
 SPEC: dict[str, Any] = {

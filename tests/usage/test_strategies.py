@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from agent.model.bounds import JsonError
+from agent.model.node_slo import NodeSlo
 from agent.model.objects import ObjectError
 from agent.usage import strategies
-from agent.usage.node_slo import NodeSlo
 from agent.usage.slo_config import SloConfig, parsed
 from agent.usage.strategies import Strategies
 

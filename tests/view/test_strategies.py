@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from agent.model.node_slo import CpuBurst, node_slo
 from agent.model.pod.annotations import CPU_BURST
-from agent.usage.node_slo import CpuBurst, node_slo
 from agent.usage.pod_strategies import PodStrategies
 from agent.usage.strategies import Strategies
 from agent.view import strategies as view

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.bounds import REASON_CHARACTERS
-from agent.usage.node_slo import (
+from agent.model.node_slo import (
     CpuQos,
     MemoryQos,
     NodeSlo,
