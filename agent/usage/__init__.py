@@ -12,8 +12,9 @@ write and send (`traffic`), and what cache they use (`resctrl`).
 The samples are in rings (`series`), which the number of pods and NUMA nodes bounds; a restart loses
 them. `node_metric` makes the status of Koordinator's NodeMetric of them.
 
-`model.node_slo` reads the strategies that Koordinator's manager has for the node, `slo_config` makes them
-of our own configuration where it has none, and `strategies` says which of both are in force.
+`model.node_slo` reads the strategies that Koordinator's manager has for the node, `slo_config`
+makes them of our own configuration where it has none, and `strategies` says which of both are in
+force.
 
 On another thread the agent looks every fifteen seconds at everything that runs and waits (`look`),
 and computes who had the CPUs for which pods waited (`contention`)."""
