@@ -190,6 +190,7 @@ class _Ran:
     """How long each party ran on each CPU."""
 
     def __init__(self, interval: Interval) -> None:
+        self._seconds = interval.seconds
         self._by_party: dict[Party, dict[CpuSet, float]] = {}
         self._used: dict[CpuSet, float] = {}
         for runner in _runners(interval):
@@ -197,6 +198,10 @@ class _Ran:
             for by_set in (of_party, self._used):
                 by_set[runner.cpus] = by_set.get(runner.cpus, 0.0) + runner.used_seconds
         self._of_sets = _fitted(interval, self._used)
+        self._of_cpus: dict[int, float] = {}
+        for of_set in self._of_sets.values():
+            for cpu, seconds in of_set.items():
+                self._of_cpus[cpu] = self._of_cpus.get(cpu, 0.0) + seconds
         self._on: dict[CpuSet, dict[Party, float]] = {}
 
     def on(self, cpus: CpuSet, own_cpus: CpuSet, used_seconds: float) -> dict[int, float]:
@@ -205,6 +210,17 @@ class _Ran:
         share = used_seconds / total if total > 0 else 0.0
         of_set = self._of_sets.get(own_cpus, {})
         return {cpu: share * of_set.get(cpu, 0.0) for cpu in cpus & own_cpus}
+
+    def interrupted_share(self, cpu: int, used_seconds: float, lost_seconds: float) -> float:
+        """The part of the interrupts of a CPU that came while something ran there so long.
+
+        Some kernels count interrupts also as time of what they interrupt (those without
+        IRQ_TIME_ACCOUNTING): then what ran and the interrupts are longer than the interval."""
+        remaining = self._seconds - lost_seconds
+        longer = self._of_cpus.get(cpu, 0.0) - remaining
+        counted_twice = longer > _UNSEEN_SHARE * self._seconds
+        possible = self._seconds if counted_twice else remaining
+        return min(1.0, used_seconds / max(possible, _NANOSECOND))
 
     def by_party(self, cpus: CpuSet) -> dict[Party, float]:
         """How long each party ran on those CPUs; without those that did not."""
@@ -233,7 +249,7 @@ def _wait(pod: Party, interval: Interval, ran: _Ran) -> CpuWait:
         own_seconds = times.pop(pod, 0.0)
         on_cpu = ran.on(container.cpus, container.cpus, container.used_seconds)
         while_it_ran = {
-            cpu: min(1.0, time / max(interval.seconds - lost.get(cpu, 0.0), time, _NANOSECOND))
+            cpu: ran.interrupted_share(cpu, time, lost.get(cpu, 0.0))
             for cpu, time in on_cpu.items()
         }
         for party, by_cpu in interval.taken_seconds.items():

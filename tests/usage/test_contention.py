@@ -109,6 +109,21 @@ def test_interrupts_take_time_from_the_pod_that_has_the_cpu() -> None:
     assert (wait.waited, seconds) == pytest.approx((0.6, 0.6))
 
 
+def test_interrupts_that_are_counted_twice_also_explain_a_wait() -> None:
+    """The pod is interrupted for a part of the 0.42 s in which it has the CPU, and waits while
+    interrupts go on: its only thread does not wait for itself."""
+    wait = only(
+        Interval(
+            1.0,
+            {0: 0.27},
+            {DISK: {0: 0.71}},
+            (WaitingContainer(API, CpuSet([0]), 0.42, 0.40),),
+        )
+    )
+    assert wait.own == pytest.approx(0.0)
+    assert wait.takers == ((DISK, pytest.approx(0.42 * 0.71 + 0.40)),)
+
+
 def test_processes_of_nobody_are_named_as_such() -> None:
     wait = only(
         Interval(1.0, {0: 1.0, 1: 1.0}, containers=(WaitingContainer(API, PAIR, 0.5, 1.0),))
