@@ -17,9 +17,19 @@ from agent.proto import cri_pb2 as pb
 from tests import tools
 from tests.fixtures import containerd
 from tests.fixtures.cgroups import OwnCgroup, make_cgroup
-from tests.fixtures.pods import PodSpec, create_request, remove_pod, run_pod, run_sandbox
+from tests.fixtures.pods import (
+    PodSpec,
+    create_container,
+    create_request,
+    remove_pod,
+    run_pod,
+    run_sandbox,
+    start_container,
+    update_container,
+)
 
 _BARE = "sandbox-"
+_PROGRAM = "/program"
 
 
 class NoRuntimeError(Exception):
@@ -33,6 +43,22 @@ def with_events() -> Path:
     if isinstance(programs, str):
         raise NoRuntimeError(programs)
     return programs
+
+
+class Program:
+    """A pod of `Runtime.run_program`."""
+
+    def __init__(self, cri: Cri, spec: PodSpec, sandbox: str, container: str) -> None:
+        self.spec = spec
+        self.group = f"{spec.cgroup_parent()}/{container}"
+        self._cri, self._sandbox, self._container = cri, sandbox, container
+
+    def update(self, **resources: int | str) -> None:
+        """`resources`: fields of a LinuxContainerResources."""
+        update_container(self._cri, self._container, **resources)
+
+    def remove(self) -> None:
+        remove_pod(self._cri, self._sandbox)
 
 
 class Runtime:
@@ -96,6 +122,26 @@ class Runtime:
     def run(self, name: str, uid: str) -> None:
         """Starts a pod, as the kubelet does for a pod of the API."""
         run_pod(self._cri, PodSpec(name, "LS", uid=uid, cgroup_root=self._cgroup.root))
+
+    def run_program(
+        self, spec: PodSpec, program: Path, *words: str, device: str = "", cpus: str = ""
+    ) -> Program:
+        """Starts a pod with one container that runs a static program. The spec's root is ignored.
+
+        `device`: the path of a device that it may write.
+        `cpus`: where it may run; all CPUs if empty."""
+        spec.cgroup_root = self._cgroup.root
+        sandbox = run_sandbox(self._cri, spec)
+        request = create_request(spec, sandbox)
+        del request.config.command[:]
+        request.config.command.extend((_PROGRAM, *words))
+        request.config.mounts.add(container_path=_PROGRAM, host_path=str(program), readonly=True)
+        if device:
+            request.config.devices.add(container_path=device, host_path=device, permissions="rw")
+        request.config.linux.resources.cpuset_cpus = cpus
+        container = create_container(self._cri, request)
+        start_container(self._cri, container)
+        return Program(self._cri, spec, sandbox, container)
 
     def clear(self) -> None:
         """Removes all pods."""

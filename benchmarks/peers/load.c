@@ -1,0 +1,174 @@
+// The workloads of benchmarks/culprit.py, one of which the first argument names. It runs until it is
+// killed. SIGUSR1 starts THREADS more threads in `duty`, SIGUSR2 ends them.
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/if_packet.h>
+#include <net/ethernet.h>
+#include <net/if.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { THREADS = 3, MIB = 1 << 20, PAGE = 4096, BATCH = 64, PACKET = 1400 };
+
+static volatile sig_atomic_t crowded;
+
+static void crowd(int number) { crowded = number == SIGUSR1; }
+
+static int64_t thread_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return now.tv_sec * 1000000LL + now.tv_nsec / 1000;
+}
+
+static void fail(const char *what) {
+    perror(what);
+    exit(1);
+}
+
+static void start(void *(*body)(void *), void *argument) {
+    pthread_t thread;
+    if ((errno = pthread_create(&thread, NULL, body, argument))) fail("pthread_create");
+    pthread_detach(thread);
+}
+
+static void *spin(void *unused) {
+    (void)unused;
+    while (crowded)
+        ;
+    return NULL;
+}
+
+static void duty(int busy_us, int idle_us) {
+    signal(SIGUSR1, crowd);
+    signal(SIGUSR2, crowd);
+    int more = 0;
+    for (;;) {
+        int64_t until = thread_us() + busy_us;
+        while (thread_us() < until)
+            ;
+        usleep(idle_us);
+        if (crowded && !more)
+            for (int thread = 0; thread < THREADS; thread++) start(spin, NULL);
+        more = crowded;
+    }
+}
+
+// Random pages of four letters: no two of them are equal, and compressing them takes long.
+static uint64_t *random_pages(size_t size) {
+    uint64_t *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) fail("mmap");
+    uint64_t value = 88172645463325252ULL;
+    for (size_t word = 0; word < size / sizeof *pages; word++) {
+        value ^= value << 13, value ^= value >> 7, value ^= value << 17;
+        pages[word] = value & 0x0303030303030303ULL;
+    }
+    return pages;
+}
+
+static void memory(size_t size) {
+    for (;;) {
+        char *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (pages == MAP_FAILED) fail("mmap");
+        for (size_t at = 0; at < size; at += PAGE) pages[at] = 1;
+        munmap(pages, size);
+    }
+}
+
+static void forks(void) {
+    for (;;) {
+        for (int child = 0; child < BATCH; child++) {
+            pid_t id = fork();
+            if (id == 0) _exit(0);
+            if (id < 0) break;
+        }
+        while (wait(NULL) > 0)
+            ;
+    }
+}
+
+static void *timer(void *period_us) {
+    struct timespec period = {0, *(int *)period_us * 1000L};
+    struct itimerspec every = {period, period};
+    uint64_t times;
+    int file = timerfd_create(CLOCK_MONOTONIC, 0);
+    if (file < 0 || timerfd_settime(file, 0, &every, NULL)) fail("timerfd");
+    while (read(file, &times, sizeof times) > 0)
+        ;
+    return NULL;
+}
+
+static void timers(int number, int period_us) {
+    while (number-- > 0) start(timer, &period_us);
+    for (;;) pause();
+}
+
+// UDP packets without a receiver, with addresses of RFC 5737.
+static void packets(const char *interface) {
+    static unsigned char packet[PACKET];
+    int on = 1, file = socket(AF_PACKET, SOCK_RAW, htons(ETH_P_IP));
+    struct sockaddr_ll to = {.sll_family = AF_PACKET,
+                             .sll_protocol = htons(ETH_P_IP),
+                             .sll_ifindex = if_nametoindex(interface)};
+    if (file < 0 || bind(file, (struct sockaddr *)&to, sizeof to)) fail(interface);
+    setsockopt(file, SOL_PACKET, PACKET_QDISC_BYPASS, &on, sizeof on);
+    memset(packet, 0xff, ETH_ALEN);
+    packet[ETH_ALEN] = 2;
+    packet[12] = ETH_P_IP >> 8, packet[13] = ETH_P_IP & 0xff;
+    unsigned char *ip = packet + ETH_HLEN;
+    uint16_t length = htons(PACKET - ETH_HLEN);
+    ip[0] = 0x45, ip[8] = 64, ip[9] = IPPROTO_UDP;
+    memcpy(ip + 2, &length, sizeof length);
+    memcpy(ip + 12, "\xc0\x00\x02\x01\xc0\x00\x02\x02", 8);
+    uint32_t sum = 0;
+    for (int word = 0; word < 20; word += 2) sum += ip[word] << 8 | ip[word + 1];
+    while (sum >> 16) sum = (sum & 0xffff) + (sum >> 16);
+    ip[10] = ~sum >> 8 & 0xff, ip[11] = ~sum & 0xff;
+    struct iovec part = {packet, PACKET};
+    struct mmsghdr messages[BATCH];
+    memset(messages, 0, sizeof messages);
+    for (int each = 0; each < BATCH; each++)
+        messages[each].msg_hdr.msg_iov = &part, messages[each].msg_hdr.msg_iovlen = 1;
+    for (;;)
+        if (sendmmsg(file, messages, BATCH, 0) < 0 && errno != ENOBUFS) fail("sendmmsg");
+}
+
+static void dirty(const char *path, size_t size) {
+    char *content = (char *)random_pages(size);
+    int file = open(path, O_WRONLY);
+    if (file < 0) fail(path);
+    for (;;)
+        for (size_t at = 0; at < size; at += MIB)
+            if (pwrite(file, content + at, MIB, at) != MIB) fail("pwrite");
+}
+
+static void mergeable(size_t size) {
+    if (madvise(random_pages(size), size, MADV_MERGEABLE)) fail("madvise");
+    for (;;) pause();
+}
+
+int main(int count, char **words) {
+    const char *name = count > 1 ? words[1] : "", *first = count > 2 ? words[2] : "0";
+    int number = atoi(first), second = count > 3 ? atoi(words[3]) : 0;
+    if (!strcmp(name, "spin")) crowded = 1, spin(NULL);
+    if (!strcmp(name, "duty")) duty(number, second);
+    if (!strcmp(name, "memory")) memory((size_t)number * MIB);
+    if (!strcmp(name, "forks")) forks();
+    if (!strcmp(name, "timers")) timers(number, second);
+    if (!strcmp(name, "packets")) packets(first);
+    if (!strcmp(name, "dirty")) dirty(first, (size_t)second * MIB);
+    if (!strcmp(name, "mergeable")) mergeable((size_t)number * MIB);
+    fprintf(stderr, "unknown workload: %s\n", name);
+    return 2;
+}
