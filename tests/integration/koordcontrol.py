@@ -12,9 +12,9 @@ from typing import Any
 
 from agent.kube.errors import NotFoundError
 from tests.deploy.manifests import objects
-from tests.fixtures.koordinator_crds import MANAGED
 from tests.fixtures.ports import free_port
 from tests.integration.apiserver.commands import kubeconfig
+from tests.integration.apiserver.definitions import DEFINITIONS
 from tests.integration.apiserver.server import ENVIRONMENT, ApiServer
 from tests.integration.harness import built_or_skip
 from tests.waiting import eventually
@@ -58,7 +58,7 @@ class KoordProcess:
 
 def install(api: ApiServer) -> None:
     """Applies what both programs read: their kinds and their namespace."""
-    for each in (*objects("crds"), *MANAGED):
+    for each in (*objects("crds"), *DEFINITIONS):
         api.apply(each)
     api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
 

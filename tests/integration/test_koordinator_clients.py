@@ -12,7 +12,7 @@ from agent.kube.transport import FIELD_MANAGER
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.quantities import milli, whole
-from agent.usage import OFFERED_FILE, batch_mid, offered
+from agent.usage import OFFERED_FILE, STRATEGIES_FILE, batch_mid, offered, strategies
 from agent.usage.batch_mid import ColocationStrategy, NodeLoad, PodLoad
 from tests.discover import gpumachines
 from tests.fixtures.pods import (
@@ -40,10 +40,11 @@ RULES = [
     *READ_RULES,
     *WRITE_RULES,
     {"apiGroups": ["slo.koordinator.sh"], "resources": ["*"], "verbs": ["*"]},
+    {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
 ]
 CAPACITY = {"cpu": "1000", "memory": "8Ti", "pods": "110"}
 NODE_LABEL = "topolet.io/test"
-USAGE_THRESHOLDS = "scheduling.koordinator.sh/usage-thresholds"
+LITTLE = {"cpu": "100m", "memory": "64Mi"}
 GPU_REQUEST = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"}
 BATCH_CPU, BATCH_MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
 
@@ -79,7 +80,7 @@ class ManagedNode(ClusterNode):
 
     def writers(self, resource: str) -> set[str]:
         """The field managers of an allocatable resource."""
-        fields = koordcontrol.stored(self.api, self.path)["metadata"]["managedFields"]
+        fields = koordcontrol.stored(self.api, self.path)["metadata"].get("managedFields", ())
         return {
             each["manager"]
             for each in fields
@@ -97,12 +98,25 @@ class ManagedNode(ClusterNode):
     def update_time(self) -> str:
         return str(self.metric().get("status", {}).get("updateTime", ""))
 
+    def used_memory_bytes(self) -> int:
+        """The used memory of the machine, 0 before it is reported."""
+        status = self.metric().get("status", {}).get("nodeMetric", {})
+        return amounts(status.get("nodeUsage", {})).get("memory", 0)
+
     def sums(self) -> dict[str, int]:
         """What the agent offers, before it is rounded to steps."""
         path = self.node.state / OFFERED_FILE
         with contextlib.suppress(FileNotFoundError):
             return {each.name: each.offer.amount for each in offered.read(str(path)).resources}
         return {}
+
+    def follows_thresholds(self) -> bool:
+        """Whether the agent suppresses BE pods as the NodeSLO says."""
+        with contextlib.suppress(FileNotFoundError):
+            followed = strategies.read(str(self.node.state / STRATEGIES_FILE))
+            thresholds = followed.slo.resource_used_threshold_with_be
+            return thresholds.enable and thresholds.cpu_suppress_threshold_percent == 55
+        return False
 
     def as_computed(self) -> bool:
         """Whether the Node has exactly what the agent's formulas make of the same objects."""
@@ -176,11 +190,6 @@ class ManagedNode(ClusterNode):
         start_container(self.node.proxied, container)
         return sandbox, container
 
-    def set_threshold(self, percent: int) -> None:
-        """The use of memory above which LoadAwareScheduling refuses the node."""
-        text = json.dumps({"usageThresholds": {"memory": percent}})
-        self.api.admin.merge(self.path, {"metadata": {"annotations": {USAGE_THRESHOLDS: text}}})
-
     def run(self, name: str, qos: str, uid: str, cpuset: str = "") -> str:
         """Runs a pod of the API; the id of its container."""
         spec = self.node.spec(name, qos, cpuset, uid=uid, namespace=self.name)
@@ -220,7 +229,7 @@ def amounts(usage: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
 
 def test_koord_manager_goes_on_where_the_agent_offered(api: ApiServer, node: TestNode) -> None:
     """The agent creates the NodeMetric and offers batch resources until koord-manager runs, whose
-    amounts then come from the agent's numbers."""
+    amounts come from the agent's numbers, and whose NodeSLO the agent follows."""
     managed = ManagedNode(api, node, "managed")
     # More is reserved than any machine uses, so that only the pods' usage changes.
     managed.set_status(allocatable={**CAPACITY, "cpu": "700", "memory": "5Ti"})
@@ -238,7 +247,13 @@ def test_koord_manager_goes_on_where_the_agent_offered(api: ApiServer, node: Tes
         return all(sums.get(name, 0) > amount for name, amount in least.items())
 
     with busy(kernel_group(node.direct.container_status(container).pid, "cpuacct")):
-        managed.start_agent(node, "--usage=true", "--node-metric=create", "--batch-resources=offer")
+        managed.start_agent(
+            node,
+            "--usage=true",
+            "--node-metric=create",
+            "--batch-resources=offer",
+            "--node-slo=follow",
+        )
         eventually("the usage of the pods counts", measured, SECONDS)
         sums = managed.sums()
         eventually("the agent offers", lambda: managed.writers(BATCH_CPU) == {FIELD_MANAGER})
@@ -249,21 +264,15 @@ def test_koord_manager_goes_on_where_the_agent_offered(api: ApiServer, node: Tes
                 "metricReportIntervalSeconds": 5,
                 "updateTimeThresholdSeconds": 1,
             },
-            resource_threshold_config={"clusterStrategy": {"enable": True}},
+            resource_threshold_config={
+                "clusterStrategy": {"enable": True, "cpuSuppressThresholdPercent": 55}
+            },
         )
         with koordcontrol.manager(api) as manager:
             manager.eventually("the NodeMetric has a policy", lambda: managed.interval() == 5)
             before = managed.update_time()
             manager.eventually("the agent reports", lambda: managed.update_time() > before)
-            manager.eventually(
-                "the NodeSLO has the strategy of the ConfigMap",
-                lambda: (
-                    koordcontrol.stored(api, f"{SLO}/nodeslos/{managed.name}")
-                    .get("spec", {})
-                    .get("resourceUsedThresholdWithBE", {})
-                    .get("enable")
-                ),
-            )
+            manager.eventually("the agent follows the NodeSLO", managed.follows_thresholds)
             manager.eventually("the agent offers nothing", lambda: not managed.sums())
             manager.eventually(
                 "koord-manager alone writes the amounts",
@@ -282,15 +291,15 @@ def test_koord_manager_goes_on_where_the_agent_offered(api: ApiServer, node: Tes
 def test_koord_scheduler_places_pods_by_the_reports_and_the_agent_enforces_it(
     api: ApiServer, node: TestNode
 ) -> None:
+    """koord-manager creates the NodeMetric, which the agent fills."""
     scheduled = ManagedNode(api, node, "scheduled")
     objects.priority_class(api, "koord-prod", 9500)
-    api.create(
-        f"{SLO}/nodemetrics",
-        {
-            "apiVersion": "slo.koordinator.sh/v1alpha1",
-            "kind": "NodeMetric",
-            "metadata": {"name": scheduled.name},
-            "spec": {"metricCollectPolicy": {"reportIntervalSeconds": 2}},
+    koordcontrol.configure(
+        api,
+        colocation_config={
+            "enable": True,
+            "metricReportIntervalSeconds": 2,
+            "metricAggregatePolicy": {"durations": ["40s"]},
         },
     )
     gpus = GpuNode(node, gpumachines.dgx1())
@@ -302,12 +311,12 @@ def test_koord_scheduler_places_pods_by_the_reports_and_the_agent_enforces_it(
         lambda: scheduled.allocatable(*GPU_REQUEST).keys() == GPU_REQUEST.keys(),
         SECONDS,
     )
-    with koordcontrol.scheduler(api) as scheduler:
-        shared = scheduled.schedule(scheduler, "shared", "LS", {"cpu": "100m", "memory": "64Mi"})
+    with koordcontrol.manager(api), koordcontrol.scheduler(api) as scheduler:
+        shared = scheduled.schedule(scheduler, "shared", "LS", LITTLE)
         _, neighbour = scheduled.run_scheduled(shared)
         for qos in ("LSE", "LSR"):
             name = qos.lower()
-            pod = scheduled.schedule(scheduler, name, qos, {"cpu": "1", "memory": "64Mi"})
+            pod = scheduled.schedule(scheduler, name, qos, {**LITTLE, "cpu": "1"})
             cpuset = json.loads(pod["metadata"]["annotations"][STATUS])["cpuset"]
             sandbox, container = scheduled.run_scheduled(pod)
             assert node.cpus(container) == cpuset
@@ -315,8 +324,7 @@ def test_koord_scheduler_places_pods_by_the_reports_and_the_agent_enforces_it(
             remove_pod(node.direct, sandbox)
             objects.force_delete(api, scheduled.name, name)
 
-        requests = {"cpu": "100m", "memory": "64Mi", **GPU_REQUEST}
-        pod = scheduled.schedule(scheduler, "trainer", "LS", requests)
+        pod = scheduled.schedule(scheduler, "trainer", "LS", {**LITTLE, **GPU_REQUEST})
         allocated = json.loads(pod["metadata"]["annotations"][DEVICE_ALLOCATED])["gpu"]
         (minor,) = (each["minor"] for each in allocated)
         uuids = {card.minor: card.uuid for card in gpus.machine.cards}
@@ -325,31 +333,41 @@ def test_koord_scheduler_places_pods_by_the_reports_and_the_agent_enforces_it(
         info = json.loads(node.containerd.ctr("containers", "info", container))
         assert f"NVIDIA_VISIBLE_DEVICES={own}" in info["Spec"]["process"]["env"]
 
-        _load_aware(scheduled, scheduler)
+        scheduler.eventually("the used memory is reported", scheduled.used_memory_bytes)
+        twice = str(2 * scheduled.used_memory_bytes())
+        scheduled.set_status(capacity={"memory": twice}, allocatable={"memory": twice})
+        waits_for_less_load(scheduled, scheduler, "average", {})
+        aggregation = {"usageAggregationType": "p95", "usageAggregatedDuration": "40s"}
+        waits_for_less_load(scheduled, scheduler, "p95", aggregation)
 
 
-def _load_aware(scheduled: ManagedNode, scheduler: koordcontrol.KoordProcess) -> None:
-    """A pod waits while the NodeMetric is above the node's threshold."""
+def waits_for_less_load(
+    scheduled: ManagedNode,
+    scheduler: koordcontrol.KoordProcess,
+    name: str,
+    aggregation: Mapping[str, str],
+) -> None:
+    """A pod waits while the NodeMetric is above a threshold of the node. `aggregation`: the
+    aggregated usage that counts, empty for the average."""
 
-    def used() -> int:
-        status = scheduled.metric().get("status", {}).get("nodeMetric", {})
-        return amounts(status.get("nodeUsage", {})).get("memory", 0)
+    def set_threshold(percent: int) -> None:
+        thresholds: Object = {"usageThresholds": {"memory": percent}, **aggregation}
+        value = json.dumps({"aggregatedUsage": thresholds} if aggregation else thresholds)
+        annotations = {"scheduling.koordinator.sh/usage-thresholds": value}
+        scheduled.api.admin.merge(scheduled.path, {"metadata": {"annotations": annotations}})
 
-    scheduler.eventually("the used memory is reported", used)
-    twice = str(2 * used())
-    scheduled.set_status(capacity={"memory": twice}, allocatable={"memory": twice})
-    scheduled.set_threshold(30)
-    requests = {"cpu": "100m", "memory": "64Mi"}
-    path = scheduled.create("loaded", "LS", requests)
+    set_threshold(30)
+    path = scheduled.create(name, "LS", LITTLE)
+    reason = "memory aggregated usage exceed" if aggregation else "memory usage exceed"
 
     def refused() -> bool:
         pod = koordcontrol.stored(scheduled.api, path)
-        if "nodeName" in pod["spec"]:  # before koord-scheduler had read the threshold
-            objects.force_delete(scheduled.api, scheduled.name, "loaded")
-            scheduled.create("loaded", "LS", requests)
+        if "nodeName" in pod["spec"]:  # before koord-scheduler had read threshold or usage
+            objects.force_delete(scheduled.api, scheduled.name, name)
+            scheduled.create(name, "LS", LITTLE)
         messages = (each.get("message", "") for each in pod["status"].get("conditions", ()))
-        return any("memory usage exceed threshold" in message for message in messages)
+        return any(reason in message for message in messages)
 
-    scheduler.eventually("the pod waits", refused)
-    scheduled.set_threshold(95)
-    scheduler.eventually("the pod is placed", lambda: scheduled.has_pod("loaded"))
+    scheduler.eventually(f"pod {name} waits", refused)
+    set_threshold(95)
+    scheduler.eventually(f"pod {name} is placed", lambda: scheduled.has_pod(name))

@@ -12,8 +12,8 @@ from agent.kube.errors import KubeError
 from agent.model.quantities import milli, whole
 from agent.usage import OFFERED_FILE
 from tests.deploy.manifests import objects
-from tests.fixtures.koordinator_crds import NODE_METRIC, definition
 from tests.fixtures.pods import run_pod
+from tests.integration.apiserver.definitions import NODE_METRIC_DEFINITION, definition
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode, busy, kernel_group
 from tests.integration.incluster import READ_RULES, WRITE_RULES, ClusterNode
@@ -99,7 +99,7 @@ def test_an_agent_that_offers_nothing_forgets_what_was_offered(node: TestNode) -
 def test_batch_resources_are_on_the_node_until_a_manager_gives_a_policy(
     apiserver: ApiServer, node: TestNode
 ) -> None:
-    for each in (*objects("crds"), NODE_METRIC):
+    for each in (*objects("crds"), NODE_METRIC_DEFINITION):
         apiserver.apply(each)
     cluster_node = ClusterNode(apiserver, node, "offers", [*READ_RULES, *WRITE_RULES, OF_SLO])
     amounts = {"cpu": "64", "memory": "1Ti"}
