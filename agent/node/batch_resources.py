@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -18,8 +18,12 @@ from agent.kube.errors import UNAVAILABLE, KubeError
 from agent.kube.objects import NODE_METRIC, Objects
 from agent.model import bounds
 from agent.model.bounds import JsonError
+from agent.model.nrt.node_annotations import cpu_normalization_ratio
 from agent.model.pod.annotations import AnnotationError, decoded
 from agent.model.pod.apiobjects import ApiNode
+from agent.model.pod.qos import PriorityClass
+from agent.model.quantities import Quantity, QuantityError, whole
+from agent.node.node_resource_topology import ReportedOffer
 from agent.usage import batch_mid, offered
 from agent.usage.batch_mid import ColocationStrategy, NodeLoad
 from agent.usage.node_metric import CollectPolicy
@@ -66,6 +70,52 @@ def strategy(node: ApiNode) -> ColocationStrategy:
     return msgspec.structs.replace(written or ColocationStrategy(), **percents)
 
 
+THIRD_PARTY: Final = "node.koordinator.sh/thirdPartyAllocations"
+ORIGIN: Final = "node.koordinator.sh/originExtendedAllocatable"
+"""The batch resources before other systems took theirs: koord-yarn-operator gives YARN what is left
+of them."""
+_MAX_SYSTEMS: Final = 64
+
+
+class _Allocation(msgspec.Struct, frozen=True):
+    priority: str = ""
+    resources: Annotated[dict[str, Quantity], msgspec.Meta(max_length=bounds.MAX_RESOURCES)] = {}
+
+
+class _Allocations(msgspec.Struct, frozen=True):
+    allocations: Annotated[tuple[_Allocation, ...], msgspec.Meta(max_length=_MAX_SYSTEMS)] = ()
+
+
+_allocations: Final = msgspec.json.Decoder(_Allocations | None)
+
+
+def third_party(annotations: Mapping[str, str]) -> dict[str, int] | None:
+    """What other systems took of a Node's batch resources, as milli-CPU and bytes by `cpu` and
+    `memory`; None without the annotation (Koordinator: apis/slo/v1alpha1,
+    GetThirdPartyAllocatedResByPriority). Raises AnnotationError."""
+    written = decoded(annotations, THIRD_PARTY, _allocations, bounds.OBJECT_VALUE_BYTES)
+    if written is None:
+        return None
+    taken = dict.fromkeys(batch_mid.RESOURCES, 0)
+    for place, allocation in enumerate(written.allocations):
+        if allocation.priority != PriorityClass.BATCH:
+            continue
+        for each in taken:
+            resource = f"{batch_mid.DOMAIN}batch-{each}"
+            field = f"allocations[{place}].resources.{resource}"
+            try:
+                amount = whole(allocation.resources.get(resource, 0))
+            except QuantityError as error:
+                raise AnnotationError(THIRD_PARTY, f"{field}: {error}") from None
+            if not 0 <= amount <= _MAX_AMOUNT:
+                raise AnnotationError(THIRD_PARTY, f"{field}: {amount} is not an amount of a Node")
+            taken[each] += amount
+    return taken
+
+
+_MAX_AMOUNT: Final = 1 << 53
+
+
 class NodeOffers:
     """Computes the resources on a thread, where the node's NodeMetric has no policy: koord-manager
     writes one, and then the resources are its own.
@@ -98,6 +148,7 @@ class NodeOffers:
         self._settled = started + (SETTLE_SECONDS if self._offered.resources else 0)
         self._due: float | None = None
         self._problem = Problem(log, f"batch and mid resources of Node {node_name}: ")
+        self._ignored = Problem(log, f"batch and mid resources of Node {node_name}: ")
         self._thread = Periodic("batch-resources", _PERIOD_SECONDS, self.step)
 
     def start(self) -> None:
@@ -110,6 +161,16 @@ class NodeOffers:
         """The amounts by name that the Node is to have."""
         with self._lock:
             return self._offered.amounts
+
+    def reported(self) -> ReportedOffer:
+        """What the Node is to have."""
+        with self._lock:
+            current = self._offered
+        annotations = {}
+        if current.shared:
+            resources = {name: str(amount) for name, amount in sorted(current.shared.items())}
+            annotations[ORIGIN] = msgspec.json.encode({"resources": resources}).decode()
+        return ReportedOffer(current.amounts, annotations)
 
     def step(self) -> None:
         """Computes the amounts anew if it is time. Never raises."""
@@ -146,7 +207,25 @@ class NodeOffers:
             return Offered(now)
         if self._monotonic() < self._settled:
             return None
-        return Offered(now, batch_mid.offered(load, by_node, self._offered.amounts))
+        load = self._annotated(node, load)
+        return Offered(now, batch_mid.offered(load, by_node, self._offered.origins))
+
+    def _annotated(self, node: ApiNode, load: NodeLoad) -> NodeLoad:
+        """The load with the Node's annotations; one that can't be read does not count."""
+        ratio, taken, faults = 1.0, None, []
+        try:
+            ratio = cpu_normalization_ratio(node.annotations)
+        except AnnotationError as error:
+            faults.append(f"{error}; its CPUs count as they are")
+        try:
+            taken = third_party(node.annotations)
+        except AnnotationError as error:
+            faults.append(f"{error}; nothing is taken")
+        if faults:
+            self._ignored.report("; ".join(faults))
+        else:
+            self._ignored.clear()
+        return msgspec.structs.replace(load, cpu_normalization_ratio=ratio, third_party=taken)
 
     def _managed(self) -> bool:
         stored = self._cluster.get(NODE_METRIC.name, self._node_name, cached=True) or {}

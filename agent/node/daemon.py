@@ -63,6 +63,7 @@ from agent.node.lookup import locality_of_namespaces, locations_of_claims
 from agent.node.loop import Health, PassLoop, excluded
 from agent.node.network_devices import NetworkDevices
 from agent.node.node_configuration import NodeObject
+from agent.node.node_resource_topology import ReportedOffer
 from agent.node.notifications import NotificationSocket
 from agent.node.outbox import RECHECK_SECONDS, ReportPace
 from agent.node.publisher import Publisher
@@ -365,7 +366,7 @@ class _Agent:
         batch.start()
         closing.callback(batch.close)
         self.metrics.follow_offers(batch.resources)
-        return usage._replace(offered=batch.resources)
+        return usage._replace(offered=batch.reported)
 
     def _contention(
         self,
@@ -450,8 +451,8 @@ class _Usage(NamedTuple):
     """What samples the use of CPU and memory; None if nothing does."""
 
     follow: FollowUsage | None = None
-    offered: Callable[[], Mapping[str, int]] = dict
-    """The batch and mid resources of the Node."""
+    offered: Callable[[], ReportedOffer] = ReportedOffer
+    """Returns the batch and mid resources."""
     past: Callable[[], PastHour] | None = None
     """Returns the load and pressure of the last hour; None if nothing is sampled."""
     long_waits: Callable[[], Mapping[str, str]] = dict

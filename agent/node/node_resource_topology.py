@@ -169,6 +169,15 @@ class DeviceReport(msgspec.Struct, frozen=True):
         return self.devices if self.withheld is None else self.withheld
 
 
+class ReportedOffer(msgspec.Struct, frozen=True):
+    """The batch and mid resources that a node offers."""
+
+    resources: Mapping[str, int] = {}
+    """The Node's, by name."""
+    annotations: Mapping[str, str] = {}
+    """The Node's about them."""
+
+
 class ReportValues(msgspec.Struct, frozen=True):
     """The input of a report. Owner and fingerprint are None without a cluster."""
 
@@ -186,8 +195,7 @@ class ReportValues(msgspec.Struct, frozen=True):
     fingerprint: str | None = None
     refused: tuple[RefusedClaim, ...] = ()
     near: tuple[NearRequests, ...] = ()
-    offered: Mapping[str, int] = {}
-    """Batch and mid resources of the Node by name."""
+    offered: ReportedOffer = ReportedOffer()
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -199,6 +207,8 @@ class Report(msgspec.Struct, frozen=True):
     resources: dict[str, int]
     """The Node's extended resources by name."""
     devices: DeviceReport
+    annotations: Mapping[str, str] = {}
+    """Topolet's annotations of the Node."""
 
 
 def build(values: ReportValues) -> Report:
@@ -237,7 +247,8 @@ def build(values: ReportValues) -> Report:
         {**node_labels(values.topology), **gpu_labels},
         {
             **node_status.extended_resources(values.devices.listed, values.devices.gpus),
-            **values.offered,
+            **values.offered.resources,
         },
         values.devices,
+        values.offered.annotations,
     )

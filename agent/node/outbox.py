@@ -202,7 +202,7 @@ def deliver(objects: Objects, report: Report) -> bool:
     name = report.topology.name
     parts: tuple[Callable[[], bool], ...] = (
         lambda: _deliver_topology(objects, report),
-        lambda: objects.apply(node_status.node(name, report.labels)),
+        lambda: objects.apply(node_status.node(name, report.labels, report.annotations)),
         lambda: objects.apply_status(node_status.status(name, report.resources)),
         lambda: _deliver_devices(objects, report),
     )

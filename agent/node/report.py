@@ -45,6 +45,7 @@ from agent.node.node_resource_topology import (
     Allocated,
     DeviceReport,
     Report,
+    ReportedOffer,
     ReportValues,
     Reserved,
 )
@@ -93,7 +94,7 @@ class ReportInput(msgspec.Struct, frozen=True):
 class ClusterReporter:
     """Builds the objects again only when their input has changed.
 
-    `offered`: the batch and mid resources of the Node by name.
+    `offered`: returns the batch and mid resources.
     `waits`: no report before the Node, the pods and the Device object are known, because readers
         can't distinguish a partial report from a complete one."""
 
@@ -101,7 +102,7 @@ class ClusterReporter:
         self,
         node_name: str,
         deliver: Callable[[Report], object],
-        offered: Callable[[], Mapping[str, int]] = dict,
+        offered: Callable[[], ReportedOffer] = ReportedOffer,
         *,
         waits: bool = False,
     ) -> None:

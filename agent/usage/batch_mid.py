@@ -117,6 +117,10 @@ class NodeLoad(msgspec.Struct, frozen=True):
     pods: tuple[PodLoad, ...] = ()
     applications: tuple[tuple[str, Amounts], ...] = ()
     """The priority class of each application of the host, and what it uses."""
+    cpu_normalization_ratio: float = 1.0
+    """The speed of the node's CPUs relative to the CPUs that batch requests count in."""
+    third_party: Amounts | None = None
+    """What other systems, such as YARN, took of the batch resources; None if none shares them."""
 
 
 def reserved(capacity: Amounts, allocatable: Amounts, reservation: NodeReservation) -> Amounts:
@@ -141,15 +145,18 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """The amount of one resource: the sum of the terms, at least 0 and at most the limit."""
+    """The amount of one resource: the sum of the terms, at least 0 and at most the limit, and what
+    normalization adds."""
 
     terms: tuple[Term, ...]
     limit: int | None = None
+    normalization: int = 0
+    """What the node has more because its CPUs are fast."""
 
     @property
     def amount(self) -> int:
         left = max(0, sum(term.amount for term in self.terms))
-        return left if self.limit is None else min(left, self.limit)
+        return (left if self.limit is None else min(left, self.limit)) + self.normalization
 
 
 class OfferedResource(msgspec.Struct, frozen=True):
@@ -159,22 +166,31 @@ class OfferedResource(msgspec.Struct, frozen=True):
     amount: int
     offer: Offer
     """What it was computed from."""
+    origin: int
+    """The amount before other systems took theirs."""
+    third_party: int | None = None
+    """What they took; None if none shares the resource."""
 
 
 def offered(
     node: NodeLoad, strategy: ColocationStrategy, before: Amounts
 ) -> tuple[OfferedResource, ...]:
-    """All batch and mid resources. `before`: what the Node has, by the resource's name."""
-    of_class = {"batch": batch(node, strategy), "mid": mid(node, strategy)}
-    return tuple(
-        OfferedResource(
-            resource := f"{DOMAIN}{name}-{each}",
-            steady(each, before.get(resource), offer.amount),
-            offer,
-        )
-        for name, offers in of_class.items()
-        for each, offer in offers.items()
-    )
+    """All batch and mid resources. `before`: the origins of the last time, by the resource's name.
+
+    Other systems take from the steady amount, as in Koordinator: they compute their own part from
+    it."""
+    resources = []
+    for name, offers, taken in (
+        ("batch", batch(node, strategy), node.third_party),
+        ("mid", mid(node, strategy), None),
+    ):
+        for each, offer in offers.items():
+            resource = f"{DOMAIN}{name}-{each}"
+            origin = steady(each, before.get(resource), offer.amount)
+            third_party = None if taken is None else taken.get(each, 0)
+            left = max(0, origin - (third_party or 0))
+            resources.append(OfferedResource(resource, left, offer, origin, third_party))
+    return tuple(resources)
 
 
 DOMAIN: Final = "kubernetes.io/"
@@ -202,7 +218,7 @@ def _batch(name: str, node: NodeLoad, strategy: ColocationStrategy) -> Offer:
     machine = _machine(name, node, (PriorityClass.PROD, PriorityClass.MID))
     if shares.policy is CalculatePolicy.REQUEST:
         machine = Term("reserved", -node.reserved.get(name, 0))
-    return Offer(
+    offer = Offer(
         (
             Term("capacity", capacity),
             Term("free by strategy", -int(capacity * ((100 - shares.reclaim) / 100))),
@@ -211,6 +227,10 @@ def _batch(name: str, node: NodeLoad, strategy: ColocationStrategy) -> Offer:
         ),
         None if shares.batch is None else int(capacity * (shares.batch / 100)),
     )
+    if name != "cpu":
+        return offer
+    more = int(offer.amount * node.cpu_normalization_ratio) - offer.amount
+    return msgspec.structs.replace(offer, normalization=more)
 
 
 _BELOW_MID: Final = (PriorityClass.BATCH, PriorityClass.FREE)

@@ -40,7 +40,14 @@ def as_text(shown: ExplainedResource) -> str:
     rows.append(("sum, at least 0", max(0, sum(amount for _, amount in rows))))
     if offer.limit is not None:
         rows.append(("at most, by strategy", offer.limit))
-    rows.append(("offered, in steps", resource.amount))
+    if offer.normalization:
+        rows.append(("CPU normalization", offer.normalization))
+    if resource.third_party is None:
+        rows.append(("offered, in steps", resource.amount))
+    else:
+        rows.append(("in steps", resource.origin))
+        rows.append(("third-party allocations", -resource.third_party))
+        rows.append(("offered, at least 0", resource.amount))
     width = max(len(name) for name, _ in rows)
     digits = max(len(str(amount)) for _, amount in rows)
     lines = [head, *(f"  {name:<{width}}  {amount:>{digits}}" for name, amount in rows)]

@@ -26,6 +26,7 @@ from agent.model.pod.annotations import (
 )
 from agent.model.pod.apiobjects import ApiNode, from_object
 from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL
+from agent.node.batch_resources import ORIGIN
 from agent.node.change_log import DEVICE_UNHEALTHY
 from agent.node.cluster_view import EVENT_ACTION, EVENT_CONTROLLER
 from agent.node.node_resource_topology import MANAGED_BY
@@ -788,6 +789,8 @@ def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
     for refused, message in (
         ({"spec": {"unschedulable": True}}, "may not change spec"),
         (named(annotations={"a": "b"}), "may not change spec, annotations"),
+        (named(annotations={ORIGIN: "", "a": "b"}), "may not change spec, annotations"),
+        (named(annotations={ORIGIN: "x" * 257}), "may not change spec, annotations"),
         (named(finalizers=["a.b/c"]), "owners or finalizers"),
         (named(ownerReferences=[owner]), "owners or finalizers"),
         (named(labels={"a": "b"}), "labels of its Node: a$"),
@@ -816,6 +819,8 @@ def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
     ):
         with pytest.raises(RefusedError, match=message):
             change({"status": status}, "status")
+    for written in ({ORIGIN: '{"resources":{"kubernetes.io/batch-cpu":"22500"}}'}, {}):
+        assert change(named(annotations=written))
     for labels in (NVIDIA_LABELS, {"node.koordinator.sh/gpu-model": "H100"}, {}):
         assert change(named(labels=labels))
     without_resources = node_status.status("node-1", {})

@@ -10,6 +10,7 @@ import pytest
 from agent.__main__ import main
 from agent.kube.errors import KubeError
 from agent.model.quantities import milli, whole
+from agent.node.batch_resources import ORIGIN, THIRD_PARTY
 from agent.usage import OFFERED_FILE
 from tests.deploy.manifests import objects
 from tests.fixtures.pods import run_pod
@@ -105,6 +106,10 @@ def test_batch_resources_are_on_the_node_until_a_manager_gives_a_policy(
     amounts = {"cpu": "64", "memory": "1Ti"}
     status = {"capacity": amounts, "allocatable": amounts}
     apiserver.admin.merge("/api/v1/nodes/offers/status", {"status": status})
+    yarn = {"priority": "koord-batch", "resources": {"kubernetes.io/batch-cpu": "1250"}}
+    text = json.dumps({"allocations": [yarn]})
+    metadata = {"annotations": {THIRD_PARTY: text}}
+    apiserver.admin.merge("/api/v1/nodes/offers", {"metadata": metadata})
 
     def offered() -> set[str]:
         allocatable = json.loads(apiserver.admin.get("/api/v1/nodes/offers"))["status"]
@@ -112,8 +117,12 @@ def test_batch_resources_are_on_the_node_until_a_manager_gives_a_policy(
 
     flags = ("--usage=true", "--node-metric=create", "--batch-resources=offer")
     cluster_node.start_agent(node, *flags)
-    names = {f"kubernetes.io/{name}" for name in ("batch-cpu", "batch-memory", "mid-cpu")}
+    batch_cpu = "kubernetes.io/batch-cpu"
+    names = {batch_cpu, "kubernetes.io/batch-memory", "kubernetes.io/mid-cpu"}
     eventually("the Node has batch resources", lambda: names <= offered(), TIMEOUT_SECONDS)
+    shared = json.loads(apiserver.admin.get("/api/v1/nodes/offers"))
+    origin = json.loads(shared["metadata"]["annotations"][ORIGIN])["resources"][batch_cpu]
+    assert int(origin) - whole(shared["status"]["allocatable"][batch_cpu]) == 1250
     code = main(["explain", f"--state-dir={node.folder / 'state'}", "node", "batch-cpu"])
     assert code == 0
     node.kill_agent()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,15 @@ import msgspec
 import pytest
 
 from agent.kube.errors import ForbiddenError, KubeError, ServerError, UnreachableError
+from agent.model.nrt.node_annotations import CPU_NORMALIZATION_RATIO
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.apiobjects import ApiNode
 from agent.node.batch_resources import (
     EXPIRY_SECONDS,
+    ORIGIN,
     SETTLE_SECONDS,
     STRATEGY,
+    THIRD_PARTY,
     UPDATE_SECONDS,
     NodeOffers,
     StrategyError,
@@ -24,12 +29,13 @@ from agent.usage import OFFERED_FILE
 from agent.usage.batch_mid import ColocationStrategy, NodeLoad
 
 GIB = 1 << 30
+BATCH_BYTES = 6 * GIB + GIB // 2
 LOAD = NodeLoad(
     {"cpu": 10_000, "memory": 10 * GIB}, {}, {"cpu": 0, "memory": 0}, {}, {"cpu": 0, "memory": 0}
 )
 BATCH = {
     "kubernetes.io/batch-cpu": 6000,
-    "kubernetes.io/batch-memory": 6 * GIB + GIB // 2,
+    "kubernetes.io/batch-memory": BATCH_BYTES,
     "kubernetes.io/mid-cpu": 0,
     "kubernetes.io/mid-memory": 0,
 }
@@ -141,6 +147,55 @@ def test_a_node_whose_annotation_switches_it_off_offers_nothing(host: Host) -> N
     assert host.passed(0) == BATCH
     host.loaded = ApiNode(annotations={STRATEGY: '{"enable": false}'}), LOAD
     assert host.passed(UPDATE_SECONDS) == {}
+
+
+def shared(cpu: object = "2500", priority: str = "koord-batch") -> dict[str, str]:
+    """The annotation of a Node on which YARN took so much CPU, and 1 GiB."""
+    resources = {"kubernetes.io/batch-cpu": cpu, "kubernetes.io/batch-memory": "1Gi"}
+    yarn = {"name": "hadoop-yarn", "priority": priority, "resources": resources}
+    return {THIRD_PARTY: json.dumps({"allocations": [yarn]})}
+
+
+def test_other_systems_take_their_part_and_see_the_whole(host: Host) -> None:
+    host.loaded = ApiNode(annotations=shared()), LOAD
+    batch = {"kubernetes.io/batch-cpu": 3500, "kubernetes.io/batch-memory": BATCH_BYTES - GIB}
+    assert host.passed(0) == {**BATCH, **batch}
+    origin = json.loads(host.batch.reported().annotations[ORIGIN])["resources"]
+    assert {name: int(amount) for name, amount in origin.items()} == {
+        name: BATCH[name] for name in batch
+    }
+    host.loaded = ApiNode(annotations=shared(priority="koord-mid")), LOAD
+    assert host.passed(UPDATE_SECONDS) == BATCH
+    assert host.batch.reported().annotations
+    host.loaded = ApiNode(), LOAD
+    assert host.passed(UPDATE_SECONDS) == BATCH
+    assert not host.batch.reported().annotations
+
+
+@pytest.mark.parametrize(
+    ("annotations", "named"),
+    [
+        (shared("x"), r"allocations\[0\]\.resources\.kubernetes\.io/batch-cpu: 'x'"),
+        (shared(-1), r"batch-cpu: -1 is not an amount"),
+        (shared("9E"), r"batch-cpu: 9\d+ is not an amount"),
+        ({THIRD_PARTY: "[]"}, r"Expected `object \| null`"),
+        ({CPU_NORMALIZATION_RATIO: "fast"}, "'fast' is not a number"),
+    ],
+)
+def test_a_bad_annotation_takes_nothing_and_is_named(
+    host: Host, caplog: pytest.LogCaptureFixture, annotations: dict[str, str], named: str
+) -> None:
+    host.loaded = ApiNode(annotations=annotations), LOAD
+    assert host.passed(0) == host.passed(UPDATE_SECONDS) == BATCH
+    (record,) = caplog.records
+    (key,) = annotations
+    assert record.getMessage().startswith(f"batch and mid resources of Node n: annotation {key}: ")
+    assert re.search(named, record.getMessage())
+
+
+def test_fast_cpus_offer_more(host: Host) -> None:
+    host.loaded = ApiNode(annotations={CPU_NORMALIZATION_RATIO: "1.5"}), LOAD
+    assert host.passed(0) == {**BATCH, "kubernetes.io/batch-cpu": 9000}
 
 
 def test_errors_leave_the_amounts_for_some_time(

@@ -44,7 +44,7 @@ from agent.model.quantities import QuantityError
 from agent.node import device_listing as listing
 from agent.node import gpu_health as gpu_actions
 from agent.node import gpus as gpu_devices
-from agent.node.batch_resources import STRATEGY, strategy
+from agent.node.batch_resources import STRATEGY, THIRD_PARTY, strategy, third_party
 from agent.scheduler import page, webhook
 from agent.scheduler.explain import endpoint
 from agent.scheduler.explain.explainer import Explainer
@@ -506,6 +506,13 @@ def _objects() -> Iterator[Target]:
         lambda text: strategy(ApiNode(annotations={STRATEGY: text.decode("utf-8", "replace")})),
         {"cpuReclaimThresholdPercent": 60, "midReclaimMode": "static", "midCPUThresholdPercent": 1},
         raises={AnnotationError: f"annotation {STRATEGY}: "},
+    )
+    yarn = {"name": "hadoop-yarn", "priority": "koord-batch"}
+    yield json_target(
+        "third-party allocations of a Node",
+        lambda text: third_party({THIRD_PARTY: text.decode("utf-8", "replace")}),
+        {"allocations": [{**yarn, "resources": {"kubernetes.io/batch-memory": "10Gi"}}]},
+        raises={AnnotationError: f"annotation {THIRD_PARTY}: "},
     )
     yield json_target(
         "NodeMetric",

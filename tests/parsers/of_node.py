@@ -739,7 +739,7 @@ def _own_files(folder: Path) -> Iterator[Target]:
     histogram = {"referenceSeconds": 1.7e9, "bucketWeights": {"0": 5, "7": 9}, "totalWeight": 3.5}
     predictions = {"models": {"u": {"seen_at": 1.7e9, "cpus": histogram, "memory": histogram}}}
     offer = {"terms": [{"name": "capacity", "amount": 5}], "limit": 4}
-    resource = {"name": "kubernetes.io/batch-cpu", "amount": 0, "offer": offer}
+    resource = {"name": "kubernetes.io/batch-cpu", "amount": 0, "offer": offer, "origin": 5}
     batch = {"at": 1.7e9, "resources": [resource]}
     taker = {"kind": "unit", "name": "a", "qos": "", "milliseconds": 5}
     wait = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +51,25 @@ def test_every_term_is_named_and_the_sum_is_offered_in_steps() -> None:
         Term("share of what is unallocated", 0),
     )
     assert resources["kubernetes.io/mid-memory"].amount == 5 * GIB
+
+
+def test_fast_cpus_count_as_more_after_the_limit() -> None:
+    node = msgspec.structs.replace(NODE, cpu_normalization_ratio=1.5)
+    limited = ColocationStrategy(batch_cpu_threshold_percent=20, batch_memory_threshold_percent=20)
+    cpu, memory, *mid = offered(node, limited, {})
+    assert cpu.offer.limit == 12_800
+    assert (cpu.offer.normalization, cpu.offer.amount, cpu.amount) == (6400, 19_200, 19_000)
+    assert [memory, *mid] == list(offered(NODE, limited, {})[1:])
+
+
+def test_third_parties_take_from_the_steady_amount() -> None:
+    node = msgspec.structs.replace(NODE, third_party={"cpu": 10_000, "memory": 1 << 50})
+    before = {"kubernetes.io/batch-cpu": 22_000}
+    cpu, memory, mid_cpu, _ = offered(node, ColocationStrategy(), before)
+    assert (cpu.amount, cpu.origin, cpu.third_party) == (12_000, 22_000, 10_000)
+    assert (memory.amount, memory.third_party) == (0, 1 << 50)
+    assert memory.origin == offered(NODE, ColocationStrategy(), {})[1].amount
+    assert mid_cpu.third_party is None
 
 
 @pytest.mark.parametrize(

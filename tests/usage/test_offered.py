@@ -11,7 +11,9 @@ from agent.model.bounds import JsonError
 from agent.usage.batch_mid import Offer, OfferedResource, Term
 from agent.usage.offered import Offered, read
 
-OFFERED = Offered(5.0, (OfferedResource("kubernetes.io/batch-cpu", 500, Offer((Term("a", 700),))),))
+OFFERED = Offered(
+    5.0, (OfferedResource("kubernetes.io/batch-cpu", 500, Offer((Term("a", 700),)), 500),)
+)
 
 
 def test_the_file_has_what_was_offered(tmp_path: Path) -> None:

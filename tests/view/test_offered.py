@@ -16,8 +16,8 @@ TERMS = (
 OFFERED = Offered(
     100.0,
     (
-        OfferedResource("kubernetes.io/batch-cpu", 19_000, Offer(TERMS, 19_200)),
-        OfferedResource("kubernetes.io/mid-memory", 0, Offer(())),
+        OfferedResource("kubernetes.io/batch-cpu", 19_000, Offer(TERMS, 19_200), 19_000),
+        OfferedResource("kubernetes.io/mid-memory", 0, Offer(()), 0),
     ),
 )
 
@@ -35,6 +35,21 @@ def test_a_line_for_each_term() -> None:
         "  offered, in steps           19000",
     ]
     assert json.loads(as_json(shown))["resource"]["offer"]["limit"] == 19_200
+
+
+def test_normalization_and_third_parties_have_lines_of_their_own() -> None:
+    offer = Offer(TERMS, 19_200, 9600)
+    shared = OfferedResource("kubernetes.io/batch-cpu", 18_500, offer, 28_500, 10_000)
+    shown = explained(Offered(100.0, (shared,)), "batch-cpu", 140.0)
+    assert shown is not None
+    assert as_text(shown).splitlines()[-6:] == [
+        "  sum, at least 0             25400",
+        "  at most, by strategy        19200",
+        "  CPU normalization            9600",
+        "  in steps                    28500",
+        "  third-party allocations    -10000",
+        "  offered, at least 0         18500",
+    ]
 
 
 def test_names_have_a_domain_or_none() -> None:

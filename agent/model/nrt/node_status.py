@@ -76,9 +76,12 @@ def node_labels(topology: Topology) -> dict[str, str]:
     return {f"{LABEL_PREFIX}{key}": value for key, value in values.items()}
 
 
-def node(name: str, labels: dict[str, str]) -> Object:
+def node(name: str, labels: dict[str, str], annotations: Mapping[str, str] | None = None) -> Object:
     """The fields of the Node that Topolet writes, without the status."""
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+    metadata: Object = {"name": name, "labels": labels}
+    if annotations:
+        metadata["annotations"] = dict(annotations)
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
 
 
 def status(name: str, resources: Mapping[str, int]) -> Object:
