@@ -37,6 +37,7 @@ those that depend on it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import resource
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -102,6 +103,13 @@ class LimitsPass:
             old = self._present(group, file)
             new = text(self._controllers, group, file, resources, old)
             self._compare(group, file, old, new)
+        except (CgroupError, ValueError) as error:
+            self.fail(group, file, error)
+
+    def request_text(self, group: str, file: str, text: str) -> None:
+        """Requests this content of the file."""
+        try:
+            self._compare(group, file, self._present(group, file), text)
         except (CgroupError, ValueError) as error:
             self.fail(group, file, error)
 
@@ -273,6 +281,48 @@ def apply(
             pass_.fail(step.group, step.file, str(error))
     pass_.run()
     return ValueOutcome(pass_.changes())
+
+
+def apply_texts(
+    controllers: Controllers, journal: Journal, wanted: Mapping[tuple[str, str], str]
+) -> ValueOutcome:
+    """Writes these contents of files of groups, in the way of `apply`. The kernel resets the weight
+    of a group that is idle no more, so that is journalled with `cpu.idle`. Of the groups that pods
+    share, only the quota is written."""
+    pass_ = LimitsPass(controllers)
+    weights = set()
+    for (group, file), content in sorted(wanted.items()):
+        if (group == "/" or is_qos_root(group)) and file not in (QUOTA, MAX):
+            pass_.fail(group, file, f"{group!r} is shared by pods, and the kubelet's own")
+        else:
+            pass_.request_text(group, file, content)
+            weights |= {group} if file == IDLE else set()
+    try:
+        _journal_weights(controllers, journal, weights)
+        _journal_originals(controllers, journal, pass_, ())
+    except JournalError as error:
+        for step in pass_.steps():
+            pass_.fail(step.group, step.file, str(error))
+    pass_.run()
+    return ValueOutcome(pass_.changes())
+
+
+def weight_file(controllers: Controllers) -> str:
+    """The file with the weight of a group."""
+    return SHARES if controllers.version("cpu") == 1 else WEIGHT
+
+
+def _journal_weights(controllers: Controllers, journal: Journal, groups: Collection[str]) -> None:
+    """Raises JournalError."""
+    file = weight_file(controllers)
+    new = []
+    for group in groups:
+        if (group, file) in journal:
+            continue
+        with contextlib.suppress(CgroupError):  # the write of cpu.idle fails too
+            if (present := controllers.read(group, file)) is not None:
+                new.append(OriginalValue(group, file, present))
+    journal.update_values(new)
 
 
 def restore(
@@ -456,6 +506,8 @@ def grows(file: str, old: str, new: str) -> bool:
 def _amount(file: str, text: str) -> Any:
     if file == MIGRATE:
         return int(text)
+    if file in _TEXTS:
+        return _TEXTS[file](text)
     if file not in _FILES:
         raise ValueError(f"{file!r} is not a file of limits")
     return _FILES[file].amount(text)
@@ -515,6 +567,18 @@ def _weight_text(shares: int, present: str) -> str:
 
 def _memory_max_text(limit_bytes: int, present: str) -> str:
     return "max" if limit_bytes == UNLIMITED else str(limit_bytes)
+
+
+def _idle_amount(text: str) -> int:
+    """A group that is idle gets less."""
+    return -int(text)
+
+
+IDLE: Final = "cpu.idle"
+BVT: Final = "cpu.bvt_warp_ns"
+_TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {IDLE: _idle_amount, BVT: int}
+"""The files that only strategies set: what two contents are compared by."""
+OF_STRATEGIES: Final = frozenset(_TEXTS)
 
 
 class _File(NamedTuple):

@@ -78,6 +78,7 @@ from agent.telemetry.metrics import AgentMetrics
 from agent.usage import OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE
 
 if TYPE_CHECKING:
+    from agent.node.colocation import Colocation
     from agent.node.contention import Contention
     from agent.node.corrected import CorrectedPodResources, Serve
     from agent.node.page import NodePage
@@ -166,6 +167,7 @@ def run(
         agent.devices,
         agent.pod_resources,
         agent.kubelet_configuration,
+        agent.colocation.step if agent.colocation is not None else None,
     )
     signal.signal(signal.SIGHUP, lambda number, frame: loop.reload())
     with Ending(loop.stop):
@@ -249,6 +251,7 @@ class _Agent:
         if self.devices is not None:
             closing.callback(self.devices.close)
         self.corrected = _corrected(settings, serve) if serve else None
+        self.colocation: Colocation | None = None
         if self.corrected:
             closing.callback(self.corrected.close)
         locations = namespaces = kai = None
@@ -270,6 +273,7 @@ class _Agent:
             (state / STRATEGIES_FILE).unlink(missing_ok=True)
         if usage.follow is None:
             (state / WAITS_FILE).unlink(missing_ok=True)
+        enforcement = self._enforcement(settings, hierarchy, cri, closing, usage)
         self.reconciler = Reconciler(
             topology,
             runtime,
@@ -281,7 +285,7 @@ class _Agent:
                 PodResourcesStateView(self.pod_resources, self.sources),
                 checkpoint,
             ),
-            self._enforcement(settings, hierarchy, cri, closing),
+            enforcement,
             Publisher(str(state / snapshot.FILE), boot_id(), self.sources),
             Reporter(
                 ClusterReporter(
@@ -345,6 +349,9 @@ class _Agent:
             return msgspec.structs.replace(view.past(), disturbed=contention.sentences())
 
         usage = _Usage(follow, past=past, long_waits=contention.sentences)
+        if strategies is not None and settings.colocation != "off":
+            colocation = functools.partial(self._colocation, settings, view, strategies)
+            usage = usage._replace(colocation=colocation)
         if settings.koordlet_metrics:
             from agent.node.koordlet_metrics import KoordletMetrics
 
@@ -367,6 +374,26 @@ class _Agent:
         closing.callback(batch.close)
         self.metrics.follow_offers(batch.resources)
         return usage._replace(offered=batch.reported)
+
+    def _colocation(
+        self,
+        settings: AgentSettings,
+        view: UsageView,
+        strategies: StrategiesView,
+        controllers: Controllers,
+        journal: Journal,
+    ) -> Colocation:
+        from agent.node.colocation import Colocation
+
+        return Colocation(
+            controllers,
+            journal,
+            view.in_cluster,
+            strategies.now,
+            lambda pod: snapshot.excludes_any(self.reconciler.exclude, pod.namespace, pod.name),
+            self.sources,
+            acts=settings.colocation == "act",
+        )
 
     def _contention(
         self,
@@ -424,7 +451,12 @@ class _Agent:
         )
 
     def _enforcement(
-        self, settings: AgentSettings, hierarchy: Hierarchy, cri: Cri, closing: ExitStack
+        self,
+        settings: AgentSettings,
+        hierarchy: Hierarchy,
+        cri: Cri,
+        closing: ExitStack,
+        usage: _Usage,
     ) -> Enforcement:
         controllers = Controllers(settings.cgroup_root, hierarchy.handles)
         for missing in controllers.missing():
@@ -436,7 +468,7 @@ class _Agent:
         updater = RuntimeUpdater(own, hierarchy.exists)
         closing.callback(updater.close)
         notices = CpuNotices(settings.state_dir)
-        return Enforcement(
+        enforcement = Enforcement(
             hierarchy,
             controllers,
             journal,
@@ -445,6 +477,10 @@ class _Agent:
             notices,
             migrate_memory=settings.migrate_memory,
         )
+        if usage.colocation is not None:
+            self.colocation = usage.colocation(controllers, journal)
+            enforcement.held = self.colocation.holds
+        return enforcement
 
 
 class _Usage(NamedTuple):
@@ -457,6 +493,8 @@ class _Usage(NamedTuple):
     """Returns the load and pressure of the last hour; None if nothing is sampled."""
     long_waits: Callable[[], Mapping[str, str]] = dict
     """By uid, who takes the CPU time of a pod that waits too long."""
+    colocation: Callable[[Controllers, Journal], Colocation] | None = None
+    """Makes what follows the strategies; None if nothing does."""
 
 
 _NO_USAGE: Final = _Usage()

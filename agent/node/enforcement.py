@@ -4,7 +4,7 @@ restore the values that it stores of a container."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 
 import msgspec
@@ -99,6 +99,8 @@ class Enforcement:
         self.reserved_load = ReservedLoad(hierarchy.proc, controllers)
         self._announced = AnnouncedPodGroups(hierarchy, journal)
         self._restored: dict[str, dict[str, str]] = {}
+        self.held: Callable[[], Collection[tuple[str, str]]] = tuple
+        """Returns the files, by group and name, that strategies have: passes leave them alone."""
 
     def pause(self) -> bool:
         """Drops the queued updates of the runtime, which the next decision may contradict. Returns
@@ -182,6 +184,12 @@ class Enforcement:
         limits = wanted_limits(runtime.pods, decision)
         if self.memory_stays:
             limits = {group: each.without("mems") for group, each in limits.items()}
+        held = self.held()
+        # The kernel refuses any weight of a group that is idle.
+        limits = {
+            group: each.without("shares") if (group, limit_files.IDLE) in held else each
+            for group, each in limits.items()
+        }
         others = limit_files.apply(
             self._controllers, self._journal, limits, migrate=self._migrate_memory
         )
@@ -220,6 +228,7 @@ class Enforcement:
     def _restore_limits(
         self, runtime: RuntimeState, wanted: Mapping[str, LinuxResources]
     ) -> ValueOutcome:
+        held = self.held()
         present = {
             group
             for pod in runtime.pods
@@ -231,6 +240,7 @@ class Enforcement:
             (group, file)
             for group, file in self._journal.values
             if group in present
+            and (group, file) not in held
             and (file != MEMS or not self.memory_stays)
             and file
             not in limit_files.files(

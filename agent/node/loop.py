@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _PODS_CHANGED = frozenset({Trigger.TREE, Trigger.RUNTIME, Trigger.KUBELET})
 """Triggers after which the kubelet may have assigned or released devices or CPUs."""
+_SECOND: Final = 1.0
 STALE_SECONDS: Final = 5.0
 """The time without a successful pass, besides the pause, after which the agent is not Ready. After
 four times as long it is not alive."""
@@ -98,7 +99,9 @@ class PassLoop:
     """`run` ends after `stop`. Signal handlers call `reload` and `stop`.
 
     `devices`, `pod_resources`, `kubelet_configuration`: refreshed after the triggers that concern
-        them."""
+        them.
+    `each_second`: called between passes, on their thread, with at least a second between two calls.
+        None if there is nothing to do."""
 
     def __init__(
         self,
@@ -112,6 +115,7 @@ class PassLoop:
         devices: DeviceView | None,
         pod_resources: PodResourcesView,
         kubelet_configuration: KubeletConfigurationView,
+        each_second: Callable[[], None] | None = None,
     ) -> None:
         self._settings = settings
         self._read_again = read_again
@@ -123,6 +127,7 @@ class PassLoop:
         self._devices = devices
         self._pod_resources = pod_resources
         self._kubelet_configuration = kubelet_configuration
+        self._each_second = each_second
         self._stopping = self._reload_requested = False
 
     def reload(self) -> None:
@@ -138,11 +143,15 @@ class PassLoop:
     def run(self) -> None:
         """Raises OSError when the state folder is removed."""
         socket = self._socket
-        next_pass = cooled = 0.0
+        next_pass = cooled = next_second = 0.0
         notified = False
         while not self._stopping:
             began = time.monotonic()
-            received = socket.wait(next_pass - began, max(cooled - began, 0.0), COLLECT_SECONDS)
+            if self._each_second is not None and began >= next_second:
+                next_second = began + _SECOND
+                self._each_second()
+            due = next_pass if self._each_second is None else min(next_pass, next_second)
+            received = socket.wait(due - began, max(cooled - began, 0.0), COLLECT_SECONDS)
             self._reconciler.notified(received)
             notified |= bool(received)
             began = time.monotonic()
@@ -152,6 +161,8 @@ class PassLoop:
                 next_pass = min(next_pass, cooled)
                 continue
             triggers = self._triggers.take() | ({Trigger.NOTIFICATION} if notified else set())
+            if not (triggers or socket.woken) and began < next_pass:
+                continue  # only a second has passed
             notified = False
             if not triggers and began >= next_pass:
                 triggers = {Trigger.CLOCK}

@@ -54,6 +54,8 @@ class NotificationSocket:
         os.fchmod(self._socket.fileno(), 0o600)  # before anybody can connect
         self._socket.bind(path)
         self._inode = os.stat(path).st_ino
+        self.woken = False
+        """Whether `wake` ended the last wait, or was called during it."""
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._notified = select.poll()
         self._notified.register(self._socket, select.POLLIN)
@@ -71,8 +73,9 @@ class NotificationSocket:
             max(timeout_seconds - cooldown_seconds, 0) * 1000
         ):
             self._notified.poll(collect_seconds * 1000)
+        self.woken = False
         with contextlib.suppress(BlockingIOError):
-            os.read(self._woken, 4096)
+            self.woken = bool(os.read(self._woken, 4096))
         received: list[Notification | SessionEnded] = []
         received_bytes = 0
         for _ in range(MAX_NOTIFICATIONS):

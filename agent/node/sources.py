@@ -42,6 +42,7 @@ class SourceName(enum.Enum):
     RESOURCE_SLICES = "resource-slices"
     NAMESPACES = "namespaces"
     STRATEGIES = "strategies"
+    COLOCATION = "colocation"
 
 
 LEVELS: Final[Mapping[SourceName, int]] = {
@@ -53,6 +54,7 @@ LEVELS: Final[Mapping[SourceName, int]] = {
     SourceName.RESOURCE_SLICES: logging.WARNING,
     SourceName.NAMESPACES: logging.WARNING,
     SourceName.STRATEGIES: logging.WARNING,
+    SourceName.COLOCATION: logging.WARNING,
 }
 """The log levels of problems; ERROR for all other sources."""
 

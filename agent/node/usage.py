@@ -201,6 +201,11 @@ class UsageView:
         node_of = {cpu.id: cpu.node for cpu in topology.cpus}
         self.sampler.follow(sampled, node_of, cpus_by_pool(decision, topology), application_groups)
 
+    def in_cluster(self) -> tuple[Mapping[str, Pod], Mapping[str, ApiPod]]:
+        """The pods that are sampled, and their objects in the API, by uid."""
+        with self._lock:
+            return self._pods, self._api_pods
+
     def followed(self) -> tuple[Mapping[str, Pod], Pools]:
         """The pods that are sampled, by uid, and the pools."""
         with self._lock:

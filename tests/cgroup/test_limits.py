@@ -135,5 +135,5 @@ def test_an_invalid_text_is_an_error(file: str, text: str) -> None:
 
 
 def test_a_file_without_a_limit_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"'cpu\.idle' is not a file of limits"):
-        limits.same("cpu.idle", "0", "1")
+    with pytest.raises(ValueError, match=r"'cpu\.uclamp' is not a file of limits"):
+        limits.same("cpu.uclamp", "0", "1")

@@ -184,6 +184,13 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "NodeSLO of its node, and those of slo-config where there is no NodeSLO"
         ),
     ] = "off"
+    colocation: Annotated[
+        Literal["off", "observe", "act"],
+        msgspec.Meta(
+            description="with node-slo=follow, act: the agent does what these strategies want; "
+            "observe: it only reports what it would do; off: it gives back what it has changed"
+        ),
+    ] = "off"
     slo_config: Annotated[
         str,
         msgspec.Meta(

@@ -1,0 +1,202 @@
+"""Batch beside services: each second, between two passes, the agent computes what the strategies in
+force want of the cgroups of pods, writes what differs, and gives back what they want no more.
+
+The values that it has replaced are in the journal of the agent, so that also an agent that starts
+later without strategies gives them back, as `topolet restore` does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.allocate.colocation import priority
+from agent.allocate.colocation.priority import Ability
+from agent.cgroup import limits
+from agent.cgroup.hierarchy import CgroupError, Controllers
+from agent.cgroup.journal import Journal
+from agent.cgroup.order import ValueOutcome, WriteState
+from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod.pods import Pod
+from agent.model.pod.qos import QoS
+from agent.node.sources import SourceName, Sources
+from agent.node.usage import sampled_pod
+from agent.usage.node_metric import qos_of_pod
+from agent.usage.pod_strategies import PodStrategies, of_pod
+from agent.usage.strategies import Strategies
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+"""A group and a file of it."""
+PRIORITY: Final = "cpu-priority"
+FEATURES: Final = (PRIORITY,)
+
+
+class ColocatedPod(msgspec.Struct, frozen=True):
+    """A pod that runs, with the strategies in force for it."""
+
+    title: str
+    qos: QoS
+    group: str
+    containers: Mapping[str, str]
+    """Their cgroups by name."""
+    strategies: PodStrategies
+
+
+class State(msgspec.Struct, frozen=True):
+    """What the last second has brought."""
+
+    wanted: Mapping[str, Mapping[Key, str]] = {}
+    """By feature, the contents of files."""
+    unsupported: Mapping[str, str] = {}
+    """By feature that is wanted, why this machine can't have it."""
+    failed: tuple[str, ...] = ()
+
+
+def colocated(
+    pods: Iterable[Pod], in_api: Mapping[str, ApiPod], strategies: Strategies
+) -> Iterator[ColocatedPod]:
+    """The pods that run on this kernel and that the API server knows.
+
+    `in_api`: by uid."""
+    for pod in pods:
+        api_pod, sampled = in_api.get(pod.uid), sampled_pod(pod)
+        if api_pod is not None and sampled is not None:
+            in_force = strategies.pods.get(pod.title) or of_pod(strategies.slo, api_pod)[0]
+            qos = qos_of_pod(api_pod)
+            yield ColocatedPod(pod.title, qos, sampled.group, sampled.containers, in_force)
+
+
+class Colocation:
+    """`step` is called from the thread of the passes.
+
+    `pods`: returns the pods of the runtime, and their objects in the API, by uid.
+    `strategies`: returns what is in force.
+    `excludes`: whether the agent leaves the pod alone.
+    `acts`: False computes and reports, and writes nothing."""
+
+    def __init__(
+        self,
+        controllers: Controllers,
+        journal: Journal,
+        pods: Callable[[], tuple[Mapping[str, Pod], Mapping[str, ApiPod]]],
+        strategies: Callable[[], Strategies],
+        excludes: Callable[[Pod], bool],
+        sources: Sources,
+        *,
+        acts: bool,
+    ) -> None:
+        self._controllers = controllers
+        self._journal = journal
+        self._pods = pods
+        self._strategies = strategies
+        self._excludes = excludes
+        self._sources = sources
+        self._acts = acts
+        self._ability: Ability | None = None
+        self._made_of: tuple[Mapping[str, Pod], Mapping[str, ApiPod], Strategies] | None = None
+        self._colocated_pods: tuple[ColocatedPod, ...] = ()
+        self._held: frozenset[Key] = frozenset()
+        self.state = State()
+        """What the last step has found; read by other threads."""
+
+    def holds(self) -> Collection[Key]:
+        """The files that strategies have now: passes leave them alone."""
+        return self._held
+
+    def step(self) -> None:
+        """Computes, writes what differs, and gives back what is wanted no more."""
+        colocated_pods = self._colocated()
+        wanted: dict[str, Mapping[Key, str]] = {}
+        unsupported: dict[str, str] = {}
+        wanted[PRIORITY], unsupported[PRIORITY] = self._priority(colocated_pods)
+        files = {key: text for of_feature in wanted.values() for key, text in of_feature.items()}
+        failed = self._write(files) if self._acts else ()
+        self.state = State(
+            {name: of_feature for name, of_feature in wanted.items() if of_feature},
+            {name: reason for name, reason in unsupported.items() if reason},
+            failed,
+        )
+        reasons = (f"{name}: {reason}" for name, reason in self.state.unsupported.items())
+        self._sources.report(SourceName.COLOCATION, (*reasons, *failed[:_MOST_NAMED]))
+
+    def _colocated(self) -> tuple[ColocatedPod, ...]:
+        """Computed again only when something has changed."""
+        pods, in_api = self._pods()
+        made_of = (pods, in_api, self._strategies())
+        if self._made_of is None or any(
+            new is not old for new, old in zip(made_of, self._made_of, strict=True)
+        ):
+            managed = (pod for pod in pods.values() if not self._excludes(pod))
+            self._colocated_pods = tuple(colocated(managed, in_api, made_of[2]))
+            self._made_of = made_of
+        return self._colocated_pods
+
+    def _priority(self, pods: Iterable[ColocatedPod]) -> tuple[Mapping[Key, str], str]:
+        wanting = [pod for pod in pods if pod.strategies.cpu_qos.enable]
+        if not wanting:
+            return {}, ""
+        ability = self._abilities(wanting[0].group)
+        if ability is Ability.NEITHER:
+            return {}, f"this kernel has neither {priority.BVT} nor {priority.IDLE}"
+        return {
+            (pod.group, file): text
+            for pod in wanting
+            for file, text in priority.priority(pod.qos, pod.strategies.cpu_qos, ability).items()
+        }, ""
+
+    def _abilities(self, group: str) -> Ability:
+        """What the kernel has, by the files of a group of a pod."""
+        if self._ability is None:
+            by_file = {
+                priority.BVT: Ability.GROUP_IDENTITY,
+                priority.IDLE: Ability.IDLE_GROUPS,
+            }
+            try:
+                self._ability = next(
+                    (
+                        ability
+                        for file, ability in by_file.items()
+                        if self._controllers.read(group, file) is not None
+                    ),
+                    Ability.NEITHER,
+                )
+            except CgroupError:  # the group is gone: the next second asks again
+                return Ability.NEITHER
+        return self._ability
+
+    def _write(self, wanted: Mapping[Key, str]) -> tuple[str, ...]:
+        """Returns the failures."""
+        weight = limits.weight_file(self._controllers)
+        held = {*wanted, *((group, weight) for group, file in wanted if file == limits.IDLE)}
+        ended = {
+            (group, file)
+            for group, file in self._journal.values
+            if (group, file) not in held
+            and (
+                file in limits.OF_STRATEGIES
+                or (file == weight and (group, limits.IDLE) in self._journal)
+            )
+        }
+        # Passes leave alone what is held now, and what was held until it has been given back.
+        self._held = frozenset(held | ended)
+        outcomes = []
+        if ended:
+            outcomes.append(limits.restore(self._controllers, self._journal, ended))
+        if wanted:
+            outcomes.append(limits.apply_texts(self._controllers, self._journal, wanted))
+        self._held = frozenset(held)
+        return tuple(self._reported(outcomes))
+
+    def _reported(self, outcomes: Iterable[ValueOutcome]) -> Iterator[str]:
+        for outcome in outcomes:
+            for change in outcome.having(WriteState.WRITTEN):
+                log.info("%s: %s %s -> %s", change.group, change.file, change.old, change.new)
+            for change in outcome.having(WriteState.FAILED):
+                yield f"{change.group} {change.file}: {change.note}"
+
+
+_MOST_NAMED: Final = 5
