@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.colocation import priority
-from agent.allocate.colocation.priority import Ability
+from agent.allocate.colocation.priority import KernelPriority
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import CgroupError, Controllers
 from agent.cgroup.journal import Journal
@@ -46,7 +46,7 @@ class ColocatedPod(msgspec.Struct, frozen=True):
     strategies: PodStrategies
 
 
-class State(msgspec.Struct, frozen=True):
+class Colocated(msgspec.Struct, frozen=True):
     """What the last second has brought."""
 
     wanted: Mapping[str, Mapping[Key, str]] = {}
@@ -96,11 +96,11 @@ class Colocation:
         self._excludes = excludes
         self._sources = sources
         self._acts = acts
-        self._ability: Ability | None = None
+        self._ability: KernelPriority | None = None
         self._made_of: tuple[Mapping[str, Pod], Mapping[str, ApiPod], Strategies] | None = None
         self._colocated_pods: tuple[ColocatedPod, ...] = ()
         self._held: frozenset[Key] = frozenset()
-        self.state = State()
+        self.state = Colocated()
         """What the last step has found; read by other threads."""
 
     def holds(self) -> Collection[Key]:
@@ -115,7 +115,7 @@ class Colocation:
         wanted[PRIORITY], unsupported[PRIORITY] = self._priority(colocated_pods)
         files = {key: text for of_feature in wanted.values() for key, text in of_feature.items()}
         failed = self._write(files) if self._acts else ()
-        self.state = State(
+        self.state = Colocated(
             {name: of_feature for name, of_feature in wanted.items() if of_feature},
             {name: reason for name, reason in unsupported.items() if reason},
             failed,
@@ -140,7 +140,7 @@ class Colocation:
         if not wanting:
             return {}, ""
         ability = self._abilities(wanting[0].group)
-        if ability is Ability.NEITHER:
+        if ability is KernelPriority.NEITHER:
             return {}, f"this kernel has neither {priority.BVT} nor {priority.IDLE}"
         return {
             (pod.group, file): text
@@ -148,12 +148,12 @@ class Colocation:
             for file, text in priority.priority(pod.qos, pod.strategies.cpu_qos, ability).items()
         }, ""
 
-    def _abilities(self, group: str) -> Ability:
+    def _abilities(self, group: str) -> KernelPriority:
         """What the kernel has, by the files of a group of a pod."""
         if self._ability is None:
             by_file = {
-                priority.BVT: Ability.GROUP_IDENTITY,
-                priority.IDLE: Ability.IDLE_GROUPS,
+                priority.BVT: KernelPriority.GROUP_IDENTITY,
+                priority.IDLE: KernelPriority.IDLE_GROUPS,
             }
             try:
                 self._ability = next(
@@ -162,10 +162,10 @@ class Colocation:
                         for file, ability in by_file.items()
                         if self._controllers.read(group, file) is not None
                     ),
-                    Ability.NEITHER,
+                    KernelPriority.NEITHER,
                 )
             except CgroupError:  # the group is gone: the next second asks again
-                return Ability.NEITHER
+                return KernelPriority.NEITHER
         return self._ability
 
     def _write(self, wanted: Mapping[Key, str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ BVT: Final = "cpu.bvt_warp_ns"
 IDLE: Final = "cpu.idle"
 
 
-class Ability(enum.StrEnum):
+class KernelPriority(enum.StrEnum):
     """What the kernel has."""
 
     GROUP_IDENTITY = "group-identity"
@@ -25,15 +25,15 @@ class Ability(enum.StrEnum):
     NEITHER = "neither"
 
 
-def priority(qos: QoS, cpu_qos: CpuQos, ability: Ability) -> dict[str, str]:
+def priority(qos: QoS, cpu_qos: CpuQos, ability: KernelPriority) -> dict[str, str]:
     """What the files of the pod's group shall have; empty if they stay.
 
     `cpu_qos`: in force for the pod."""
     if not cpu_qos.enable:
         return {}
-    if ability is Ability.GROUP_IDENTITY:
+    if ability is KernelPriority.GROUP_IDENTITY:
         return {BVT: str(cpu_qos.group_identity)}
     wanted = cpu_qos.sched_idle == 1 or cpu_qos.group_identity < 0
-    if ability is Ability.IDLE_GROUPS and qos is QoS.BE and wanted:
+    if ability is KernelPriority.IDLE_GROUPS and qos is QoS.BE and wanted:
         return {IDLE: "1"}
     return {}
