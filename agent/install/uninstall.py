@@ -32,7 +32,7 @@ from agent.model.settings.options import PROXY_SOCKET, RUNTIME_ENDPOINT, Setting
 from agent.node import originals
 from agent.rpc.grpc import RpcError
 from agent.telemetry.audit import Trail
-from agent.usage import OFFERED_FILE, WAITS_FILE, predictor
+from agent.usage import OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE, predictor
 
 _OWN_STATE: Final = (
     snapshot.FILE,
@@ -42,6 +42,7 @@ _OWN_STATE: Final = (
     notifications.SOCKET,
     predictor.FILE,
     OFFERED_FILE,
+    STRATEGIES_FILE,
     WAITS_FILE,
 )
 """Files of Topolet's processes in the state folder."""

@@ -14,6 +14,7 @@ from agent.install.uninstall import NodeRemoval
 from agent.kube.objects import Object
 from agent.kube.store import EmbeddedStore
 from agent.model.settings.agent import UninstallSettings
+from agent.usage import OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE, predictor
 
 OWN_FIELDS, FIELDS_OF_OTHERS = {"manager": "topolet"}, {"manager": "nfd-topology-updater"}
 TOPOLOGY = "NodeResourceTopology"
@@ -89,6 +90,19 @@ def test_a_shared_device_keeps_the_devices_of_others(tmp_path: Path) -> None:
         [wanted],
         [],
     )
+
+
+def test_no_file_of_the_use_of_cpu_and_memory_stays(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    for name in (OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE, predictor.FILE):
+        (state / name).write_text("{}")
+    settings = UninstallSettings(root=str(tmp_path), state_dir=str(state))
+    (tmp_path / "run").mkdir()
+    installation = ProxyInstallation(settings, lambda line: None)
+    removal = NodeRemoval(settings, "n", None, installation, lambda line: None)
+    assert removal.run(), removal.left
+    assert not state.exists()
 
 
 def test_a_node_keeps_its_labels_while_its_cgroups_are_not_restored(tmp_path: Path) -> None:
