@@ -231,10 +231,10 @@ _CPU: Final = 12
 def _since(before: str, now: str) -> dict[int, dict[str, int]]:
     """By CPU and name, the counts between the tables of two moments. Most lines of a large machine
     do not change; they are not parsed."""
-    head, *lines = now.splitlines() or [""]
-    old_lines = before.splitlines()
-    same = set(lines).intersection(old_lines)
-    old = counts("\n".join((head, *(line for line in old_lines[1:] if line not in same))))
+    (old_head, *old_lines), (head, *lines) = (text.splitlines() or [""] for text in (before, now))
+    # When a CPU comes or goes, the columns of all lines change.
+    same = set(lines).intersection(old_lines) if head == old_head else set()
+    old = counts("\n".join((old_head, *(line for line in old_lines if line not in same))))
     new = counts("\n".join((head, *(line for line in lines if line not in same))))
     numbers: dict[int, dict[str, int]] = {}
     for name, of_cpus in new.items():
@@ -266,7 +266,10 @@ class InterruptCounters:
             device = self._tree.link(f"{_INTERFACES}/{name}/device")
             if device is None:
                 continue
-            received = self._tree.text(f"{_INTERFACES}/{name}/statistics/rx_packets") or ""
+            try:
+                received = self._tree.text(f"{_INTERFACES}/{name}/statistics/rx_packets") or ""
+            except OSError:  # EINVAL: the interface is just being removed
+                continue
             if received.isdecimal():
                 yield name, Interface(device.rpartition("/")[2], int(received))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.usage.interrupts import (
@@ -151,6 +152,24 @@ def test_interfaces_of_containers_have_no_device(tmp_path: Path) -> None:
     (tmp_path / "sys/class/net/eth0/device").symlink_to("../../../0000:00:05.0")
     interfaces = InterruptCounters(str(tmp_path)).read().interfaces
     assert interfaces == {"eth0": Interface("0000:00:05.0", 12)}
+
+
+def test_an_interface_that_is_just_being_removed_is_left_out(tmp_path: Path) -> None:
+    # The kernel answers EINVAL, which no file of a test does; a folder answers EISDIR.
+    (tmp_path / "sys/class/net/eth0/statistics/rx_packets").mkdir(parents=True)
+    (tmp_path / "sys/class/net/eth0/device").symlink_to("../../../0000:00:05.0")
+    assert InterruptCounters(str(tmp_path)).read().interfaces == {}
+
+
+def test_counts_of_before_a_cpu_came_or_went_are_not_new() -> None:
+    one = Interrupts({0: CpuTimes(1.0, 0.0, 0.0, 0.0)}, "CPU0\n7: 900 PCI nvme0q1\nLOC: 9 Timers\n")
+    two = Interrupts(
+        {0: CpuTimes(2.0, 0.5, 0.0, 0.0)},
+        "CPU0 CPU1\n7: 900 0 PCI nvme0q1\nLOC: 99 1 Timers\n",
+    )
+    assert taken_seconds(one, two) == {"Timers": {0: 0.5}}
+    back = msgspec.structs.replace(one, cpus={0: CpuTimes(3.0, 1.0, 0.0, 0.0)})
+    assert taken_seconds(two, back) == {}
 
 
 def test_a_machine_without_the_files_has_nothing(tmp_path: Path) -> None:
