@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 MAX_THREADS: Final = 2048
 """So many threads are read at one moment. Of more threads, each n-th is read and counts n times."""
 _MAX_KERNEL_THREADS: Final = 8192
-_KERNEL_CHILDREN: Final = "proc/2/task/2/children"
 _KERNEL_PARENT: Final = "kthreadd"
 """All kernel threads are its children."""
+_KERNEL_PARENT_ID: Final = "2"
 _SECONDS: Final = 1e-9
 
 
@@ -78,6 +78,7 @@ class Schedstat:
     def __init__(self, root: str) -> None:
         self._tree = Tree(root)
         self._absent = Once(log)
+        self._kernel_threads: frozenset[int] = frozenset()
 
     def delays(self, threads: Mapping[str, Iterable[int]]) -> Delays:
         """`threads`: their ids by cgroup."""
@@ -98,26 +99,38 @@ class Schedstat:
     def kernel_threads(self) -> dict[int, float]:
         """How long each kernel thread has run, by its id."""
         # In the pid namespace of a container another process has its id.
-        own = self._text("proc/2/comm") == _KERNEL_PARENT
-        children = self._text(_KERNEL_CHILDREN) if own else None
+        parent = f"proc/{_KERNEL_PARENT_ID}"
+        own = self._text(f"{parent}/comm") == _KERNEL_PARENT
+        children = self._text(f"{parent}/task/{_KERNEL_PARENT_ID}/children") if own else None
         if children is None:
             self._absent.report("this kernel does not list its threads: none can be named")
-        ids = [int(word) for word in (children or "").split() if word.isdecimal()]
-        return {
+            return {}
+        listed = [int(word) for word in children.split() if word.isdecimal()][:_MAX_KERNEL_THREADS]
+        # While threads end, the kernel's list lacks others, which still run (get_children_pid).
+        missing = self._kernel_threads.difference(listed)
+        threads = {
             thread: times.ran_seconds
-            for thread in ids[:_MAX_KERNEL_THREADS]
+            for thread in (*listed, *filter(self._is_kernel_thread, missing))
             if (times := self._times(thread)) is not None
         }
+        self._kernel_threads = frozenset(threads)
+        return threads
 
     def kernel_thread(self, thread: int) -> KernelThread | None:
         """None if it has ended."""
-        status = self._text(f"proc/{thread}/status") or ""
-        fields = dict(line.partition(":")[::2] for line in status.splitlines())
+        fields = self._status(thread)
         try:
             cpus = CpuSet.parse(fields["Cpus_allowed_list"])
         except (KeyError, CpuSetError):
             return None
         return KernelThread(fields.get("Name", "").strip(), cpus)
+
+    def _is_kernel_thread(self, thread: int) -> bool:
+        return self._status(thread).get("PPid", "").strip() == _KERNEL_PARENT_ID
+
+    def _status(self, thread: int) -> dict[str, str]:
+        status = self._text(f"proc/{thread}/status") or ""
+        return dict(line.partition(":")[::2] for line in status.splitlines())
 
     def _times(self, thread: int) -> ThreadTimes | None:
         return thread_times(self._text(f"proc/{thread}/schedstat") or "")

@@ -66,6 +66,21 @@ def test_the_kernel_has_threads_with_names_and_cpus() -> None:
     assert str(thread.cpus) == "0"
 
 
+def test_a_thread_that_the_kernel_left_out_of_its_list_stays(tmp_path: Path) -> None:
+    children = tmp_path / "proc/2/task/2/children"
+    children.parent.mkdir(parents=True)
+    (tmp_path / "proc/2/comm").write_text("kthreadd\n")
+    for thread, parent in ((3, 2), (4, 1)):
+        (tmp_path / f"proc/{thread}").mkdir()
+        (tmp_path / f"proc/{thread}/schedstat").write_text("5000000000 0 1\n")
+        (tmp_path / f"proc/{thread}/status").write_text(f"Name:\tx\nPPid:\t{parent}\n")
+    reader = Schedstat(str(tmp_path))
+    children.write_text("3 4 5 ")
+    assert reader.kernel_threads() == {3: 5.0, 4: 5.0}
+    children.write_text("6 ")
+    assert reader.kernel_threads() == {3: 5.0}, "another process has the other id now"
+
+
 def test_torn_files_have_no_times(tmp_path: Path) -> None:
     assert thread_times("1000000000 2000000000 3") == ThreadTimes(1.0, 2.0)
     for text in ("", "1 2", "x 2 3", "-1 2 3"):
