@@ -8,7 +8,8 @@ is one of them: what it does to itself is no neighbour's fault."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Final
 
 import msgspec
@@ -68,55 +69,59 @@ def pressures(
     `requested_bytes`: returns the memory that pods request, as far as it is known; called only if a
         pod is stalled for memory."""
     both = {party: (before[party], now[party]) for party in sorted(now) if party in before}
+    if seconds <= 0:
+        return ()
     stalled = []
+    # When one pod is stalled most are, and their suspects are the same.
+    grown = cache(lambda: _grown(both, seconds))
+    above = cache(lambda: _above(now, requested_bytes()))
+    moved = cache(lambda disks: _moved(disks, both, seconds))
     for pod, (old, new) in both.items():
-        if pod.kind is not PartyKind.POD or seconds <= 0:
+        if pod.kind is not PartyKind.POD:
             continue
         faults = ((new.major_faults or 0) - (old.major_faults or 0)) / seconds
-        for resource, takers in ((MEMORY, _grown), (DISKS, _moved)):
+        for resource in (MEMORY, DISKS):
             stall = _since(old.stalled_seconds, new.stalled_seconds, resource) / seconds
             without_psi = resource == MEMORY and not new.stalled_seconds
             if stall >= LONG_STALL or (without_psi and faults >= MANY_FAULTS):
-                stalled.append(
-                    Pressure(
-                        pod,
-                        resource,
-                        stall,
-                        faults,
-                        _ranked(takers(pod, both, seconds)),
-                        _ranked(_above(now, requested_bytes())) if resource == MEMORY else (),
-                    )
-                )
+                takers = grown() if resource == MEMORY else moved(_disks(pod, both))
+                over = above() if resource == MEMORY else ()
+                stalled.append(Pressure(pod, resource, stall, faults, takers, over))
     return tuple(stalled)
 
 
 _Both = Mapping[Party, tuple[Consumption, Consumption]]
+_Ranking = tuple[tuple[Party, float], ...]
 
 
-def _grown(_: Party, both: _Both, seconds: float) -> Iterator[tuple[Party, float]]:
-    for party, (old, new) in both.items():
-        if old.memory_bytes is not None and new.memory_bytes is not None:
-            yield party, (new.memory_bytes - old.memory_bytes) / seconds
+def _grown(both: _Both, seconds: float) -> _Ranking:
+    return _ranked(
+        (party, (new.memory_bytes - old.memory_bytes) / seconds)
+        for party, (old, new) in both.items()
+        if old.memory_bytes is not None and new.memory_bytes is not None
+    )
 
 
-def _moved(pod: Party, both: _Both, seconds: float) -> Iterator[tuple[Party, float]]:
-    """On all disks, if those of the pod are not known."""
+def _above(now: Mapping[Party, Consumption], requested_bytes: Mapping[Party, int]) -> _Ranking:
+    return _ranked(
+        (party, memory_bytes - requested)
+        for party, requested in requested_bytes.items()
+        if party in now and (memory_bytes := now[party].memory_bytes) is not None
+    )
+
+
+def _disks(pod: Party, both: _Both) -> frozenset[str]:
+    """Those that the pod has used; all disks, if they are not known."""
     old, new = both[pod]
-    disks = {
-        disk for disk in new.disk_bytes if _since(old.disk_bytes, new.disk_bytes, disk) > 0
-    } or {disk for _, (_, amounts) in both.items() for disk in amounts.disk_bytes}
-    for party, (earlier, later) in both.items():
-        moved = sum(_since(earlier.disk_bytes, later.disk_bytes, disk) for disk in disks)
-        yield party, moved / seconds
+    used = (disk for disk in new.disk_bytes if _since(old.disk_bytes, new.disk_bytes, disk) > 0)
+    return frozenset(used) or frozenset(disk for _, new in both.values() for disk in new.disk_bytes)
 
 
-def _above(
-    now: Mapping[Party, Consumption], requested_bytes: Mapping[Party, int]
-) -> Iterator[tuple[Party, float]]:
-    for party, requested in requested_bytes.items():
-        memory = now[party].memory_bytes if party in now else None
-        if memory is not None:
-            yield party, memory - requested
+def _moved(disks: frozenset[str], both: _Both, seconds: float) -> _Ranking:
+    return _ranked(
+        (party, sum(_since(old.disk_bytes, new.disk_bytes, disk) for disk in disks) / seconds)
+        for party, (old, new) in both.items()
+    )
 
 
 def _since(old: Mapping[str, float], new: Mapping[str, float], name: str) -> float:
@@ -124,7 +129,7 @@ def _since(old: Mapping[str, float], new: Mapping[str, float], name: str) -> flo
     return max(0.0, new.get(name, 0.0) - old.get(name, 0.0))
 
 
-def _ranked(amounts: Iterable[tuple[Party, float]]) -> tuple[tuple[Party, float], ...]:
+def _ranked(amounts: Iterable[tuple[Party, float]]) -> _Ranking:
     large = (item for item in amounts if item[1] >= _LEAST_RATE)
     return tuple(sorted(large, key=lambda item: (-item[1], item[0])))
 

@@ -49,6 +49,20 @@ def test_who_grew_and_who_is_above_its_request_press_on_memory() -> None:
     )
 
 
+def test_the_requests_are_read_once_for_all_pods_that_are_stalled() -> None:
+    pods = [Party(PartyKind.POD, f"shop/{number}") for number in range(3)]
+    before = dict.fromkeys(pods, Consumption(MB, stalled_seconds={MEMORY: 0.0}))
+    now = dict.fromkeys(pods, Consumption(2 * MB, stalled_seconds={MEMORY: 1.0}))
+    reads = []
+
+    def requested_bytes() -> dict[Party, int]:
+        reads.append(1)
+        return {}
+
+    assert [each.pod for each in pressures(before, now, 1.0, requested_bytes)] == pods
+    assert reads == [1]
+
+
 def test_without_psi_major_page_faults_say_that_a_pod_is_stalled() -> None:
     before = {API: Consumption(10 * MB, major_faults=100), HOG: Consumption(0, major_faults=100)}
     now = {API: Consumption(10 * MB, major_faults=700), HOG: Consumption(20 * MB, major_faults=200)}
