@@ -128,9 +128,18 @@ _QUEUE: Final = re.compile(
 )
 
 
-def taken_seconds(before: Interrupts, now: Interrupts) -> dict[str, dict[int, float]]:
-    """Between two moments, how long each device or kind of softirq had each CPU."""
-    taken: dict[str, dict[int, float]] = {}
+class Taken(msgspec.Struct, frozen=True):
+    """What interrupts did between two moments."""
+
+    seconds: Mapping[str, Mapping[int, float]]
+    """By device or kind of softirq, how long it had each CPU."""
+    softirqs: Mapping[int, str]
+    """By CPU that handled softirqs, the device or kind of most of them."""
+
+
+def taken(before: Interrupts, now: Interrupts) -> Taken:
+    """What interrupts did between two moments."""
+    by_name: dict[str, dict[int, float]] = {}
     hard = _since(before.interrupts, now.interrupts)
     soft = _softirq_weights(hard, before, now)
     for cpu in now.cpus.keys() & before.cpus.keys():
@@ -141,9 +150,10 @@ def taken_seconds(before: Interrupts, now: Interrupts) -> dict[str, dict[int, fl
         ):
             total = sum(weights.values())
             for name, weight in weights.items() if seconds > 0 and total else ():
-                of_name = taken.setdefault(name, {})
+                of_name = by_name.setdefault(name, {})
                 of_name[cpu] = of_name.get(cpu, 0.0) + seconds * weight / total
-    return taken
+    main = {cpu: max(of, key=lambda name: (of[name], name)) for cpu, of in soft.items()}
+    return Taken(by_name, main)
 
 
 def stolen_seconds(before: Interrupts, now: Interrupts) -> dict[int, float]:
@@ -185,13 +195,6 @@ def _softirq_weights(
             name = (main if of_device else "") or f"softirq {kind}"
             of_cpu[name] = of_cpu.get(name, 0) + number * (_DEVICE_WEIGHT if of_device else 1)
     return weights
-
-
-def softirq_of(before: Interrupts, now: Interrupts, cpu: int) -> str:
-    """The device or kind of most softirqs of a CPU between two moments; empty without any."""
-    hard = _since(before.interrupts, now.interrupts)
-    weights = _softirq_weights(hard, before, now).get(cpu, {})
-    return max(weights, key=lambda name: (weights[name], name), default="")
 
 
 def _main(devices: Mapping[str, int]) -> str:

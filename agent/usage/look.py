@@ -14,9 +14,8 @@ from agent.usage.contention import Interval, Party, PartyKind, Runner, WaitingCo
 from agent.usage.interrupts import (
     InterruptCounters,
     Interrupts,
-    softirq_of,
     stolen_seconds,
-    taken_seconds,
+    taken,
 )
 from agent.usage.sampler import SampledPod
 from agent.usage.schedstat import Delays, KernelThread, Schedstat
@@ -162,10 +161,11 @@ def interval(
             runners.append(
                 Runner(Party(PartyKind.UNIT, unit.strip("/")), _cpus(unit, before, now), used)
             )
+    by_interrupts = taken(before.interrupts, now.interrupts)
     for thread, ran in now.kernel_threads.items():
         since = ran - before.kernel_threads.get(thread, 0.0)
         if since >= _LEAST_USED * seconds and (named := kernel_thread(thread)) is not None:
-            runners.append(Runner(_party(named, before, now), named.cpus, since))
+            runners.append(Runner(_party(named, by_interrupts.softirqs), named.cpus, since))
     online = now.interrupts.cpus.keys() & before.interrupts.cpus.keys()
     return Interval(
         seconds,
@@ -176,7 +176,7 @@ def interval(
         {
             **{
                 Party(PartyKind.INTERRUPTS, name): by_cpu
-                for name, by_cpu in taken_seconds(before.interrupts, now.interrupts).items()
+                for name, by_cpu in by_interrupts.seconds.items()
             },
             _HYPERVISOR: stolen_seconds(before.interrupts, now.interrupts),
         },
@@ -230,12 +230,13 @@ def _cpus(group: str, before: Look, now: Look) -> CpuSet:
     return now.cpus.get(group, EMPTY) | before.cpus.get(group, EMPTY)
 
 
-def _party(thread: KernelThread, before: Look, now: Look) -> Party:
-    """Workers of one queue are one party; the thread of softirqs is that of their device."""
+def _party(thread: KernelThread, softirqs: Mapping[int, str]) -> Party:
+    """Workers of one queue are one party; the thread of softirqs is that of their device.
+
+    `softirqs`: by CPU, the device or kind of most of them."""
     if thread.name.startswith(_SOFTIRQ_THREAD):
         cpu = next(iter(thread.cpus), -1)
-        name = softirq_of(before.interrupts, now.interrupts, cpu)
-        return Party(PartyKind.INTERRUPTS, name or thread.name)
+        return Party(PartyKind.INTERRUPTS, softirqs.get(cpu, thread.name))
     return Party(PartyKind.KERNEL_THREAD, _WORKER.sub(r"\1-", thread.name).rstrip("-"))
 
 

@@ -16,9 +16,8 @@ from agent.usage.interrupts import (
     cpu_times,
     device,
     packet_counts,
-    softirq_of,
     stolen_seconds,
-    taken_seconds,
+    taken,
 )
 
 HEAD = "           CPU0       CPU1       \n"
@@ -51,20 +50,20 @@ NOW = Interrupts(
 
 
 def test_the_time_of_a_cpu_is_of_the_devices_that_interrupt_it() -> None:
-    taken = taken_seconds(BEFORE, NOW)
-    assert taken["nvme0"] == {0: pytest.approx(0.3 * 190 / 200 + 0.2)}, "and its softirqs"
-    assert taken["Local timer interrupts"] == {0: pytest.approx(0.3 / 20), 1: pytest.approx(0.1)}
-    assert taken["softirq NET_RX"] == {1: pytest.approx(0.4 * 160 / 200)}, "of no device"
-    assert taken["softirq TIMER"] == {1: pytest.approx(0.4 * 40 / 200)}
-    total = sum(sum(by_cpu.values()) for by_cpu in taken.values())
+    seconds = taken(BEFORE, NOW).seconds
+    assert seconds["nvme0"] == {0: pytest.approx(0.3 * 190 / 200 + 0.2)}, "and its softirqs"
+    assert seconds["Local timer interrupts"] == {0: pytest.approx(0.3 / 20), 1: pytest.approx(0.1)}
+    assert seconds["softirq NET_RX"] == {1: pytest.approx(0.4 * 160 / 200)}, "of no device"
+    assert seconds["softirq TIMER"] == {1: pytest.approx(0.4 * 40 / 200)}
+    total = sum(sum(by_cpu.values()) for by_cpu in seconds.values())
     assert total == pytest.approx(0.3 + 0.2 + 0.1 + 0.4)
     assert stolen_seconds(BEFORE, NOW) == {1: 0.25}
-    assert [softirq_of(BEFORE, NOW, cpu) for cpu in (0, 1, 2)] == ["nvme0", "softirq NET_RX", ""]
+    assert taken(BEFORE, NOW).softirqs == {0: "nvme0", 1: "softirq NET_RX"}
 
 
 def test_a_cpu_that_comes_online_has_no_time_before() -> None:
     earlier = Interrupts({0: BEFORE.cpus[0]}, BEFORE.interrupts, BEFORE.softirqs)
-    assert set(taken_seconds(earlier, NOW)["Local timer interrupts"]) == {0}
+    assert set(taken(earlier, NOW).seconds["Local timer interrupts"]) == {0}
     assert not stolen_seconds(earlier, NOW)
 
 
@@ -97,14 +96,14 @@ def with_packets(interface: str, device: str, received: int) -> tuple[Interrupts
 def test_packets_are_of_the_interface_that_received_them(
     interface: str, device: str, received: int, name: str
 ) -> None:
-    taken = taken_seconds(*with_packets(interface, device, received))
-    assert taken[name] == {0: pytest.approx(0.5 * 300 / 400)}
+    seconds = taken(*with_packets(interface, device, received)).seconds
+    assert seconds[name] == {0: pytest.approx(0.5 * 300 / 400)}
 
 
 def test_no_packet_is_of_a_disk() -> None:
     before, now = with_packets("eth0", "virtio2", 10)
-    assert taken_seconds(before, now)["virtio1"] == {0: pytest.approx(0.5 * 100 / 400)}
-    assert softirq_of(before, now, 0) == "softirq NET_RX"
+    assert taken(before, now).seconds["virtio1"] == {0: pytest.approx(0.5 * 100 / 400)}
+    assert taken(before, now).softirqs == {0: "softirq NET_RX"}
 
 
 def test_packets_by_cpu() -> None:
@@ -167,9 +166,9 @@ def test_counts_of_before_a_cpu_came_or_went_are_not_new() -> None:
         {0: CpuTimes(2.0, 0.5, 0.0, 0.0)},
         "CPU0 CPU1\n7: 900 0 PCI nvme0q1\nLOC: 99 1 Timers\n",
     )
-    assert taken_seconds(one, two) == {"Timers": {0: 0.5}}
+    assert taken(one, two).seconds == {"Timers": {0: 0.5}}
     back = msgspec.structs.replace(one, cpus={0: CpuTimes(3.0, 1.0, 0.0, 0.0)})
-    assert taken_seconds(two, back) == {}
+    assert taken(two, back).seconds == {}
 
 
 def test_a_machine_without_the_files_has_nothing(tmp_path: Path) -> None:
