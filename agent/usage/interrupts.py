@@ -128,7 +128,7 @@ _QUEUE: Final = re.compile(
 )
 
 
-class Taken(msgspec.Struct, frozen=True):
+class TakenByInterrupts(msgspec.Struct, frozen=True):
     """What interrupts did between two moments."""
 
     seconds: Mapping[str, Mapping[int, float]]
@@ -137,7 +137,7 @@ class Taken(msgspec.Struct, frozen=True):
     """By CPU that handled softirqs, the device or kind of most of them."""
 
 
-def taken(before: Interrupts, now: Interrupts) -> Taken:
+def taken(before: Interrupts, now: Interrupts) -> TakenByInterrupts:
     """What interrupts did between two moments."""
     by_name: dict[str, dict[int, float]] = {}
     hard = _since(before.interrupts, now.interrupts)
@@ -153,7 +153,7 @@ def taken(before: Interrupts, now: Interrupts) -> Taken:
                 of_name = by_name.setdefault(name, {})
                 of_name[cpu] = of_name.get(cpu, 0.0) + seconds * weight / total
     main = {cpu: max(of, key=lambda name: (of[name], name)) for cpu, of in soft.items()}
-    return Taken(by_name, main)
+    return TakenByInterrupts(by_name, main)
 
 
 def stolen_seconds(before: Interrupts, now: Interrupts) -> dict[int, float]:
