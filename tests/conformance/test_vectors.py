@@ -40,6 +40,9 @@ VERDICTS: Final[dict[str, Counter[str | None]]] = {
     "koordinator-batch-mid": Counter({None: 1000}),
     "koordinator-predict": Counter({None: 600}),
     "koordinator-nodeslo": Counter({None: 600}),
+    "koordinator-memory-qos": Counter(
+        {None: 198, "protected-beyond-node": 5, "pods-killed-together": 597}
+    ),
     "kubelet-state-files": Counter({None: 14}),
     "koordinator-device-requests": Counter(
         {None: 1893, "uneven-shares": 39, "core-of-several-cards": 30, "for-all-healthy": 11}
