@@ -123,6 +123,13 @@ class Colocation:
         reasons = (f"{name}: {reason}" for name, reason in self.state.unsupported.items())
         self._sources.report(SourceName.COLOCATION, (*reasons, *failed[:_MOST_NAMED]))
 
+    def measured(self) -> tuple[dict[str, int], Collection[str], int]:
+        """For metrics: the number of files by feature, what this machine can't have, and the number
+        of failures."""
+        state = self.state
+        files = {name: len(state.wanted.get(name, ())) for name in FEATURES}
+        return files, state.unsupported, len(state.failed)
+
     def _colocated(self) -> tuple[ColocatedPod, ...]:
         """Computed again only when something has changed."""
         pods, in_api = self._pods()

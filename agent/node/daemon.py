@@ -385,7 +385,7 @@ class _Agent:
     ) -> Colocation:
         from agent.node.colocation import Colocation
 
-        return Colocation(
+        colocation = Colocation(
             controllers,
             journal,
             view.in_cluster,
@@ -394,6 +394,8 @@ class _Agent:
             self.sources,
             acts=settings.colocation == "act",
         )
+        self.metrics.follow_colocation(colocation.measured)
+        return colocation
 
     def _contention(
         self,

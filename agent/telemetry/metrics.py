@@ -379,6 +379,19 @@ _TAKEN: Final = _AGENT.gauge(
     "pods, units, kernel threads, interrupts of devices, the hypervisor, or other processes.",
     *("namespace", "pod", "kind", "taker"),
 )
+_COLOCATION_FILES: Final = _AGENT.gauge(
+    "colocation_files",
+    "Files of cgroups that a feature of colocation has, or would have if it acted.",
+    "feature",
+)
+_COLOCATION_UNSUPPORTED: Final = _AGENT.gauge(
+    "colocation_unsupported",
+    "1 for a feature that a strategy wants and this machine can't have.",
+    "feature",
+)
+_COLOCATION_FAILED: Final = _AGENT.gauge(
+    "colocation_failed_files", "Files that colocation could not write in the last second."
+)
 
 DECLARED: Final = (*_AGENT.all, BUILD_INFO)
 """All metrics of the agent."""
@@ -723,6 +736,23 @@ class AgentMetrics:
     def add(self, read: Callable[[], Iterable[Metric]]) -> None:
         """Exports with each scrape these metrics too."""
         self._read.append(read)
+
+    def follow_colocation(
+        self,
+        read: Callable[[], tuple[Mapping[str, int], Iterable[str], int]],
+    ) -> None:
+        """Exports with each scrape the number of files by feature, the features that this machine
+        can't have, and the number of files that could not be written. To be called once."""
+
+        def metrics() -> Iterable[Metric]:
+            files, unsupported, failed = read()
+            return (
+                Metric(_COLOCATION_FILES, {(name,): number for name, number in files.items()}),
+                Metric(_COLOCATION_UNSUPPORTED, {(name,): 1 for name in unsupported}),
+                single(_COLOCATION_FAILED, failed),
+            )
+
+        self._read.append(metrics)
 
     def follow(
         self, ages_seconds: Callable[[], Mapping[str, float]], problems: Callable[[], int]
