@@ -153,6 +153,7 @@ KINDS: Final = (
     ),
     _kind("koordinator-predict", "koordinator_predict", "op expect", ops="histogram peak"),
     _kind("koordinator-nodeslo", "koordinator_nodeslo", "config node expect"),
+    _kind("koordinator-resctrl", "koordinator_resctrl", "op expect", ops="l3 mb"),
     _kind("koordinator-memory-qos", "koordinator_memory_qos", "strategy node pods expect"),
     _kind("kubelet-state-files", "kubelet", "file"),
     _kind("koordinator-device-requests", "koordinator_devices", "pod devices expect"),
