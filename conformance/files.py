@@ -155,6 +155,12 @@ KINDS: Final = (
     _kind("koordinator-nodeslo", "koordinator_nodeslo", "config node expect"),
     _kind("koordinator-resctrl", "koordinator_resctrl", "op expect", ops="l3 mb"),
     _kind("koordinator-memory-qos", "koordinator_memory_qos", "strategy node pods expect"),
+    _kind(
+        "koordinator-be-suppress",
+        "koordinator_be_suppress",
+        "op expect",
+        ops="amount pick cpuset quota",
+    ),
     _kind("kubelet-state-files", "kubelet", "file"),
     _kind("koordinator-device-requests", "koordinator_devices", "pod devices expect"),
     _kind(

@@ -9,6 +9,6 @@ for each CPU, and a machine is a few masks (`model.cpu.layout`), so nothing loop
 
 For a node's agent: `pools` decides which pods own which CPUs, and which CPUs all other pods share.
 
-The packages `devices`, `device_holders`, `visibility`, `nrt`, `kubelet`, `node_local`, `placement`
-and `rebind` have docstrings of their own.
+The packages `colocation`, `devices`, `device_holders`, `visibility`, `nrt`, `kubelet`,
+`node_local`, `placement` and `rebind` have docstrings of their own.
 """

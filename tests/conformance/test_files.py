@@ -197,7 +197,7 @@ def test_an_operation_of_another_kind() -> None:
     """Several kinds have only the keys `op` and `expect` in common."""
     kind = files.CaseKind("pools", "", frozenset({"op"}), ops=("ls", "be"))
     assert files.find({"op": "ls"}, [kind]) is kind
-    for other in ("quota", None, 1, ["ls"], {}):
+    for other in ("weight", None, 1, ["ls"], {}):
         assert files.find({"op": other}, [kind]) is None
         assert files.find({"op": other, "expect": 1}) is None
 

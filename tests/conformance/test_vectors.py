@@ -44,6 +44,9 @@ VERDICTS: Final[dict[str, Counter[str | None]]] = {
     "koordinator-memory-qos": Counter(
         {None: 198, "protected-beyond-node": 5, "pods-killed-together": 597}
     ),
+    "koordinator-be-suppress": Counter(
+        {None: 971, "no-cpu-for-be": 5, "part-dropped": 17, "unlimited-left": 7}
+    ),
     "kubelet-state-files": Counter({None: 14}),
     "koordinator-device-requests": Counter(
         {None: 1893, "uneven-shares": 39, "core-of-several-cards": 30, "for-all-healthy": 11}
@@ -106,6 +109,7 @@ NOT_COMPARED: Final[dict[str, set[str]]] = {
         "nodeReservation",
         "systemQOS",
     },
+    "koordinator-be-suppress": {"panic"},
     "koordinator-device-allocate": {"code", "error"},
     "koordinator-node-numa": {"error", "stage"},
 }

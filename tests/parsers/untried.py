@@ -6,6 +6,7 @@ from typing import Final
 
 UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     "it rounds or counts numbers of ours": (
+        "allocate.colocation.be_suppress:_milli",
         "allocate.devices.need:filled",
         "allocate.node_allocation:TopologyOptions.unamplified",
         "allocate.placement.residual:points",

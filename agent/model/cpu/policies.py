@@ -90,6 +90,16 @@ class DeviceLocality(enum.StrEnum):
     """It is `prefer` on the node; Topolet's scheduler binds the pod only where there is room."""
 
 
+class BeOnOwned(enum.StrEnum):
+    """Whether the cpuset of suppressed BE pods has CPUs that LSR pods own."""
+
+    IN_PROPORTION = "in-proportion"
+    """As many of them as they are of the BE pool, as in Koordinator."""
+    LAST = "last"
+    """Only when all other CPUs of the BE pool do not suffice."""
+    NEVER = "never"
+
+
 class NumaExclusive(enum.StrEnum):
     """Whether pods on one NUMA node and pods on several must not be on a NUMA node together."""
 
