@@ -549,15 +549,17 @@ def main() -> None:
     try:
         table = measured(options)
     except NoRuntimeError as error:
-        names = ("named_right", "tried", "accused_idle")
-        table = [{"case": name, "unit": "", "skipped": str(error)} for name in names]
+        units = {"named_right": "disturbances", "tried": "disturbances", "accused_idle": "takers"}
+        table = [
+            {"case": case, "unit": unit, "skipped": str(error)} for case, unit in units.items()
+        ]
     if options.output == "json":
-        report(table, "json")
+        report(table, options.output)
         return
     of_disturbances = [row for row in table if row["case"] in DISTURBANCES]
     for row in of_disturbances:
         print(text(row))
-    report([row for row in table if row not in of_disturbances], "text")
+    report([row for row in table if row not in of_disturbances], options.output)
     for row in table:
         if row.get("names"):
             print(f"{row['case']}: {', '.join(row['names'])}")
