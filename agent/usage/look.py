@@ -17,12 +17,12 @@ from agent.usage.interrupts import (
     stolen_seconds,
     taken,
 )
-from agent.usage.sampler import SampledPod
+from agent.usage.sampler import SYSTEM_SLICE, SampledPod, unit_groups
 from agent.usage.schedstat import Delays, KernelThread, Schedstat
 from agent.usage.waits import Throttling
 
-_SYSTEM_SLICE: Final = "/system.slice"
-_MAX_UNITS: Final = 512
+_MAX_GROUPS: Final = 512
+"""The most cgroups of a container whose threads are read: it may make any number."""
 _LEAST_USED: Final = 0.001
 """Seconds in each second: threads of pods that use less are not read, and kernel threads that run
 less are not named."""
@@ -126,16 +126,17 @@ class Lookout:
         since = used_seconds - self._before.used[group]
         return since >= _LEAST_USED * (at - self._before.at)
 
-    def _threads(self, group: str) -> Iterator[int]:
-        yield from self._groups.threads(group)
-        for child in self._groups.children(group):
-            yield from self._threads(child)
+    def _threads(self, container: str) -> Iterator[int]:
+        groups = [container]
+        for group in groups:
+            yield from self._groups.threads(group)
+            groups += self._groups.children(group)[: _MAX_GROUPS - len(groups)]
 
     def _units(self, pods: Iterable[SampledPod]) -> tuple[str, ...]:
         """Those of system.slice, and all other top groups without pods."""
-        tops = {"/" + pod.group.lstrip("/").partition("/")[0] for pod in pods} | {_SYSTEM_SLICE}
-        others = [group for group in self._groups.children("/") if group not in tops]
-        return (*self._groups.children(_SYSTEM_SLICE)[:_MAX_UNITS], *others[:_MAX_UNITS])
+        tops = {"/" + pod.group.lstrip("/").partition("/")[0] for pod in pods} | {SYSTEM_SLICE}
+        others = (group for group in self._groups.children("/") if group not in tops)
+        return (*unit_groups(self._groups.children(SYSTEM_SLICE)), *unit_groups(others))
 
 
 def interval(

@@ -74,7 +74,8 @@ class Resctrl:
 
     def _children(self, group: str, others: frozenset[str]) -> Iterator[str]:
         for name in sorted(self._tree.names(f"{_FOLDER}{group}")):
-            if name not in others and self._tree.exists(f"{_FOLDER}{group}/{name}/mon_data"):
+            named = name not in others and name.isprintable()  # other names can't be reported
+            if named and self._tree.exists(f"{_FOLDER}{group}/{name}/mon_data"):
                 yield f"{group}/{name}"
 
     def _number(self, path: str) -> int | None:

@@ -33,7 +33,7 @@ MACHINE_SECONDS: Final = 1800.0
 POD_SECONDS: Final = 600.0
 """How long the samples of a NUMA node and of a pod are kept."""
 _FEW: Final = 2
-_SYSTEM_SLICE: Final = "/system.slice"
+SYSTEM_SLICE: Final = "/system.slice"
 _MAX_UNITS: Final = 256
 _MAX_DISKS: Final = 16
 """The most disks of a pod or unit."""
@@ -330,12 +330,8 @@ class UsageSampler:
         }
 
     def _unit_groups(self) -> dict[str, str]:
-        # On v1 systemd makes a group of each mount, also of those of pods: no task runs there.
-        services = [
-            group for group in self._groups.children(_SYSTEM_SLICE) if not group.endswith(".mount")
-        ]
-        groups = (*services[:_MAX_UNITS], *_OTHER_UNITS)
-        return {group.removeprefix(_SYSTEM_SLICE).strip("/"): group for group in groups}
+        groups = (*unit_groups(self._groups.children(SYSTEM_SLICE)), *_OTHER_UNITS)
+        return {group.removeprefix(SYSTEM_SLICE).strip("/"): group for group in groups}
 
     def _use_of(self, group: str) -> HostUnit:
         seconds, memory = self._groups.cpu_seconds(group), self._groups.memory(group)
@@ -575,6 +571,13 @@ def _last(use: _Use) -> Last:
 
 
 _UNKNOWN: Final = HostUnit(None, None)
+
+
+def unit_groups(groups: Iterable[str]) -> list[str]:
+    """The first _MAX_UNITS of these cgroups. On v1 systemd makes a group of each mount, also of
+    those of pods: no task runs there. Names that are no text can't be reported."""
+    units = (each for each in groups if each.isprintable() and not each.endswith(".mount"))
+    return list(islice(units, _MAX_UNITS))
 
 
 def kubepods(group: str) -> str | None:

@@ -58,6 +58,23 @@ def write_thread(root: Path, thread: int, delay_seconds: float) -> None:
     (root / f"proc/{thread}/schedstat").write_text(f"1 {round(delay_seconds * 1e9)} 1\n")
 
 
+def test_mounts_and_names_that_are_no_text_are_no_units(tmp_path: Path) -> None:
+    clock, groups = [10.0], FakeGroups()
+    (tmp_path / "proc").mkdir()
+    names = ("/system.slice/a.mount", "/system.slice/b.service", "/\udcff", "/machine.slice")
+    groups.used = dict.fromkeys(names, 1.0)
+    lookout = Lookout(str(tmp_path), groups, lambda: clock[0])
+    assert lookout.look([POD]) is None
+    clock[0] += 1.0
+    groups.used = dict.fromkeys(names, 1.5)
+    between = lookout.look([POD])
+    assert between is not None
+    assert [each.party.name for each in between.runners] == [
+        "system.slice/b.service",
+        "machine.slice",
+    ]
+
+
 def test_two_looks_are_an_interval(tmp_path: Path) -> None:
     clock, groups = [10.0], FakeGroups()
     groups.used = {
@@ -150,6 +167,25 @@ def test_kernel_threads_have_names() -> None:
         Runner(Party(PartyKind.KERNEL_THREAD, "kworker/u8-writeback"), CpuSet([0, 1]), 0.75),
         Runner(Party(PartyKind.KERNEL_THREAD, "kworker/u8"), CpuSet([0, 1]), 0.25),
     )
+
+
+def test_a_container_may_make_any_number_of_groups(tmp_path: Path) -> None:
+    clock, groups = [10.0], FakeGroups()
+    (tmp_path / "proc").mkdir()
+    deep = "/pods/a/main" + "/x" * 1100
+    wide = [f"/pods/a/side/{number:04}" for number in range(600)]
+    groups.used = dict.fromkeys(("/pods/a/main", "/pods/a/side", deep, *wide), 1.0)
+    groups.threads_of = {deep[: -2 * 1000]: (5,), deep: (6,), wide[-1]: (7,)}
+    for thread in (5, 6, 7):
+        write_thread(tmp_path, thread, float(thread))
+    lookout = Lookout(str(tmp_path), groups, lambda: clock[0])
+    lookout.look([POD])
+    clock[0] += 1.0
+    groups.used = {group: seconds + 1.0 for group, seconds in groups.used.items()}
+    write_thread(tmp_path, 5, 5.25)
+    between = lookout.look([POD])
+    assert between is not None
+    assert [each.delay_seconds for each in between.containers] == [0.25, 0.0]
 
 
 def test_a_group_that_can_not_be_read_did_not_run() -> None:

@@ -27,6 +27,7 @@ def test_groups_and_domains(tmp_path: Path) -> None:
     monitor(root / "BE", "mon_L3_00", "1")
     monitor(root / "BE/mon_groups/one", "mon_L3_00", "2", "3")
     monitor(root / "mon_groups/two", "mon_L3_00", "4")
+    monitor(root / "mon_groups/\udcff", "mon_L3_00", "4")
     (root / "info/L3_MON").mkdir(parents=True)
     assert Resctrl(Tree(str(tmp_path))).monitored() == {
         ("/", "0"): Monitored(4096, 900, 800),

@@ -250,9 +250,9 @@ def test_pods_and_system_add_up_to_the_machine(data: st.DataObject) -> None:
     )
 
 
-def test_mounts_take_no_place_of_units(host: Host) -> None:
+def test_mounts_and_names_that_are_no_text_take_no_place_of_units(host: Host) -> None:
     mounts = [f"/system.slice/run-{number:03}.mount" for number in range(300)]
-    host.in_slice = (*mounts, "/system.slice/sshd.service")
+    host.in_slice = (*mounts, "/system.slice/\udcff.service", "/system.slice/sshd.service")
     host.memory_of = dict.fromkeys(host.in_slice, (5, 9))
     sampler = UsageSampler(host, Cgroups(host), lambda: host.now)
     sampler.sample()
