@@ -374,7 +374,7 @@ INVALID_ANNOTATION: Final = "InvalidAnnotation"
 INVALID_LABEL: Final = "InvalidLabel"
 LIMIT_REFUSED: Final = "LimitRefused"
 FAR_FROM_DEVICES: Final = "FarFromDevices"
-CPU_WAIT: Final = "WaitsForCPUs"
+DISTURBED: Final = "Disturbed"
 NO_CPUS_ALLOCATED: Final = "NoCPUsAllocated"
 CPUS_ASSIGNED: Final = "CPUsAssigned"
 CPUS_CHANGED: Final = "CPUsChanged"
@@ -386,8 +386,8 @@ PAUSE_SECONDS: Final = 60.0
 LASTING_SECONDS: Final = 10.0
 """How long the claim of a pod without a container is refused before an Event says so: the pod that
 had the CPUs before may still be ending."""
-WAITING_SECONDS: Final = 30.0
-"""How long a pod waits for CPUs before an Event says so."""
+DISTURBED_SECONDS: Final = 30.0
+"""How long a pod is disturbed before an Event says so."""
 
 
 class EventRecorder(Protocol):
@@ -421,7 +421,7 @@ class PodEvents:
 
     Warnings about a pod that does not have its promised CPUs, has an invalid annotation or label or
     a limit that its cgroup does not allow, belongs to a class that owns CPUs and got none, runs far
-    from its devices, or waits too long for CPUs; and about faults of the Node. One for each object
+    from its devices, or is disturbed by others; and about faults of the Node. One for each object
     and reason when the cause appears, again every REPEAT_SECONDS while it lasts, and with a new
     text after PAUSE_SECONDS. Normal Events when a pod gets or loses CPUs, and when the Node
     changes.
@@ -485,7 +485,7 @@ class PodEvents:
         node: NodeNotes | None = None,
         limits: Iterable[RefusedLimit] = (),
         places: Mapping[Key, NearNodes] = MappingProxyType({}),
-        waits: Mapping[str, str] = MappingProxyType({}),
+        disturbed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Records the warnings of a pass that are due.
 
@@ -495,7 +495,7 @@ class PodEvents:
         `labels`: pairs of a pod's uid and a fault of its labels.
         `node`: None to record nothing about the Node.
         `places`: of containers with devices.
-        `waits`: by uid, who takes the CPU time of a pod that waits too long."""
+        `disturbed`: by uid, what disturbs a pod, in sentences."""
         if self._records is None:
             return
         now = self._clock()
@@ -503,8 +503,8 @@ class PodEvents:
         for (uid, name), place in sorted(places.items()):
             if problem := place.problem(name):
                 notes.setdefault((uid, FAR_FROM_DEVICES), []).append(problem)
-        for uid, wait in waits.items():
-            notes[uid, CPU_WAIT] = [wait]
+        for uid, sentences in disturbed.items():
+            notes[uid, DISTURBED] = [sentences]
         by_uid = {pod.runtime_uid: pod for pod in api_pods.values()} if notes else {}
         events: dict[tuple[Regarding, str], tuple[str, float]] = {}
         for (uid, reason), texts in notes.items():
@@ -546,8 +546,8 @@ class PodEvents:
         cause."""
         assert self._records is not None
         cause = self._causes.get(key) or _Cause(now)
-        # The amounts of a wait change with each look.
-        same = note == cause.note or key[1] == CPU_WAIT
+        # The amounts change with each look.
+        same = note == cause.note or key[1] == DISTURBED
         if not cause.due(now, delay_seconds, same=same):
             return cause
         self._records.record(*key, note)
@@ -568,8 +568,8 @@ class PodEvents:
 
 
 def _delay_seconds(reason: str, *, created: bool) -> float:
-    if reason == CPU_WAIT:
-        return WAITING_SECONDS
+    if reason == DISTURBED:
+        return DISTURBED_SECONDS
     return 0 if created or reason == INVALID_LABEL else LASTING_SECONDS
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -247,6 +248,15 @@ class Seen(msgspec.Struct, frozen=True):
         """By all pods together, in seconds of each second."""
         return sum(wait.waited for wait in self.waits.values())
 
+    def long_waits(self, usual: Mapping[str, float]) -> tuple[CpuWait, ...]:
+        """The waits that are too long, the longest first, of at most _MOST_PODS.
+
+        `usual`: the 95th percentile of the waits of pods by title, where it is known."""
+        too_long_ones = (
+            wait for wait in self.waits.values() if too_long(wait.waited, usual.get(wait.pod.name))
+        )
+        return tuple(islice(too_long_ones, _MOST_PODS))
+
     def disturbs(self, pod: Party, usual: float | None) -> bool:
         """Whether the pod waits too long or is disturbed otherwise.
 
@@ -452,10 +462,9 @@ class Contention:
         about = {
             uids[of.cpu.pod]: "; ".join(sentences(of, also_without_wait=False)) for of in disturbed
         }
-        waits = [wait for wait in now.waits.values() if uids.get(wait.pod.name) in about]
         with self._lock:
             new = about.keys() - self._sentences.keys()
-            self._sentences, self._waits = about, tuple(waits)
+            self._sentences, self._waits = about, now.long_waits(usual)
         if new:
             self._wake()
 

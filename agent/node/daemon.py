@@ -299,7 +299,7 @@ class _Agent:
                 self.sources,
                 kai,
                 usage.follow,
-                usage.long_waits,
+                usage.disturbed,
             ),
             node_local_cpus,
             DeviceVisibilityView(self.devices, visibility_policy),
@@ -348,7 +348,7 @@ class _Agent:
         def past() -> PastHour:
             return msgspec.structs.replace(view.past(), disturbed=contention.sentences())
 
-        usage = _Usage(follow, past=past, long_waits=contention.sentences)
+        usage = _Usage(follow, past=past, disturbed=contention.sentences)
         if strategies is not None and settings.colocation != "off":
             colocation = functools.partial(self._colocation, settings, view, strategies)
             usage = usage._replace(colocation=colocation)
@@ -493,8 +493,8 @@ class _Usage(NamedTuple):
     """Returns the batch and mid resources."""
     past: Callable[[], PastHour] | None = None
     """Returns the load and pressure of the last hour; None if nothing is sampled."""
-    long_waits: Callable[[], Mapping[str, str]] = dict
-    """By uid, who takes the CPU time of a pod that waits too long."""
+    disturbed: Callable[[], Mapping[str, str]] = dict
+    """Returns by uid what disturbs a pod, in sentences."""
     colocation: Callable[[Controllers, Journal], Colocation] | None = None
     """Makes what follows the strategies; None if nothing does."""
 

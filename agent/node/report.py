@@ -139,7 +139,7 @@ class Reporter:
     `kai`: None if KAI gets no placements.
     `follow_usage`: gets the runtime's pods, the cluster, the machine and the decision; None if
         no use of CPU and memory is sampled.
-    `long_waits`: returns by uid who takes the CPU time of a pod that waits too long."""
+    `disturbed`: returns by uid what disturbs a pod, in sentences."""
 
     def __init__(
         self,
@@ -152,12 +152,12 @@ class Reporter:
         sources: Sources | None = None,
         kai: KaiPlacements | None = None,
         follow_usage: FollowUsage | None = None,
-        long_waits: Callable[[], Mapping[str, str]] = dict,
+        disturbed: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.metrics = metrics
         self._kai = kai
         self._follow_usage = follow_usage
-        self._long_waits = long_waits
+        self._disturbed = disturbed
         self._others = OtherWriters(metrics)
         self.audit = PassAudit(append, self._others.changed)
         self.changes = ChangeRecorder(metrics)
@@ -203,7 +203,7 @@ class Reporter:
             self._node_notes(moment, devices) if self._pod_events.recorded else None,
             refused,
             decision.places,
-            self._long_waits(),
+            self._disturbed(),
         )
         self._pod_events.owners(decision.owners, moment.cluster.pods)
         if self._correct is not None:

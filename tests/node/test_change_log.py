@@ -25,12 +25,13 @@ from agent.node.change_log import (
     AGENT_NOT_READY,
     CLAIM_NOT_HONORED,
     CPU_OVERLAP,
-    CPU_WAIT,
     CPUS_ASSIGNED,
     CPUS_CHANGED,
     CPUS_RELEASED,
     DELAY_SECONDS,
     DEVICE_UNHEALTHY,
+    DISTURBED,
+    DISTURBED_SECONDS,
     INVALID_ANNOTATION,
     INVALID_NODE,
     KUBELET_INCOMPATIBLE,
@@ -41,7 +42,6 @@ from agent.node.change_log import (
     PAUSE_SECONDS,
     REPEAT_SECONDS,
     SOURCE_UNREADABLE,
-    WAITING_SECONDS,
     ChangeRecorder,
     DeviceFaults,
     NodeNotes,
@@ -160,12 +160,12 @@ class SimulatedEvents:
         refusals: tuple[ClaimRefusal, ...] = (),
         unallocated: tuple[Unallocated, ...] = (),
         created: str = "abcd",
-        waits: Mapping[str, str] = MappingProxyType({}),
+        disturbed: Mapping[str, str] = MappingProxyType({}),
     ) -> list[tuple[str, str, str]]:
         """The Events of one pass."""
         before = len(self.recorded)
         self._events.record(
-            shortfalls, refusals, unallocated, set(created), self.known, waits=waits
+            shortfalls, refusals, unallocated, set(created), self.known, disturbed=disturbed
         )
         return [each[1:] for each in self.recorded[before:]]
 
@@ -213,17 +213,18 @@ def test_an_event_is_repeated_while_its_cause_lasts() -> None:
     assert simulated.run_pass(shortfalls=(shortfall("a"),))
 
 
-def test_a_pod_that_waits_for_cpus_gets_an_event_when_it_lasts_whatever_the_amounts_are() -> None:
+def test_a_pod_that_is_disturbed_gets_an_event_when_it_lasts_whatever_the_amounts_are() -> None:
     simulated = SimulatedEvents()
     for _ in range(3):
-        assert simulated.run_pass(waits={"a": f"a waited {simulated.now} ms"}) == []
-        simulated.now += WAITING_SECONDS / 3
-    assert simulated.run_pass(waits={"a": "a waited 9 ms"}) == [("a", CPU_WAIT, "a waited 9 ms")]
+        assert simulated.run_pass(disturbed={"a": f"a waited {simulated.now} ms"}) == []
+        simulated.now += DISTURBED_SECONDS / 3
+    (event,) = simulated.run_pass(disturbed={"a": "a waited 9 ms"})
+    assert event == ("a", DISTURBED, "a waited 9 ms")
     for _ in range(2):
         simulated.now += PAUSE_SECONDS
-        assert simulated.run_pass(waits={"a": f"a waited {simulated.now} ms"}) == []
+        assert simulated.run_pass(disturbed={"a": f"a waited {simulated.now} ms"}) == []
     simulated.now += REPEAT_SECONDS
-    assert simulated.run_pass(waits={"a": "a waited 8 ms", "gone": "x"})
+    assert simulated.run_pass(disturbed={"a": "a waited 8 ms", "gone": "x"})
 
 
 def test_a_claim_of_a_pod_without_containers_gets_an_event_if_its_refusal_lasts() -> None:

@@ -22,6 +22,7 @@ from agent.node.contention import (
     Contention,
     Moment,
     NodeWaits,
+    Seen,
     UsualWaits,
     finding,
     moment,
@@ -31,9 +32,9 @@ from agent.node.contention import (
 )
 from agent.telemetry.metrics import AgentMetrics
 from agent.usage import WAITS_FILE
-from agent.usage.contention import CpuWait, Party, PartyKind
+from agent.usage.contention import CpuWait, Interval, Party, PartyKind
 from agent.usage.machine import Machine
-from agent.usage.pressure import Consumption, SharedCard
+from agent.usage.pressure import Consumption, Pressure, SharedCard
 from agent.usage.sampler import UsageSampler
 from agent.view.contention import Disturbance, shown
 from tests.builders import machine, pod
@@ -144,6 +145,18 @@ def test_a_pod_that_is_stalled_or_shares_a_card_is_told_so_without_a_wait(tmp_pa
         "hog": "ns/hog shares GPU GPU-1, which is 97 % busy, with ns/api (40 %)",
     }
     assert contention.waits() == ()
+
+
+def test_a_short_wait_of_a_pod_that_is_stalled_is_not_too_long() -> None:
+    waits = {
+        pod: CpuWait(pod, CpuSet([0]), waited, 0.0, waited, ())
+        for pod, waited in ((HOG, 0.2), (API, 0.05))
+    }
+    stalled = (Pressure(API, "memory", 0.5, 0.0, ()),)
+    now = Seen(Interval(1.0, {}), waits, stalled, (), (), ())
+    assert now.disturbs(API, None)
+    assert [wait.pod for wait in now.long_waits({})] == [HOG]
+    assert [wait.pod for wait in now.long_waits({API.name: 0.01})] == [HOG, API]
 
 
 def test_a_moment_is_what_the_sampler_has_read(groups: RealGroups) -> None:
