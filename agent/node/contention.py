@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -123,7 +123,18 @@ class NodeWaits(msgspec.Struct, frozen=True):
     """The 95th percentile of the waits of the last hour, by title of the pod, and of all together
     by "", where there were enough looks."""
     disturbed: tuple[Disturbance, ...] = ()
-    """The pods that wait too long or are disturbed otherwise, the longest waits first."""
+    """The first _MOST_NAMED pods that wait too long or are disturbed otherwise, the longest waits
+    first: each may have hundreds of takers."""
+    more: int = 0
+    """How many further pods are."""
+
+    @classmethod
+    def of(
+        cls, at: float, waited: float, usual: Mapping[str, float], disturbed: Sequence[Disturbance]
+    ) -> NodeWaits:
+        """With all pods that are disturbed."""
+        more = max(0, len(disturbed) - _MOST_NAMED)
+        return cls(at, waited, usual, tuple(disturbed[:_MOST_NAMED]), more)
 
 
 _node_waits: Final = msgspec.json.Decoder(NodeWaits)
@@ -141,10 +152,9 @@ def finding(node: NodeWaits) -> str:
         return ""
     usually = "" if usual is None else f", usually {1000 * usual:.0f}"
     texts = [f"its pods wait {1000 * node.waited:.0f} ms of each second for CPUs{usually}"]
-    for disturbance in node.disturbed[:_MOST_NAMED]:
+    for disturbance in node.disturbed:
         texts += sentences(disturbance, also_without_wait=False)
-    more = len(node.disturbed) - _MOST_NAMED
-    return "; ".join([*texts, f"{more} more pods are disturbed"] if more > 0 else texts)
+    return "; ".join([*texts, f"{node.more} more pods are disturbed"] if node.more else texts)
 
 
 def too_long(waited: float, usual: float | None) -> bool:
@@ -323,7 +333,7 @@ def waits_of_node(settings: RestoreSettings) -> NodeWaits:
     if abs(time.time() - last.at) < _RECENT_SECONDS:
         return last
     pods, now = _look(settings, SHORT)
-    return NodeWaits(time.time(), now.waited, disturbed=_longest(now, pods, {}))
+    return NodeWaits.of(time.time(), now.waited, {}, _longest(now, pods, {}))
 
 
 def _last(settings: RestoreSettings) -> NodeWaits:
@@ -455,7 +465,7 @@ class Contention:
         usual = self._usual.usual()
         parties = [pod.party for pod in pods]
         disturbed = _longest(now, parties, usual)
-        self._write(NodeWaits(self._now(), now.waited, usual, disturbed))
+        self._write(NodeWaits.of(self._now(), now.waited, usual, disturbed))
         waited = {pod: now.waits[pod].waited if pod in now.waits else 0.0 for pod in parties}
         self._usual.add({pod.name: waited[pod] for pod in parties} | {_ALL: now.waited})
         uids = {pod.party.name: pod.sampled.uid for pod in pods}

@@ -225,7 +225,7 @@ def test_a_node_is_bad_when_it_waits_more_than_usual() -> None:
     )
     api = Party(PartyKind.POD, "shop/api", "LS")
     wait = Disturbance(shown(CpuWait(api, CpuSet([1]), 0.2, 0.2, 0.0, ()), 15.0))
-    text = finding(NodeWaits(1.0, 0.2, {}, (wait,) * 7))
+    text = finding(NodeWaits.of(1.0, 0.2, {}, (wait,) * 7))
     assert text.count("shop/api waited 200 ms of each second for CPUs 1: 200 ms its own quota") == 5
     assert text.endswith("; 2 more pods are disturbed")
 
