@@ -143,7 +143,7 @@ class PodNetworks:
 
     def read(self, processes: Mapping[str, tuple[str, int]]) -> dict[str, NetworkTraffic]:
         """The traffic by uid of the pod, without loopback. A pod with the network of the host has
-        none.
+        none, and no pod where that is not known.
 
         `processes`: by uid, the id of a container or sandbox and its process on the host."""
         ids = {object_id for object_id, _ in processes.values()}
@@ -152,7 +152,7 @@ class PodNetworks:
         traffic = {}
         for uid, (object_id, pid) in processes.items():
             inode = self._inode(pid)
-            if inode is None or inode == of_host:
+            if inode is None or of_host in (None, inode):
                 continue
             if object_id not in self._inodes:
                 if not self._is_of(pid, object_id):

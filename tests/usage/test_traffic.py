@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -124,3 +125,14 @@ def test_a_process_with_the_pid_of_an_ended_one_is_not_of_the_pod(pid: int) -> N
             assert networks.read({"pod": ("/", other.pid)}) == {}
         finally:
             other.kill()
+
+
+def test_where_the_network_of_the_host_is_not_known_no_pod_has_traffic(
+    tmp_path: Path, pid: int
+) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / f"proc/{pid}").symlink_to(f"/proc/{pid}")
+    networks = PodNetworks(Tree(str(tmp_path)))
+    assert networks.read({"pod": ("/", pid)}) == {}
+    (tmp_path / "proc/1").symlink_to("/proc/1")
+    assert networks.read({"pod": ("/", pid)})
