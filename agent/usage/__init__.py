@@ -16,8 +16,9 @@ them. `node_metric` makes the status of Koordinator's NodeMetric of them.
 makes them of our own configuration where it has none, and `strategies` says which of both are in
 force.
 
-On another thread the agent looks every fifteen seconds at everything that runs and waits (`look`),
-and computes who had the CPUs for which pods waited (`contention`)."""
+On another thread the agent looks every fifteen seconds at everything that runs and waits (`look`,
+`schedstat`, `interrupts`), and computes who had the CPUs for which pods waited (`contention`), and
+who presses on their memory, disks and cards (`pressure`)."""
 
 from typing import Final
 

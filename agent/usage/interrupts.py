@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from agent.host.files import Tree
+from agent.usage.machine import TICKS_PER_SECOND
 
 Counts: TypeAlias = Mapping[str, Mapping[int, int]]
 """By name and CPU, without zeros."""
@@ -27,8 +28,6 @@ _NETWORK_SOFTIRQS: Final = frozenset({"NET_TX", "NET_RX"})
 _DEVICE_SOFTIRQS: Final = _NETWORK_SOFTIRQS | {"BLOCK", "IRQ_POLL"}
 _DEVICE_WEIGHT: Final = 16
 _MOST: Final = 0.5
-TICKS_PER_SECOND: Final = 100.0
-"""USER_HZ of every architecture that Kubernetes runs on."""
 
 
 class CpuTimes(msgspec.Struct, frozen=True):
