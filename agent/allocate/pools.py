@@ -75,6 +75,8 @@ from agent.model.pod.qos import (
 )
 from agent.model.snapshot import LocalOwner, Owner, PodWanted, Wanted
 
+_BE: Final = pool_of_class(QoS.BE)
+
 
 class Decision(msgspec.Struct, frozen=True):
     """The result of one pass."""
@@ -96,6 +98,8 @@ class Decision(msgspec.Struct, frozen=True):
     """The new owners of a node-local policy that have devices or huge pages."""
     places: Mapping[Key, NearNodes] = {}
     """The NUMA nodes of the containers with devices that share a pool."""
+    be_pool: CpuSet = EMPTY
+    """The CPUs of the BE pool, also those that suppression takes from it."""
 
 
 def decide(
@@ -134,11 +138,13 @@ def decide(
     pools = {name: _by_node(topology, cpus) for name, cpus in admission.pools.items()}
     with_devices = _with_devices(locality)
     if rules.be_on_reserved:
-        of_be = pool_of_class(QoS.BE)
-        first = _by_node(topology, admission.pools[of_be.name] & rules.kubelet_reserved)
-        users = [(pod, batches[pod.uid]) for pod in pods if pool_of(pod) is of_be]
+        first = _by_node(topology, admission.pools[_BE.name] & rules.kubelet_reserved)
+        users = [(pod, batches[pod.uid]) for pod in pods if pool_of(pod) is _BE]
         if _has_room(first, users):
-            pools[of_be.name] = first
+            pools[_BE.name] = first
+    be_pool = pool_cpus(pools[_BE.name])
+    if rules.be_cpus is not None and (left := be_pool & rules.be_cpus):
+        pools[_BE.name] = _suppressed(topology, pools[_BE.name], left, pods)
     values = _PodValues(
         pools,
         _NumaNodes(topology, bind=rules.bind_memory),
@@ -184,6 +190,7 @@ def decide(
         outcome.again,
         outcome.alignments,
         decided,
+        be_pool,
     )
 
 
@@ -346,6 +353,18 @@ def _has_room(
     bound = [nodes for pod, _ in pods if (nodes := numa_nodes(pod))]
     fits = 0 < len(pool_cpus(pools)) * 1000 >= requested_milli
     return fits and all(pool_cpus(pools, nodes) for nodes in bound)
+
+
+def _suppressed(
+    topology: Topology, be_pool: tuple[Pool, ...], left: CpuSet, pods: Collection[Pod]
+) -> tuple[Pool, ...]:
+    """The pool with the CPUs that are left, and one more for BE pods that are bound to NUMA nodes
+    where none is left: they would share the pool of others there."""
+    for pod in pods:
+        nodes = numa_nodes(pod) if pool_of(pod) is _BE else None
+        if nodes and not pool_cpus(_by_node(topology, left), nodes):
+            left |= CpuSet(islice(pool_cpus(be_pool, nodes), 1))
+    return _by_node(topology, left)
 
 
 def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:

@@ -67,6 +67,9 @@ class PoolRules(msgspec.Struct, frozen=True):
     to them."""
     cpu_normalization_ratio: float = 1.0
     """`batch_limits` divides quotas by it."""
+    be_cpus: CpuSet | None = None
+    """BE pods run only on these CPUs of their pool, as long as one of them is left; None: on all of
+    it."""
 
     @property
     def kept(self) -> CpuSet:

@@ -6,21 +6,30 @@ later without strategies gives them back, as `topolet restore` does."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 
-from agent.allocate.colocation import priority
+from agent.allocate.colocation import be_suppress, priority
+from agent.allocate.colocation.be_suppress import BePool, NodeUse, Suppression
 from agent.allocate.colocation.priority import KernelPriority
+from agent.allocate.pools import Decision
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import CgroupError, Controllers
 from agent.cgroup.journal import Journal
-from agent.cgroup.order import ValueOutcome, WriteState
+from agent.cgroup.order import ValueOutcome, WriteState, parent
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.policies import BeOnOwned
+from agent.model.cpu.topology import Topology
+from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
+from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Pod
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import QoS, is_qos_root
 from agent.node.sources import SourceName, Sources
 from agent.node.usage import sampled_pod
 from agent.usage.node_metric import qos_of_pod
@@ -32,7 +41,10 @@ log = logging.getLogger(__name__)
 Key = tuple[str, str]
 """A group and a file of it."""
 PRIORITY: Final = "cpu-priority"
-FEATURES: Final = (PRIORITY,)
+SUPPRESSION: Final = "cpu-suppression"
+FEATURES: Final = (PRIORITY, SUPPRESSION)
+GROW_SECONDS: Final = 5.0
+"""BE pods lose CPUs at once, and get some back so long after the last change: each is a pass."""
 
 
 class ColocatedPod(msgspec.Struct, frozen=True):
@@ -53,6 +65,7 @@ class Colocated(msgspec.Struct, frozen=True):
     """By feature, the contents of files."""
     unsupported: Mapping[str, str] = {}
     """By feature that is wanted, why this machine can't have it."""
+    suppression: Suppression = Suppression()
     failed: tuple[str, ...] = ()
 
 
@@ -75,7 +88,11 @@ class Colocation:
 
     `pods`: returns the pods of the runtime, and their objects in the API, by uid.
     `strategies`: returns what is in force.
+    `node_use`: returns the newest use of CPU, None while it is not known; it may raise
+        AnnotationError.
     `excludes`: whether the agent leaves the pod alone.
+    `wake`: lets the agent make a pass, which writes the cpusets of BE pods.
+    `on_owned`: whether suppressed BE pods run on CPUs that LSR pods own.
     `acts`: False computes and reports, and writes nothing."""
 
     def __init__(
@@ -83,10 +100,14 @@ class Colocation:
         controllers: Controllers,
         journal: Journal,
         pods: Callable[[], tuple[Mapping[str, Pod], Mapping[str, ApiPod]]],
+        node_use: Callable[[], NodeUse | None],
         strategies: Callable[[], Strategies],
         excludes: Callable[[Pod], bool],
         sources: Sources,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
         *,
+        on_owned: BeOnOwned = BeOnOwned.IN_PROPORTION,
         acts: bool,
     ) -> None:
         self._controllers = controllers
@@ -94,12 +115,21 @@ class Colocation:
         self._pods = pods
         self._strategies = strategies
         self._excludes = excludes
+        self._node_use = node_use
         self._sources = sources
+        self._wake = wake
+        self._clock = clock
+        self._on_owned = on_owned
         self._acts = acts
+        self._pool = BePool((), EMPTY)
+        self._suppression = Suppression()
+        self._changed_at = 0.0
+        self._be_cpus: CpuSet | None = None
         self._ability: KernelPriority | None = None
         self._made_of: tuple[Mapping[str, Pod], Mapping[str, ApiPod], Strategies] | None = None
         self._colocated_pods: tuple[ColocatedPod, ...] = ()
         self._held: frozenset[Key] = frozenset()
+        self._quotas_held: frozenset[Key] = frozenset()
         self.state = Colocated()
         """What the last step has found; read by other threads."""
 
@@ -107,17 +137,28 @@ class Colocation:
         """The files that strategies have now: passes leave them alone."""
         return self._held
 
+    def be_cpus(self) -> CpuSet | None:
+        """The CPUs that suppression leaves to BE pods; None for all of their pool."""
+        return self._be_cpus
+
+    def follow(self, topology: Topology, decision: Decision) -> None:
+        """Takes the pools of a pass."""
+        owned = union(owner.cpus for owner in decision.owners if owner.qos is QoS.LSR)
+        self._pool = BePool(topology.cpus, decision.be_pool, owned, self._on_owned)
+
     def step(self) -> None:
         """Computes, writes what differs, and gives back what is wanted no more."""
         colocated_pods = self._colocated()
         wanted: dict[str, Mapping[Key, str]] = {}
         unsupported: dict[str, str] = {}
         wanted[PRIORITY], unsupported[PRIORITY] = self._priority(colocated_pods)
+        wanted[SUPPRESSION], unsupported[SUPPRESSION] = self._suppress(colocated_pods)
         files = {key: text for of_feature in wanted.values() for key, text in of_feature.items()}
         failed = self._write(files) if self._acts else ()
         self.state = Colocated(
             {name: of_feature for name, of_feature in wanted.items() if of_feature},
             {name: reason for name, reason in unsupported.items() if reason},
+            self._suppression,
             failed,
         )
         reasons = (f"{name}: {reason}" for name, reason in self.state.unsupported.items())
@@ -141,6 +182,63 @@ class Colocation:
             self._colocated_pods = tuple(colocated(managed, in_api, made_of[2]))
             self._made_of = made_of
         return self._colocated_pods
+
+    def _suppress(self, pods: Iterable[ColocatedPod]) -> tuple[Mapping[Key, str], str]:
+        strategy = self._strategies().slo.resource_used_threshold_with_be
+        problem = ""
+        try:
+            use = self._node_use() if strategy.enable else None
+        except AnnotationError as error:
+            use, problem = None, str(error)
+        new = be_suppress.suppression(strategy, use, self._pool, self._suppression)
+        now, had = self._clock(), self._suppression.cpus
+        if new.cpus is not None and had is not None and len(new.cpus) >= len(had):
+            stays = len(new.cpus) == len(had) or now - self._changed_at < GROW_SECONDS
+            if stays and had <= self._pool.usable():
+                new = msgspec.structs.replace(new, cpus=had)
+        if new.cpus != had:
+            self._changed_at = now
+        self._suppression = new
+        be_cpus = new.cpus if self._acts else None
+        if be_cpus != self._be_cpus:
+            self._be_cpus = be_cpus
+            self._wake()
+        return ({} if new.quota is None else self._quotas(new.quota, pods)), problem
+
+    def _quotas(self, of_all: CpuQuota, pods: Iterable[ColocatedPod]) -> dict[Key, str]:
+        """The quota of the kubelet's group of all BE pods. On v1 no group in it may have a larger
+        one."""
+        quotas: dict[Key, str] = {}
+        for pod in pods:
+            above = parent(pod.group)
+            if pod.qos is not QoS.BE or not is_qos_root(above):
+                continue
+            with contextlib.suppress(CgroupError, ValueError):  # a group that is gone has none
+                quotas |= self._quota(above, of_all)
+            if self._controllers.version("cpu") != 1:
+                continue
+            for group in (pod.group, *pod.containers.values()):
+                with contextlib.suppress(CgroupError, ValueError):
+                    own = self._own_quota(group)
+                    if be_suppress.within(own, of_all) != own:
+                        quotas |= self._quota(group, of_all)
+        return quotas
+
+    def _quota(self, group: str, quota: CpuQuota) -> dict[Key, str]:
+        resources = LinuxResources(quota=quota)
+        return {
+            (group, file): limits.text(
+                self._controllers, group, file, resources, self._controllers.read(group, file) or ""
+            )
+            for file in limits.files(self._controllers, resources)
+        }
+
+    def _own_quota(self, group: str) -> CpuQuota:
+        """The quota of a v1 group before suppression. Raises CgroupError, ValueError."""
+        journalled = self._journal.values.get((group, limits.QUOTA))
+        text = journalled.value if journalled else self._controllers.read(group, limits.QUOTA) or ""
+        texts = {limits.QUOTA: text}
+        return limits.parsed(self._controllers, group, texts).quota or NO_QUOTA
 
     def _priority(self, pods: Iterable[ColocatedPod]) -> tuple[Mapping[Key, str], str]:
         wanting = [pod for pod in pods if pod.strategies.cpu_qos.enable]
@@ -185,6 +283,8 @@ class Colocation:
             if (group, file) not in held
             and (
                 file in limits.OF_STRATEGIES
+                or (group, file) in self._quotas_held
+                or is_qos_root(group)
                 or (file == weight and (group, limits.IDLE) in self._journal)
             )
         }
@@ -196,6 +296,7 @@ class Colocation:
         if wanted:
             outcomes.append(limits.apply_texts(self._controllers, self._journal, wanted))
         self._held = frozenset(held)
+        self._quotas_held = frozenset(key for key in wanted if key[1] in (limits.QUOTA, limits.MAX))
         return tuple(self._reported(outcomes))
 
     def _reported(self, outcomes: Iterable[ValueOutcome]) -> Iterator[str]:

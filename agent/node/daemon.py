@@ -37,7 +37,7 @@ from agent.kube.cluster import Cluster
 from agent.kube.objects import Objects
 from agent.kubelet import podresources
 from agent.model import notifications, snapshot
-from agent.model.cpu.policies import DeviceLocality
+from agent.model.cpu.policies import BeOnOwned, DeviceLocality
 from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
@@ -344,13 +344,15 @@ class _Agent:
         ) -> None:
             view.follow(pods, cluster, topology, decision, gpus)
             contention.follow(pods, topology)
+            if self.colocation is not None:
+                self.colocation.follow(topology, decision)
 
         def past() -> PastHour:
             return msgspec.structs.replace(view.past(), disturbed=contention.sentences())
 
         usage = _Usage(follow, past=past, disturbed=contention.sentences)
         if strategies is not None and settings.colocation != "off":
-            colocation = functools.partial(self._colocation, settings, view, strategies)
+            colocation = functools.partial(self._colocation, settings, view, strategies, wake)
             usage = usage._replace(colocation=colocation)
         if settings.koordlet_metrics:
             from agent.node.koordlet_metrics import KoordletMetrics
@@ -380,6 +382,7 @@ class _Agent:
         settings: AgentSettings,
         view: UsageView,
         strategies: StrategiesView,
+        wake: Callable[[], None],
         controllers: Controllers,
         journal: Journal,
     ) -> Colocation:
@@ -389,9 +392,12 @@ class _Agent:
             controllers,
             journal,
             view.in_cluster,
+            view.node_use,
             strategies.now,
             lambda pod: snapshot.excludes_any(self.reconciler.exclude, pod.namespace, pod.name),
             self.sources,
+            wake,
+            on_owned=BeOnOwned(settings.be_on_owned),
             acts=settings.colocation == "act",
         )
         self.metrics.follow_colocation(colocation.measured)
@@ -482,6 +488,7 @@ class _Agent:
         if usage.colocation is not None:
             self.colocation = usage.colocation(controllers, journal)
             enforcement.held = self.colocation.holds
+            enforcement.be_cpus = self.colocation.be_cpus
         return enforcement
 
 

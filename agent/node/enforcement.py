@@ -4,7 +4,7 @@ restore the values that it stores of a container."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 
 import msgspec
@@ -22,7 +22,7 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.cpu.topology import Topology
 from agent.model.linux_resources import NO_RESOURCES, LinuxResources
 from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.model.pod.qos import DEFAULT_POOL, pool_cpus
+from agent.model.pod.qos import DEFAULT_POOL, is_qos_root, pool_cpus
 from agent.model.snapshot import Wanted
 from agent.node.audit import Written
 from agent.node.cpu_notices import CpuNotices
@@ -101,6 +101,8 @@ class Enforcement:
         self._restored: dict[str, dict[str, str]] = {}
         self.held: Callable[[], Collection[tuple[str, str]]] = tuple
         """Returns the files, by group and name, that strategies have: passes leave them alone."""
+        self.be_cpus: Callable[[], CpuSet | None] = lambda: None
+        """Returns the CPUs that suppression leaves to BE pods; None for all of their pool."""
 
     def pause(self) -> bool:
         """Drops the queued updates of the runtime, which the next decision may contradict. Returns
@@ -185,11 +187,7 @@ class Enforcement:
         if self.memory_stays:
             limits = {group: each.without("mems") for group, each in limits.items()}
         held = self.held()
-        # The kernel refuses any weight of a group that is idle.
-        limits = {
-            group: each.without("shares") if (group, limit_files.IDLE) in held else each
-            for group, each in limits.items()
-        }
+        limits = {group: each.without(*_held_fields(group, held)) for group, each in limits.items()}
         others = limit_files.apply(
             self._controllers, self._journal, limits, migrate=self._migrate_memory
         )
@@ -235,7 +233,7 @@ class Enforcement:
             for each in (*pod.containers, *pod.sandboxes)
             if each.group is not None
             for group in (each.group, parent(each.group))
-        }
+        } | {group for group, _ in self._journal.values if is_qos_root(group)}
         ended = {
             (group, file)
             for group, file in self._journal.values
@@ -350,6 +348,15 @@ class Enforcement:
                 fields = about(pod.title, container.name)
                 log.info("%s %s: will start on %s", pod.title, container.name, cpuset, extra=fields)
         return after, tuple(records)
+
+
+def _held_fields(group: str, held: Collection[tuple[str, str]]) -> Iterator[str]:
+    """The values of a group that are not the pass's. The kernel refuses any weight of a group that
+    is idle."""
+    if (group, limit_files.IDLE) in held:
+        yield "shares"
+    if (group, limit_files.QUOTA) in held or (group, limit_files.MAX) in held:
+        yield "quota"
 
 
 def _parted(outcome: WriteOutcome, groups: Collection[str]) -> tuple[WriteOutcome, WriteOutcome]:

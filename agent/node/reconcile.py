@@ -312,7 +312,9 @@ class Reconciler:
 
     def _rules(self, resolved: Resolved, topology: Topology) -> PoolRules:
         """The rules of the pools, by the load of the reserved CPUs too."""
-        cpu_rules = rules(resolved.configuration)
+        cpu_rules = msgspec.structs.replace(
+            rules(resolved.configuration), be_cpus=self._enforcement.be_cpus()
+        )
         reserved = cpu_rules.kubelet_reserved & topology.online
         if not cpu_rules.be_on_reserved or not reserved:
             return cpu_rules

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from agent.allocate.colocation.be_suppress import NodeUse
 from agent.allocate.pools import Decision
 from agent.allocate.present import in_api
 from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone
@@ -28,8 +29,9 @@ from agent.model.node_slo import HostApplication
 from agent.model.nrt.node_annotations import node_reservation
 from agent.model.objects import ObjectError
 from agent.model.pod.apiobjects import ApiNode, ApiPod
+from agent.model.pod.numa_request import kube_class_of
 from agent.model.pod.pods import Container, Pod
-from agent.model.pod.qos import POOLS, Pools, PriorityClass, QoS
+from agent.model.pod.qos import POOLS, QOS_LABEL, Pools, PriorityClass, QoS
 from agent.model.pod.resource_request import pod_requests
 from agent.node.cluster_view import ClusterState
 from agent.node.report import NO_GPUS, GpuMoment
@@ -200,6 +202,40 @@ class UsageView:
             }
         node_of = {cpu.id: cpu.node for cpu in topology.cpus}
         self.sampler.follow(sampled, node_of, cpus_by_pool(decision, topology), application_groups)
+
+    def node_use(self) -> NodeUse | None:
+        """The newest use of CPU, for the suppression of BE pods; None while it is not known. Raises
+        AnnotationError."""
+        machine, of_pods, _ = self.sampler.last()
+        with self._lock:
+            node, in_api = self._cluster.node, self._api_pods
+            applications = self._applications
+        if node is None or machine.cpus is None or not node.capacity.get("cpu"):
+            return None
+        cores = {uid: last.cpus for uid, last in of_pods.items() if last.cpus is not None}
+        of_be = sum(used for uid, used in cores.items() if uid in in_api and is_be(in_api[uid]))
+        of_applications = {
+            name: used.cpus.last
+            for name, used in self.sampler.applications(_LAST_SECONDS).items()
+            if used.cpus is not None
+        }
+        be_applications = sum(
+            used
+            for name, used in of_applications.items()
+            if name in applications and host_applications.is_be(applications[name])
+        )
+        reservation = node_reservation(node.annotations)
+        reserved = batch_mid.reserved(node.capacity, node.allocatable, reservation)
+        all_pods, applications_cores = sum(cores.values()), sum(of_applications.values())
+        return NodeUse(
+            capacity_milli=node.capacity["cpu"],
+            reserved_milli=reserved["cpu"],
+            node_cores=machine.cpus,
+            pods_cores=all_pods,
+            other_pods_cores=all_pods - of_be,
+            applications_cores=applications_cores,
+            other_applications_cores=applications_cores - be_applications,
+        )
 
     def in_cluster(self) -> tuple[Mapping[str, Pod], Mapping[str, ApiPod]]:
         """The pods that are sampled, and their objects in the API, by uid."""
@@ -410,6 +446,11 @@ def _p90(used: Used) -> tuple[float, float] | None:
 
 _HOT: Final = NodeMemoryPolicy.WITH_HOT_PAGE_CACHE
 _LAST_SECONDS: Final = 60.0
+
+
+def is_be(pod: ApiPod) -> bool:
+    """Whether suppression counts the pod as BE: by its label, or by its class of Kubernetes."""
+    return pod.labels.get(QOS_LABEL) == QoS.BE or kube_class_of(pod) == "besteffort"
 
 
 def party_of(pod: Pod) -> Party:

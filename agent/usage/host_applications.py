@@ -30,6 +30,13 @@ def groups(applications: Iterable[HostApplication], kubepods: str | None) -> dic
     return by_name
 
 
+def is_be(application: HostApplication) -> bool:
+    """Whether suppression counts the application among the BE pods: it is in their cgroup."""
+    path = application.cgroup_path
+    in_theirs = path is not None and path.base == "KubepodsBesteffort"
+    return application.qos is QoS.BE and in_theirs
+
+
 def _group(application: HostApplication, kubepods: str | None) -> str | None:
     path = application.cgroup_path
     if path is None:

@@ -377,6 +377,31 @@ def test_pods_own_reserved_cpus_if_that_is_configured() -> None:
     assert wanted(decided(machine(), pod("a", "LSE", "1-2"), rules=rules)) == {"a": "1-2"}
 
 
+def test_suppressed_be_pods_share_a_part_of_their_pool() -> None:
+    topology = machine(2, 4)
+    left = CpuSet.parse("0-1")
+    decision = decide(topology, (pod("a", "BE"),), KubeletCpus(), {}, {}, PoolRules(be_cpus=left))
+    assert [str(pool.cpus) for pool in decision.pools["be"]] == ["0-1"]
+    assert [str(pool.cpus) for pool in decision.pools["ls"]] == ["0-3", "4-7"]
+    assert decision.pods["a"].each.cpuset == "0-1"
+    assert decision.be_pool == CpuSet.parse("0-7")
+
+
+def test_a_suppressed_be_pod_that_is_bound_to_a_numa_node_keeps_a_cpu_there() -> None:
+    bound = pod("a", "BE", numa_nodes=(1,))
+    rules = PoolRules(be_cpus=CpuSet.parse("0-1"))
+    decision = decide(machine(2, 4), (bound,), KubeletCpus(), {}, {}, rules)
+    assert decision.pods["a"].each.cpuset == "4"
+    assert [str(pool.cpus) for pool in decision.pools["be"]] == ["0-1", "4"]
+
+
+def test_cpus_that_are_not_in_the_be_pool_suppress_nothing() -> None:
+    rules = PoolRules(be_cpus=CpuSet.parse("0"))
+    owner = pod("a", "LSE", "0")
+    decision = decide(machine(1, 4), (owner,), KubeletCpus(), {}, {}, rules)
+    assert [str(pool.cpus) for pool in decision.pools["be"]] == ["1-3"]
+
+
 @pytest.mark.parametrize(
     ("pods", "be"),
     [

@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from agent.allocate.colocation.be_suppress import NodeUse
+from agent.allocate.pools import Decision, decide
+from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules
 from agent.cgroup.hierarchy import Controllers, mounted
 from agent.cgroup.journal import Journal
-from agent.cgroup.limits import IDLE, weight_file
-from agent.model.node_slo import CpuQos, NodeSlo, QosClass, ResourceQos
+from agent.cgroup.limits import IDLE, QUOTA, weight_file
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Topology
+from agent.model.node_slo import CpuQos, NodeSlo, QosClass, ResourceQos, ResourceThreshold
 from agent.model.pod.apiobjects import ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.node.colocation import PRIORITY, Colocation
+from agent.node.colocation import GROW_SECONDS, PRIORITY, Colocation
 from agent.node.sources import SourceName, Sources
 from agent.usage.strategies import Strategies
-from tests.builders import pod
+from tests.builders import machine, pod
 from tests.cgroup.real_groups import RealGroups
 
 ROOT = "/sys/fs/cgroup"
@@ -49,6 +55,9 @@ class Node:
         self.controllers = Controllers(ROOT)
         self.strategies = BATCH_IDLES
         self.excluded = ""
+        self.use: NodeUse | None = None
+        self.passes: list[CpuSet | None] = []
+        self.now = 100.0
         self.problems: dict[str, int] = {}
         self.pods: dict[str, Pod] = {}
         self.api_pods: dict[str, ApiPod] = {}
@@ -61,9 +70,12 @@ class Node:
             self.controllers,
             self.journal,
             lambda: (self.pods, self.api_pods),
+            lambda: self.use,
             lambda: self.strategies,
             lambda pod: pod.name == self.excluded,
             Sources(self.problems.__setitem__),
+            lambda: self.passes.append(self.colocation.be_cpus()),
+            lambda: self.now,
             acts=acts,
         )
         return self.colocation
@@ -153,3 +165,77 @@ def test_what_the_kernel_does_not_have_is_a_problem_with_a_name(
         PRIORITY: "this kernel has neither cpu.bvt_warp_ns nor cpu.idle"
     }
     assert node.problems.get(SourceName.COLOCATION.value, 0) == 1
+
+
+def used(of_pods: float) -> NodeUse:
+    """Of eight CPUs."""
+    return NodeUse(
+        capacity_milli=8000,
+        reserved_milli=0,
+        node_cores=of_pods + 0.5,
+        pods_cores=of_pods + 0.5,
+        other_pods_cores=of_pods,
+        applications_cores=0.0,
+        other_applications_cores=0.0,
+    )
+
+
+def suppressing(policy: Literal["cpuset", "cfsQuota"]) -> Strategies:
+    threshold = ResourceThreshold(
+        enable=True, cpu_suppress_threshold_percent=75, cpu_suppress_policy=policy
+    )
+    return Strategies(NodeSlo(resource_used_threshold_with_be=threshold))
+
+
+def decided(machine: Topology, rules: PoolRules = DEFAULT_RULES) -> Decision:
+    return decide(machine, (), KubeletCpus(), {}, {}, rules)
+
+
+def test_be_pods_lose_cpus_at_once_and_get_them_back_later(node: Node) -> None:
+    topology = machine(2, 4)
+    node.strategies = suppressing("cpuset")
+    node.colocation.follow(topology, decided(topology))
+    node.use = used(1.0)
+    node.colocation.step()
+    assert node.passes == [CpuSet.parse("0-2,4-5")], "75 % of 8 CPUs without one that is used"
+    node.use = used(3.5)
+    node.colocation.step()
+    left = node.passes[-1]
+    assert left == CpuSet.parse("0-1,4"), "two CPUs and a half"
+    pools = decided(topology, PoolRules(be_cpus=left)).pools
+    assert [str(pool.cpus) for pool in pools["be"]] == ["0-1", "4"]
+    assert [len(pool.cpus) for pool in pools["ls"]] == [4, 4]
+    node.use = used(1.0)
+    node.colocation.step()
+    node.now += GROW_SECONDS
+    node.colocation.step()
+    assert [len(cpus or ()) for cpus in node.passes] == [5, 3, 4]
+    node.strategies = Strategies()
+    node.colocation.step()
+    assert node.passes[-1] is None
+    assert not node.colocation.holds()
+
+
+def test_the_quota_of_all_be_pods_is_never_below_that_of_one_of_them(node: Node) -> None:
+    if node.controllers.version("cpu") != 1:
+        pytest.skip("v2 allows any quota below another")
+    topology = machine(2, 4)
+    node.strategies = suppressing("cfsQuota")
+    batch, other = node.run("batch", "besteffort"), node.run("other", "besteffort")
+    node.groups.path(batch, QUOTA).write_text("400000")
+    node.groups.path(f"{batch}/main", QUOTA).write_text("300000")
+    node.groups.path(other, QUOTA).write_text("50000")
+    everyone = batch.rpartition("/")[0]
+    node.colocation.follow(topology, decided(topology))
+    node.use = used(3.5)
+    node.colocation.step()
+    groups = (everyone, batch, f"{batch}/main", other)
+    assert [node.value(group, QUOTA) for group in groups] == ["250000"] * 3 + ["50000"]
+    assert node.colocation.be_cpus() is None
+    node.use = used(5.0)
+    node.colocation.step()
+    assert [node.value(group, QUOTA) for group in groups] == ["100000"] * 3 + ["50000"]
+    node.strategies = Strategies()
+    node.colocation.step()
+    assert [node.value(group, QUOTA) for group in groups] == ["-1", "400000", "300000", "50000"]
+    assert not node.journal.values

@@ -191,6 +191,13 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "observe: it only reports what it would do; off: it gives back what it has changed"
         ),
     ] = "off"
+    be_on_owned: Annotated[
+        Literal["in-proportion", "last", "never"],
+        msgspec.Meta(
+            description="with colocation: whether suppressed BE pods run on CPUs of LSR pods: "
+            "on as many as these are of their pool, only when the others do not suffice, or never"
+        ),
+    ] = "in-proportion"
     slo_config: Annotated[
         str,
         msgspec.Meta(
