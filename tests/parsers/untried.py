@@ -86,6 +86,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "the kernel writes the text, and no process chooses it": (
         "cgroup.hierarchy:Controllers.cpu_seconds",
+        "cgroup.limits:_idle_amount",
         "cgroup.limits:_quota_amount",
         "cgroup.limits:_shares_amount",
         "cgroup.limits:LimitsPass._write",
