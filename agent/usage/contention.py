@@ -24,7 +24,7 @@ on the CPUs of the pod."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -140,7 +140,10 @@ def cpu_waits(interval: Interval, least: float = 0.0) -> tuple[CpuWait, ...]:
     if not waiting or interval.seconds <= 0:
         return ()
     ran = _Ran(interval)
-    waits = [_wait(pod, interval, ran) for pod in waiting]
+    containers: dict[Party, list[WaitingContainer]] = {}
+    for container in interval.containers:
+        containers.setdefault(container.party, []).append(container)
+    waits = [_wait(pod, containers[pod], interval, ran, lost) for pod in waiting]
     longest_first = sorted(waits, key=lambda wait: (-wait.waited, wait.pod))
     return tuple(wait for wait in longest_first if wait.waited and wait.waited >= least)
 
@@ -170,15 +173,15 @@ def core_sharings(
         beside[container.party] = beside.get(container.party, EMPTY) | others
         on_cpu = ran.on(container.cpus, container.cpus, container.used_seconds)
         for cpu, seconds in on_cpu.items():
-            times = ran.by_party(siblings.get(cpu, EMPTY) & others)
-            times.pop(container.party, None)
-            together = min(seconds, sum(times.values()))
+            together = min(
+                seconds, ran.of_others(siblings.get(cpu, EMPTY) & others, container.party)
+            )
             shared[container.party] = shared.get(container.party, 0.0) + together
     sharings = []
     for pod in sorted(shared):
-        times = ran.by_party(beside[pod])
+        together = min(shared[pod], ran.of_others(beside[pod], pod)) / interval.seconds
+        times = {**ran.by_party(beside[pod])}
         times.pop(pod, None)
-        together = min(shared[pod], sum(times.values())) / interval.seconds
         if times and together >= least:
             longest = sorted(times.items(), key=lambda item: (-item[1], item[0]))
             sharers = tuple((party, seconds / interval.seconds) for party, seconds in longest)
@@ -222,30 +225,43 @@ class _Ran:
         possible = self._seconds if counted_twice else remaining
         return min(1.0, used_seconds / max(possible, _NANOSECOND))
 
-    def by_party(self, cpus: CpuSet) -> dict[Party, float]:
+    def by_party(self, cpus: CpuSet) -> Mapping[Party, float]:
         """How long each party ran on those CPUs; without those that did not."""
         if cpus not in self._on:  # most pods share those of a pool
+            shares = {
+                own_cpus: sum(of_set.get(cpu, 0.0) for cpu in cpus & own_cpus)
+                / self._used[own_cpus]
+                for own_cpus, of_set in self._of_sets.items()
+            }
             times = {
-                party: sum(
-                    sum(self.on(cpus, own_cpus, used).values())
-                    for own_cpus, used in of_party.items()
-                )
+                party: sum(used * shares[own_cpus] for own_cpus, used in of_party.items())
                 for party, of_party in self._by_party.items()
             }
             self._on[cpus] = {party: time for party, time in times.items() if time > 0}
-        return dict(self._on[cpus])
+        return self._on[cpus]
+
+    def of_others(self, cpus: CpuSet, pod: Party) -> float:
+        """How long all but the pod ran on those CPUs."""
+        of_all = sum(self._of_cpus.get(cpu, 0.0) for cpu in cpus)
+        return max(0.0, of_all - self.by_party(cpus).get(pod, 0.0))
 
 
-def _wait(pod: Party, interval: Interval, ran: _Ran) -> CpuWait:
-    lost = _by_cpu(interval.taken_seconds)
+def _wait(
+    pod: Party,
+    containers: Iterable[WaitingContainer],
+    interval: Interval,
+    ran: _Ran,
+    lost: Mapping[int, float],
+) -> CpuWait:
+    """The wait of the pod with these containers.
+
+    `lost`: by CPU, how long interrupts and the hypervisor had it."""
     throttled = own = 0.0
     taken: dict[Party, float] = {}
     cpus = EMPTY
-    for container in interval.containers:
-        if container.party != pod:
-            continue
+    for container in containers:
         cpus |= container.cpus
-        times = ran.by_party(container.cpus)
+        times = {**ran.by_party(container.cpus)}
         own_seconds = times.pop(pod, 0.0)
         on_cpu = ran.on(container.cpus, container.cpus, container.used_seconds)
         while_it_ran = {
