@@ -208,7 +208,7 @@ class Cluster:
             else:
                 break
         self._applied[key] = LastApply(sent, version, self._clock())
-        if changed and sent == last.sent and not _lacks_only_attributes(stored, wanted):
+        if changed and sent == last.sent and not _changed_by_koord_manager(stored, wanted):
             manager = "" if stored is None else last_manager(stored)
             self.repaired(Repair(kind.name, name, manager, stored is None))
         return changed
@@ -483,16 +483,23 @@ def _has_key(entry: object, key_text: str, key: str) -> bool:
     )
 
 
-def _lacks_only_attributes(stored: Object | None, wanted: Object) -> bool:
-    """Whether a NodeResourceTopology has all but its attributes. A client of v1alpha1, which has
-    none, drops them with each update: koord-manager, when it adds batch resources to the zones."""
-    rest = {name: value for name, value in wanted.items() if name != "attributes"}
-    return (
-        stored is not None
-        and "attributes" in wanted
-        and "attributes" not in stored
-        and _contains(stored, rest)
-    )
+def _changed_by_koord_manager(stored: Object | None, wanted: Object) -> bool:
+    """Whether a NodeResourceTopology has all but its attributes and the batch resources of zones.
+    koord-manager writes the latter, by v1alpha1 of the API, which has no attributes, until the
+    agent sees that it does."""
+    if stored is None or wanted["kind"] != objects.TOPOLOGY.name or _contains(stored, wanted):
+        return False
+    zones = [
+        {**zone, "resources": [each for each in zone["resources"] if each["name"] not in _BATCH]}
+        for zone in wanted["zones"]
+    ]
+    rest = {**wanted, "zones": zones}
+    if "attributes" not in stored:
+        rest.pop("attributes", None)
+    return _contains(stored, rest)
+
+
+_BATCH: Final = ("kubernetes.io/batch-cpu", "kubernetes.io/batch-memory")
 
 
 def managers(stored: Object) -> set[str]:

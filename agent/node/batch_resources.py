@@ -170,7 +170,7 @@ class NodeOffers:
         if current.shared:
             resources = {name: str(amount) for name, amount in sorted(current.shared.items())}
             annotations[ORIGIN] = msgspec.json.encode({"resources": resources}).decode()
-        return ReportedOffer(current.amounts, annotations)
+        return ReportedOffer(current.amounts, annotations, current.zones)
 
     def step(self) -> None:
         """Computes the amounts anew if it is time. Never raises."""
@@ -190,7 +190,7 @@ class NodeOffers:
             self._problem.clear()
         if new is None:
             if begin - self._counted_from >= EXPIRY_SECONDS:
-                self._offer(Offered())
+                self._offer(_withdrawn(self._offered))
             return
         self._counted_from, self._due = begin, begin + UPDATE_SECONDS
         self._offer(new)
@@ -204,11 +204,14 @@ class NodeOffers:
         node, load = loaded
         by_node = strategy(node)
         if not by_node.enable:
-            return Offered(now)
+            return _withdrawn(self._offered)
         if self._monotonic() < self._settled:
             return None
         load = self._annotated(node, load)
-        return Offered(now, batch_mid.offered(load, by_node, self._offered.origins))
+        before = self._offered
+        resources = batch_mid.offered(load, by_node, before.origins)
+        zones = batch_mid.batch_of_zones(load, by_node, resources, before.zones)
+        return Offered(now, resources, zones)
 
     def _annotated(self, node: ApiNode, load: NodeLoad) -> NodeLoad:
         """The load with the Node's annotations; one that can't be read does not count."""
@@ -238,12 +241,19 @@ class NodeOffers:
             return
         with self._lock:
             self._offered = new
-        if new.amounts != before.amounts:
+        if (new.amounts, new.zones) != (before.amounts, before.zones):
             self._changed()
         try:
             files.replace(self._path, msgspec.json.encode(new), durable=False)
         except OSError as error:
             log.warning("what is offered is not kept: %s", files.reason(error))
+
+
+def _withdrawn(before: Offered) -> Offered:
+    """Nothing: the Node has no resources, and its zones have 0 of them, as by koord-manager. An
+    entry of a zone does not say who wrote it, so one that is not reported stays."""
+    nothing = {zone: dict.fromkeys(amounts, 0) for zone, amounts in before.zones.items()}
+    return Offered(zones=nothing)
 
 
 def _last(path: str, now: float) -> tuple[Offered, float]:
@@ -253,6 +263,7 @@ def _last(path: str, now: float) -> tuple[Offered, float]:
         age_seconds = max(0.0, now - last.at)  # the clock may have been set back
         if age_seconds < EXPIRY_SECONDS:
             return last, age_seconds
+        return _withdrawn(last), 0.0
     except FileNotFoundError:
         pass
     except OSError as error:

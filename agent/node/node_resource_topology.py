@@ -8,6 +8,8 @@ and only CPUs that pods own are subtracted."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
@@ -55,16 +57,22 @@ class Reserved(msgspec.Struct, frozen=True):
     memory_bytes: Mapping[int, int] = {}
 
 
+NO_AMOUNTS: Final[Mapping[int, Mapping[str, int]]] = MappingProxyType({})
+
+
 def zones(
     topology: Topology,
     held: Iterable[Allocated] = (),
     reserved: Reserved | None = None,
     devices: Iterable[Portion] = (),
+    offered: Mapping[int, Mapping[str, int]] = NO_AMOUNTS,
 ) -> tuple[Zone, ...]:
     """One zone for each NUMA node.
 
     `allocatable` of cpu includes reserved CPUs, because Koordinator's scheduler subtracts them by
     the annotations. `available`, the only value that other schedulers read, is without them.
+
+    `offered`: the batch resources of NUMA nodes by name; no pod is subtracted, as by koord-manager.
     """
     held, devices = tuple(held), tuple(devices)
     reserved = reserved or Reserved()
@@ -75,6 +83,10 @@ def zones(
             {
                 **_host(node, taken, _held_on(node.id, held), reserved.memory_bytes),
                 **_devices(each for each in devices if each.node == node.id),
+                **{
+                    name: Amounts(amount, amount, amount)
+                    for name, amount in offered.get(node.id, {}).items()
+                },
             },
             dict(zip((other.id for other in topology.numa_nodes), node.distances, strict=False)),
             _caches(node, topology),
@@ -176,6 +188,8 @@ class ReportedOffer(msgspec.Struct, frozen=True):
     """The Node's, by name."""
     annotations: Mapping[str, str] = {}
     """The Node's about them."""
+    zones: Mapping[int, Mapping[str, int]] = {}
+    """Those of NUMA nodes, by name."""
 
 
 class ReportValues(msgspec.Struct, frozen=True):
@@ -225,6 +239,7 @@ def build(values: ReportValues) -> Report:
             values.held,
             values.reserved,
             portions(devices, values.devices.held) + values.plugged,
+            values.offered.zones,
         ),
         configured.topology_policy,
         configured.topology_scope,

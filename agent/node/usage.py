@@ -28,12 +28,14 @@ from agent.model.devices.gpus import GpuReading
 from agent.model.node_slo import HostApplication
 from agent.model.nrt.node_annotations import node_reservation
 from agent.model.objects import ObjectError
+from agent.model.pod.annotations import AnnotationError, resource_status
 from agent.model.pod.apiobjects import ApiNode, ApiPod
 from agent.model.pod.numa_request import kube_class_of
 from agent.model.pod.pods import Container, Pod
 from agent.model.pod.qos import POOLS, QOS_LABEL, Pools, PriorityClass, QoS
 from agent.model.pod.resource_request import pod_requests
 from agent.node.cluster_view import ClusterState
+from agent.node.node_resource_topology import zones
 from agent.node.report import NO_GPUS, GpuMoment
 from agent.telemetry.metrics import AgentMetrics, PodUse, UsageValues, pod_labels
 from agent.usage import batch_mid, host_applications, node_metric, prediction
@@ -148,6 +150,7 @@ class UsageView:
         self._lock = threading.Lock()
         self._pods: dict[str, Pod] = {}
         self._pools: Pools = {}
+        self._decided: tuple[Topology, Decision] | None = None
         self._api_pods: Mapping[str, ApiPod] = {}
         self._classes: dict[str, str] = {}
         self._cluster = ClusterState()
@@ -189,7 +192,7 @@ class UsageView:
         in_cluster = in_api(pods, cluster.pods.values())
         with self._lock:
             self._pods, self._api_pods = {pod.uid: pod for pod in pods}, in_cluster
-            self._pools = decision.pools
+            self._pools, self._decided = decision.pools, (topology, decision)
             self._cluster = cluster
             by_name = {each.name: each for each in reversed(applications)}
             self._applications = {name: by_name[name] for name in application_groups}
@@ -307,9 +310,13 @@ class UsageView:
         with self._lock:
             cluster, in_cluster, classes = self._cluster, self._api_pods, self._classes
             priorities = {name: each.priority for name, each in self._applications.items()}
+            decided = self._decided
         system, node = _amounts(self.sampler.system(seconds)), cluster.node
         if node is None or not cluster.pods_listed or system.keys() != set(batch_mid.RESOURCES):
             return None
+        if decided is None:
+            return None
+        topology, decision = decided
         measured = {
             uid: amounts
             for uid, used in self.sampler.pods(seconds).items()
@@ -318,12 +325,21 @@ class UsageView:
         in_api_too = {
             pod.uid: measured.pop(uid) for uid, pod in in_cluster.items() if uid in measured
         }
+        node_of = {cpu.id: cpu.node for cpu in topology.cpus}
+        owned = {
+            in_cluster[owner.uid].uid: frozenset(
+                node_of[cpu] for cpu in owner.cpus if cpu in node_of
+            )
+            for owner in decision.owners
+            if owner.uid in in_cluster
+        }
         pods = [
             PodLoad(
                 priority_class_of_pod(pod),
                 pod_requests(pod),
                 in_api_too.get(pod.uid),
                 exclusive=qos_of_pod(pod) is QoS.LSE,
+                numa_nodes=owned.get(pod.uid) or _bound_to(pod),
             )
             for pod in cluster.pods.values()
             if not pod.terminal
@@ -345,6 +361,10 @@ class UsageView:
                 for name, used in self.sampler.applications(seconds).items()
                 if (priority := priorities.get(name)) is not None
             ),
+            numa_capacity={
+                zone.node: {name: zone.resources[name].capacity for name in batch_mid.RESOURCES}
+                for zone in zones(topology)
+            },
         )
 
     def train(self) -> None:
@@ -428,6 +448,13 @@ def _amounts(used: Used) -> dict[str, int]:
     if used.memory_bytes is not None:
         amounts["memory"] = int(used.memory_bytes.average)
     return amounts
+
+
+def _bound_to(pod: ApiPod) -> frozenset[int]:
+    try:
+        return frozenset(resource_status(pod.annotations).shared_numa_nodes())
+    except AnnotationError:
+        return frozenset()
 
 
 def class_model(priority_class: str) -> str:

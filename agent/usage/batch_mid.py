@@ -5,7 +5,7 @@ midresource/plugin.go). Amounts are milli-CPU and bytes, by `cpu` and `memory`."
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
@@ -99,6 +99,8 @@ class PodLoad(msgspec.Struct, frozen=True):
     """Whether it is of class LSE, whose CPUs no other pod gets."""
     active: bool = True
     """False for a pod that has ended, or is not in the API."""
+    numa_nodes: frozenset[int] = frozenset()
+    """The NUMA nodes that it is bound to; empty if it may be on any."""
 
 
 class NodeLoad(msgspec.Struct, frozen=True):
@@ -121,6 +123,8 @@ class NodeLoad(msgspec.Struct, frozen=True):
     """The speed of the node's CPUs relative to the CPUs that batch requests count in."""
     third_party: Amounts | None = None
     """What other systems, such as YARN, took of the batch resources; None if none shares them."""
+    numa_capacity: Mapping[int, Amounts] = {}
+    """The capacity of each NUMA node, memory without huge pages."""
 
 
 def reserved(capacity: Amounts, allocatable: Amounts, reservation: NodeReservation) -> Amounts:
@@ -203,6 +207,88 @@ def steady(name: str, before: int | None, amount: int) -> int:
     if before is not None and before <= amount < before + 2 * step:
         return before
     return amount // step * step
+
+
+Zones = Mapping[int, Amounts]
+"""Amounts by the resource's name, of each NUMA node."""
+
+
+def batch_of_zones(
+    node: NodeLoad,
+    strategy: ColocationStrategy,
+    resources: Iterable[OfferedResource],
+    before: Zones,
+) -> Zones:
+    """The batch resources of the NUMA nodes, together at most those of the Node, by the same
+    formulas (calculateOnNUMALevel): a bound pod counts on its NUMA nodes, and all else in equal
+    parts on all of them, rounded up.
+
+    `before`: what they were the last time."""
+    loads = {zone: _zone_load(zone, node) for zone in sorted(node.numa_capacity)}
+    amounts: dict[int, dict[str, int]] = {zone: {} for zone in loads}
+    of_node = {each.name: each.amount for each in resources}
+    offers = {zone: batch(load, strategy) for zone, load in loads.items()}
+    for each in RESOURCES:
+        name = f"{DOMAIN}batch-{each}"
+        wanted = {}
+        for zone, load in loads.items():
+            taken = (load.third_party or {}).get(each, 0)
+            left = max(0, offers[zone][each].amount - taken)
+            wanted[zone] = steady(each, before.get(zone, {}).get(name), left)
+        for zone, amount in _within(wanted, STEPS[each], of_node.get(name, 0)).items():
+            amounts[zone][name] = amount
+    return amounts
+
+
+def _zone_load(zone: int, node: NodeLoad) -> NodeLoad:
+    capacities = node.numa_capacity
+    having = {
+        name: {each for each, amounts in capacities.items() if amounts.get(name, 0)}
+        for name in RESOURCES
+    }
+
+    def part(whole: Amounts, bound_to: frozenset[int] = frozenset()) -> Amounts:
+        parts = {}
+        for name, amount in whole.items():
+            sharing = having.get(name, set())
+            sharing = sharing & bound_to or sharing
+            parts[name] = -(-amount // len(sharing)) if zone in sharing else 0
+        return parts
+
+    in_zones = {name: sum(each.get(name, 0) for each in capacities.values()) for name in RESOURCES}
+    # Huge pages are reserved memory of the Node, and no memory of a zone.
+    reserved = {
+        name: max(0, amount - max(0, node.capacity.get(name, 0) - in_zones.get(name, 0)))
+        for name, amount in node.reserved.items()
+    }
+    return msgspec.structs.replace(
+        node,
+        capacity=capacities[zone],
+        reserved=part(reserved),
+        system=part(node.system),
+        pods=tuple(
+            msgspec.structs.replace(
+                pod,
+                requests=part(pod.requests, pod.numa_nodes),
+                used=part(pod.requests if pod.used is None else pod.used, pod.numa_nodes),
+            )
+            for pod in node.pods
+            if pod.priority_class not in _BELOW_MID
+        ),
+        applications=tuple((name, part(used)) for name, used in node.applications),
+        third_party=None if node.third_party is None else part(node.third_party),
+    )
+
+
+def _within(amounts: Mapping[int, int], step: int, most: int) -> dict[int, int]:
+    """The amounts of NUMA nodes, the largest ones lowered to the same number of steps so that all
+    together are at most `most`."""
+    lowered, left = {}, most
+    for place, zone in enumerate(sorted(amounts, key=lambda each: (amounts[each], each))):
+        fair = left // (len(amounts) - place) // step * step
+        lowered[zone] = min(amounts[zone], fair)
+        left -= lowered[zone]
+    return lowered
 
 
 def batch(node: NodeLoad, strategy: ColocationStrategy) -> dict[str, Offer]:

@@ -9,7 +9,7 @@ import msgspec
 
 from agent.model import bounds
 from agent.model.bounds import JsonError
-from agent.usage.batch_mid import OfferedResource
+from agent.usage.batch_mid import OfferedResource, Zones
 
 _MAX_BYTES: Final = 64 << 10
 
@@ -19,6 +19,7 @@ class Offered(msgspec.Struct, frozen=True):
 
     at: float = 0.0
     resources: tuple[OfferedResource, ...] = ()
+    zones: Zones = {}
 
     @property
     def amounts(self) -> dict[str, int]:

@@ -17,6 +17,8 @@ class ExplainedResource(msgspec.Struct, frozen=True):
 
     resource: OfferedResource
     age_seconds: float
+    numa_nodes: dict[int, int]
+    """The amounts of NUMA nodes; empty if they have none."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -25,7 +27,12 @@ def explained(offered: Offered, name: str, now: float) -> ExplainedResource | No
     1970."""
     for each in offered.resources:
         if each.name.rpartition("/")[2] == name.rpartition("/")[2]:
-            return ExplainedResource(each, max(0.0, now - offered.at))
+            zones = {
+                zone: amounts[each.name]
+                for zone, amounts in sorted(offered.zones.items())
+                if each.name in amounts
+            }
+            return ExplainedResource(each, max(0.0, now - offered.at), zones)
     return None
 
 
@@ -48,6 +55,7 @@ def as_text(shown: ExplainedResource) -> str:
         rows.append(("in steps", resource.origin))
         rows.append(("third-party allocations", -resource.third_party))
         rows.append(("offered, at least 0", resource.amount))
+    rows += [(f"of that on NUMA node {zone}", each) for zone, each in shown.numa_nodes.items()]
     width = max(len(name) for name, _ in rows)
     digits = max(len(str(amount)) for _, amount in rows)
     lines = [head, *(f"  {name:<{width}}  {amount:>{digits}}" for name, amount in rows)]

@@ -122,6 +122,10 @@ def test_batch_resources_are_on_the_node_until_a_manager_gives_a_policy(
     eventually("the Node has batch resources", lambda: names <= offered(), TIMEOUT_SECONDS)
     shared = json.loads(apiserver.admin.get("/api/v1/nodes/offers"))
     origin = json.loads(shared["metadata"]["annotations"][ORIGIN])["resources"][batch_cpu]
+    report = cluster_node.reported()
+    assert report is not None
+    zones = [{each["name"]: each for each in zone["resources"]} for zone in report["zones"]]
+    assert zones[0][batch_cpu]["available"] == zones[0][batch_cpu]["allocatable"]
     assert int(origin) - whole(shared["status"]["allocatable"][batch_cpu]) == 1250
     code = main(["explain", f"--state-dir={node.folder / 'state'}", "node", "batch-cpu"])
     assert code == 0

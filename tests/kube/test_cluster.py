@@ -83,7 +83,7 @@ def topology(cpus: int, version: str = "v1alpha2") -> dict[str, Any]:
         "apiVersion": f"topology.node.k8s.io/{version}",
         "kind": "NodeResourceTopology",
         "metadata": {"name": "n"},
-        "zones": [{"name": "node-0", "cpus": cpus}],
+        "zones": [{"name": "node-0", "cpus": cpus, "resources": []}],
     }
 
 
@@ -193,7 +193,7 @@ def test_entries_of_other_writers_are_included_and_a_conflict_is_retried(
 
     server.answer = conflicting
     assert cluster.apply(topology(4)) is True
-    assert api.objects[path]["zones"] == [{"name": "node-0", "cpus": 4}, {"name": "card"}]
+    assert api.objects[path]["zones"] == [*topology(4)["zones"], {"name": "card"}]
     conflicts = -1
     with pytest.raises(ConflictError, match="written by another client"):
         cluster.apply(topology(2))
@@ -248,10 +248,27 @@ def test_attributes_that_a_client_of_an_older_version_drops_return_without_a_rep
     assert api.objects[path]["attributes"] == wanted["attributes"]
     assert api.objects[path]["zones"] == [*wanted["zones"], batch]
     assert repairs == []
-    api.change(path, zones=[{"name": "node-0", "cpus": 1}])
+    api.change(path, zones=[{"name": "node-0", "cpus": 1, "resources": []}])
     del api.objects[path]["attributes"]
     assert cluster.apply(wanted) is True
     assert len(repairs) == 1
+
+
+@pytest.mark.parametrize(("resource", "reports"), [("kubernetes.io/batch-cpu", 0), ("cpu", 1)])
+def test_batch_resources_that_a_manager_begins_to_write_are_no_report(
+    api: Api, cluster: Cluster, resource: str, reports: int
+) -> None:
+    """It begins before the agent sees that it does."""
+    repairs: list[Repair] = []
+    cluster.repaired = repairs.append
+    wanted, before = topology(4), [{"name": resource, "allocatable": "1"}]
+    wanted["zones"][0]["resources"] = [{"name": resource, "allocatable": "2"}]
+    assert cluster.apply(wanted) is True
+    (path,) = (path for path in api.objects if "topologies" in path)
+    api.change(path, zones=[{**wanted["zones"][0], "resources": before}])
+    assert cluster.apply(wanted) is True
+    assert api.objects[path]["zones"] == wanted["zones"]
+    assert len(repairs) == reports
 
 
 def test_a_missing_object_is_read_from_the_cache_in_one_request(

@@ -26,7 +26,7 @@ from agent.node.batch_resources import (
     strategy,
 )
 from agent.usage import OFFERED_FILE
-from agent.usage.batch_mid import ColocationStrategy, NodeLoad
+from agent.usage.batch_mid import ColocationStrategy, NodeLoad, Zones
 
 GIB = 1 << 30
 BATCH_BYTES = 6 * GIB + GIB // 2
@@ -196,6 +196,31 @@ def test_a_bad_annotation_takes_nothing_and_is_named(
 def test_fast_cpus_offer_more(host: Host) -> None:
     host.loaded = ApiNode(annotations={CPU_NORMALIZATION_RATIO: "1.5"}), LOAD
     assert host.passed(0) == {**BATCH, "kubernetes.io/batch-cpu": 9000}
+
+
+def test_zones_have_0_of_what_their_node_no_longer_offers(host: Host) -> None:
+    """Unless a manager writes them."""
+    capacity = {node: {"cpu": 5000, "memory": 5 * GIB} for node in (0, 1)}
+    of_zone = {"kubernetes.io/batch-cpu": 3000, "kubernetes.io/batch-memory": 3 * GIB}
+    zones, nothing = (dict.fromkeys((0, 1), each) for each in (of_zone, dict.fromkeys(of_zone, 0)))
+    on = ApiNode(), msgspec.structs.replace(LOAD, numa_capacity=capacity)
+    off = ApiNode(annotations={STRATEGY: '{"enable": false}'}), on[1]
+
+    def reported() -> Zones:
+        return host.batch.reported().zones
+
+    host.loaded = on
+    assert (host.passed(0), reported()) == (BATCH, zones)
+    host.loaded = off
+    assert (host.passed(UPDATE_SECONDS), reported()) == ({}, nothing)
+    host.batch = host.restarted()
+    assert (host.passed(0), reported()) == ({}, nothing)
+    host.loaded = on
+    assert (host.passed(UPDATE_SECONDS), reported()) == (BATCH, zones)
+    host.loaded = None
+    assert (host.passed(EXPIRY_SECONDS), reported()) == ({}, nothing)
+    host.stored = {"spec": {"metricCollectPolicy": {"reportIntervalSeconds": 60}}}
+    assert (host.passed(5), reported()) == ({}, {})
 
 
 def test_errors_leave_the_amounts_for_some_time(

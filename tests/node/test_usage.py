@@ -25,6 +25,7 @@ from agent.model.devices.device_object import Device, DeviceType
 from agent.model.devices.gpus import GpuReading
 from agent.model.devices.holding import GpuUse
 from agent.model.nrt.node_annotations import RESERVATION
+from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState
 from agent.model.pod.qos import Pool, QoS
@@ -307,9 +308,9 @@ def test_gpus_of_the_node_and_of_a_pod_are_reported(tmp_path: Path) -> None:
 def test_the_load_has_every_pod_of_the_node(tmp_path: Path) -> None:
     view = UsageView("/", str(tmp_path), Controllers(), AgentMetrics())
     assert view.load() is None, "the Node is not known"
-    running = ApiPod(
-        "a", "ns", "a", "n", Phase.RUNNING, {"koordinator.sh/qosClass": "LSE"}, {}, "burstable", 0
-    )
+    bound = {RESOURCE_STATUS: '{"numaNodeResources":[{"node":1,"resources":{"cpu":"1"}}]}'}
+    lse = {"koordinator.sh/qosClass": "LSE"}
+    running = ApiPod("a", "ns", "a", "n", Phase.RUNNING, lse, bound, "burstable", 0)
     ended = ApiPod("b", "ns", "b", "n", Phase.SUCCEEDED, {}, {}, "burstable", 0)
     node = ApiNode(
         annotations={RESERVATION: '{"reservedCPUs": "0"}'},
@@ -317,7 +318,7 @@ def test_the_load_has_every_pod_of_the_node(tmp_path: Path) -> None:
         allocatable={"cpu": 3500, "memory": 1 << 29},
     )
     cluster = ClusterState(node, {"a": running, "b": ended}, pods_listed=True)
-    view.follow([pod("a")], cluster, machine(1, 2), NO_DECISION)
+    view.follow([pod("a")], cluster, machine(2, 1), NO_DECISION)
     assert view.load() is None, "nothing is measured"
     for _ in range(2):
         view.sampler.sample()
@@ -328,7 +329,15 @@ def test_the_load_has_every_pod_of_the_node(tmp_path: Path) -> None:
     assert load.reserved == {"cpu": 1000, "memory": 1 << 29}
     assert load.system.keys() == load.used.keys() == {"cpu", "memory"}
     assert load.used["memory"] >= load.system["memory"] > 0
-    assert load.pods == (PodLoad("koord-prod", exclusive=True),)
+    at_1 = PodLoad("koord-prod", exclusive=True, numa_nodes=frozenset([1]))
+    assert load.pods == (at_1,)
+    assert load.numa_capacity == {n: {"cpu": 1000, "memory": 1 << 30} for n in (0, 1)}
+    owns = msgspec.structs.replace(NO_DECISION, owners=(Owner("a", "ns/a", QoS.LSE, "0,7"),))
+    view.follow([pod("a")], cluster, machine(2, 1), owns)
+    loaded = view.load()
+    assert loaded is not None
+    (owner,) = loaded[1].pods
+    assert owner.numa_nodes == {0}, "7 is offline"
 
 
 class Batch(CgroupUse):

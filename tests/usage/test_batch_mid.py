@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -15,6 +17,8 @@ from agent.usage.batch_mid import (
     NodeLoad,
     PodLoad,
     Term,
+    Zones,
+    batch_of_zones,
     offered,
     reserved,
     steady,
@@ -94,6 +98,97 @@ def test_never_more_is_offered_than_is_there(amounts: list[int], name: str) -> N
         before = steady(name, before, amount * scale)
         assert before % STEPS[name] == 0
         assert 0 <= amount * scale - before < 2 * STEPS[name]
+
+
+BATCH_CPU, BATCH_MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
+USED = {"cpu": 6001, "memory": GIB}
+BOUND = PodLoad("koord-prod", {"cpu": 9000}, USED, numa_nodes=frozenset([1]))
+ELSEWHERE = msgspec.structs.replace(BOUND, numa_nodes=frozenset([9]))
+GREEDY = msgspec.structs.replace(BOUND, used={"cpu": 24_000, "memory": 0})
+MEMORY = {"cpu": 0, "memory": GIB}
+HALF = {"cpu": 32_000, "memory": 128 * GIB}
+
+
+def of_zones(node: NodeLoad, strategy: ColocationStrategy | None = None) -> Zones:
+    chosen = strategy or ColocationStrategy()
+    return batch_of_zones(node, chosen, offered(node, chosen, {}), {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "cpu_milli"),
+    [
+        # 32,000 less 40 % less half of the system's 2654 less half of the pods' 13,000.
+        ({}, {0: 11_000, 1: 11_000}),
+        ({"pods": (BOUND,)}, {0: 17_500, 1: 11_500}),
+        ({"pods": (ELSEWHERE,)}, {0: 14_500, 1: 14_500}),
+        ({"pods": (PodLoad("koord-prod", {"cpu": 12_001}),)}, {0: 11_500, 1: 11_500}),
+        ({"third_party": {"cpu": 10_000}}, {0: 6000, 1: 6000}),
+        ({"cpu_normalization_ratio": 1.5}, {0: 17_000, 1: 17_000}),
+        # A pod that uses more of its NUMA node than there is leaves no more to the other one.
+        ({"pods": (GREEDY,)}, {0: 11_500, 1: 0}),
+        ({"numa_capacity": {0: HALF, 1: HALF, 2: MEMORY}}, {0: 11_000, 1: 11_000, 2: 0}),
+    ],
+)
+def test_a_numa_node_offers_what_is_left_there(
+    changes: dict[str, Any], cpu_milli: dict[int, int]
+) -> None:
+    node = msgspec.structs.replace(NODE, **{"numa_capacity": {0: HALF, 1: HALF}, **changes})
+    assert {zone: amounts[BATCH_CPU] for zone, amounts in of_zones(node).items()} == cpu_milli
+
+
+def test_huge_pages_are_reserved_where_they_are() -> None:
+    """24 GiB of huge pages and 4 GiB for the kubelet are not allocatable."""
+    node = NodeLoad(
+        {"cpu": 0, "memory": 64 * GIB},
+        {"cpu": 0, "memory": 28 * GIB},
+        {"cpu": 0, "memory": 0},
+        {},
+        {},
+        numa_capacity={0: {"memory": 8 * GIB}, 1: {"memory": 32 * GIB}},
+    )
+    everything = ColocationStrategy(memory_reclaim_threshold_percent=100)
+    memory = {zone: each[BATCH_MEMORY] for zone, each in of_zones(node, everything).items()}
+    assert memory == {0: 6 * GIB, 1: 30 * GIB}
+
+
+_amounts = st.fixed_dictionaries(
+    {"cpu": st.integers(0, 20_000), "memory": st.integers(0, 40 * GIB)}
+)
+_pods = st.builds(
+    PodLoad,
+    st.sampled_from(["koord-prod", "koord-mid", "koord-batch"]),
+    _amounts,
+    st.none() | _amounts,
+    st.booleans(),
+    numa_nodes=st.frozensets(st.integers(0, 3), max_size=2),
+)
+_loads = st.builds(
+    NodeLoad,
+    st.just(NODE.capacity),
+    _amounts,
+    _amounts,
+    st.just({}),
+    st.just({}),
+    st.lists(_pods, max_size=4).map(tuple),
+    cpu_normalization_ratio=st.floats(1, 3),
+    third_party=st.none() | _amounts,
+    numa_capacity=st.dictionaries(st.integers(0, 3), _amounts, max_size=4),
+)
+
+
+@given(st.lists(_loads, min_size=1, max_size=5), st.sampled_from(["usage", "maxUsageRequest"]))
+def test_zones_never_offer_more_than_their_node(loads: list[NodeLoad], policy: Any) -> None:
+    chosen = ColocationStrategy(cpu_calculate_policy=policy)
+    origins: dict[str, int] = {}
+    before: Zones = {}
+    for load in loads:
+        resources = offered(load, chosen, origins)
+        before = batch_of_zones(load, chosen, resources, before)
+        origins = {each.name: each.origin for each in resources}
+        for each in resources[:2]:
+            of_each = [amounts[each.name] for amounts in before.values()]
+            assert sum(of_each) <= each.amount
+            assert all(amount % STEPS[each.name.rpartition("-")[2]] == 0 for amount in of_each)
 
 
 def test_reserved_is_the_larger_amount() -> None:

@@ -37,18 +37,21 @@ def test_a_line_for_each_term() -> None:
     assert json.loads(as_json(shown))["resource"]["offer"]["limit"] == 19_200
 
 
-def test_normalization_and_third_parties_have_lines_of_their_own() -> None:
+def test_normalization_third_parties_and_numa_nodes_have_lines_of_their_own() -> None:
     offer = Offer(TERMS, 19_200, 9600)
     shared = OfferedResource("kubernetes.io/batch-cpu", 18_500, offer, 28_500, 10_000)
-    shown = explained(Offered(100.0, (shared,)), "batch-cpu", 140.0)
+    zones = {0: {shared.name: 12_000, "kubernetes.io/batch-memory": 5}, 1: {shared.name: 500}}
+    shown = explained(Offered(100.0, (shared,), zones), "batch-cpu", 140.0)
     assert shown is not None
-    assert as_text(shown).splitlines()[-6:] == [
+    assert as_text(shown).splitlines()[-8:] == [
         "  sum, at least 0             25400",
         "  at most, by strategy        19200",
         "  CPU normalization            9600",
         "  in steps                    28500",
         "  third-party allocations    -10000",
         "  offered, at least 0         18500",
+        "  of that on NUMA node 0      12000",
+        "  of that on NUMA node 1        500",
     ]
 
 
