@@ -78,7 +78,7 @@ from agent.telemetry.metrics import AgentMetrics
 from agent.usage import OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE
 
 if TYPE_CHECKING:
-    from agent.node.colocation import Colocation
+    from agent.node.colocation.writer import Colocation
     from agent.node.contention import Contention
     from agent.node.corrected import CorrectedPodResources, Serve
     from agent.node.page import NodePage
@@ -386,18 +386,21 @@ class _Agent:
         controllers: Controllers,
         journal: Journal,
     ) -> Colocation:
-        from agent.node.colocation import Colocation
+        from agent.node.colocation.cpu_priority import CpuPriority
+        from agent.node.colocation.cpu_suppression import CpuSuppression
+        from agent.node.colocation.writer import Colocation
 
+        on_owned = BeOnOwned(settings.be_on_owned)
         colocation = Colocation(
             controllers,
             journal,
+            CpuSuppression(controllers, journal, view.node_use, on_owned),
+            (CpuPriority(controllers),),
             view.in_cluster,
-            view.node_use,
             strategies.now,
             lambda pod: snapshot.excludes_any(self.reconciler.exclude, pod.namespace, pod.name),
             self.sources,
             wake,
-            on_owned=BeOnOwned(settings.be_on_owned),
             acts=settings.colocation == "act",
         )
         self.metrics.follow_colocation(colocation.measured)

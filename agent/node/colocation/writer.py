@@ -1,0 +1,154 @@
+"""Writes what the features of colocation want, and gives back what they want no more."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.allocate.pools import Decision
+from agent.cgroup import limits
+from agent.cgroup.hierarchy import Controllers
+from agent.cgroup.journal import Journal
+from agent.cgroup.order import ValueOutcome, WriteState
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Topology
+from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod.pods import Pod
+from agent.model.pod.qos import is_qos_root
+from agent.node.colocation.cpu_suppression import CpuSuppression
+from agent.node.colocation.moment import ColocatedPod, Feature, Key, Moment, WantedFiles, colocated
+from agent.node.sources import SourceName, Sources
+from agent.usage.strategies import Strategies
+
+log = logging.getLogger(__name__)
+
+_MOST_NAMED: Final = 5
+
+
+class Colocated(msgspec.Struct, frozen=True):
+    """What the last second has brought."""
+
+    wanted: Mapping[str, WantedFiles] = {}
+    """By the name of the feature."""
+    failed: tuple[str, ...] = ()
+    """The writes that failed."""
+
+
+class Colocation:
+    """`step` and `follow` are called from the thread of the passes.
+
+    `features`: all but the suppression.
+    `pods`: returns the pods of the runtime, and their objects in the API, by uid.
+    `strategies`: returns what is in force.
+    `excludes`: whether the agent leaves the pod alone.
+    `wake`: lets the agent make a pass, which writes the cpusets of BE pods.
+    `acts`: False computes and reports, and writes nothing."""
+
+    def __init__(
+        self,
+        controllers: Controllers,
+        journal: Journal,
+        suppression: CpuSuppression,
+        features: Sequence[Feature],
+        pods: Callable[[], tuple[Mapping[str, Pod], Mapping[str, ApiPod]]],
+        strategies: Callable[[], Strategies],
+        excludes: Callable[[Pod], bool],
+        sources: Sources,
+        wake: Callable[[], None],
+        *,
+        acts: bool,
+    ) -> None:
+        self._controllers = controllers
+        self._journal = journal
+        self._suppression = suppression
+        self._features = (suppression, *features)
+        self._pods = pods
+        self._strategies = strategies
+        self._excludes = excludes
+        self._sources = sources
+        self._wake = wake
+        self._acts = acts
+        self._be_cpus: CpuSet | None = None
+        self._made_of: tuple[Mapping[str, Pod], Mapping[str, ApiPod], Strategies] | None = None
+        self._colocated: tuple[ColocatedPod, ...] = ()
+        self._held: frozenset[Key] = frozenset()
+        self.state = Colocated()
+        """What the last step has brought; read by other threads."""
+
+    def holds(self) -> Collection[Key]:
+        """The files that features have now: passes leave them alone."""
+        return self._held
+
+    def be_cpus(self) -> CpuSet | None:
+        """The CPUs that suppression leaves to BE pods; None for all of their pool."""
+        return self._be_cpus
+
+    def follow(self, topology: Topology, decision: Decision) -> None:
+        """Takes the pools of a pass."""
+        self._suppression.follow(topology, decision)
+
+    def step(self) -> None:
+        """Computes, writes what differs, and gives back what is wanted no more."""
+        moment = self._moment()
+        wanted = {feature.name: feature.wanted(moment) for feature in self._features}
+        files = {key: text for of in wanted.values() for key, text in of.files.items()}
+        failed = self._write(files) if self._acts else ()
+        self.state = Colocated(wanted, failed)
+        problems = (f"{name}: {of.problem}" for name, of in wanted.items() if of.problem)
+        self._sources.report(SourceName.COLOCATION, (*problems, *failed[:_MOST_NAMED]))
+        be_cpus = self._suppression.now.cpus if self._acts else None
+        if be_cpus != self._be_cpus:
+            self._be_cpus = be_cpus
+            self._wake()
+
+    def measured(self) -> tuple[dict[str, int], Collection[str], int]:
+        """For metrics: the number of files by feature, the features that can't have what a strategy
+        wants, and the number of failed writes."""
+        wanted, failed = self.state.wanted, self.state.failed
+        files = {name: len(of.files) for name, of in wanted.items()}
+        return files, [name for name, of in wanted.items() if of.problem], len(failed)
+
+    def _moment(self) -> Moment:
+        """The pods are computed again only when something has changed."""
+        pods, in_api = self._pods()
+        made_of = (pods, in_api, self._strategies())
+        if self._made_of is None or any(
+            new is not old for new, old in zip(made_of, self._made_of, strict=True)
+        ):
+            managed = (pod for pod in pods.values() if not self._excludes(pod))
+            self._colocated = tuple(colocated(managed, in_api, made_of[2]))
+            self._made_of = made_of
+        return Moment(self._colocated, made_of[2])
+
+    def _write(self, wanted: Mapping[Key, str]) -> tuple[str, ...]:
+        """Returns the failures."""
+        weight = limits.weight_file(self._controllers)
+        held = {*wanted, *((group, weight) for group, file in wanted if file == limits.IDLE)}
+        ended = {
+            (group, file)
+            for group, file in self._journal.values
+            if (group, file) not in held
+            and (
+                (group, file) in self._held
+                or file in limits.OF_STRATEGIES
+                or is_qos_root(group)
+                or (file == weight and (group, limits.IDLE) in self._journal)
+            )
+        }
+        outcomes = []
+        if ended:
+            outcomes.append(limits.restore(self._controllers, self._journal, ended))
+        if wanted:
+            outcomes.append(limits.apply_texts(self._controllers, self._journal, wanted))
+        self._held = frozenset(held)
+        return tuple(self._reported(outcomes))
+
+    def _reported(self, outcomes: Iterable[ValueOutcome]) -> Iterator[str]:
+        for outcome in outcomes:
+            for change in outcome.having(WriteState.WRITTEN):
+                log.info("%s: %s %s -> %s", change.group, change.file, change.old, change.new)
+            for change in outcome.having(WriteState.FAILED):
+                yield f"{change.group} {change.file}: {change.note}"

@@ -1,0 +1,93 @@
+"""What BE pods get of real cgroups and of a simulated machine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from agent.allocate.colocation.be_suppress import NodeUse
+from agent.allocate.pools import Decision, decide
+from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules
+from agent.cgroup.limits import QUOTA
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Topology
+from agent.model.node_slo import NodeSlo, ResourceThreshold
+from agent.node.colocation.cpu_suppression import GROW_SECONDS
+from agent.usage.strategies import Strategies
+from tests.builders import machine
+from tests.node.colocation.colocated import ColocatedNode
+
+
+def used(of_pods: float) -> NodeUse:
+    """Of eight CPUs."""
+    return NodeUse(
+        capacity_milli=8000,
+        reserved_milli=0,
+        node_cores=of_pods + 0.5,
+        pods_cores=of_pods + 0.5,
+        other_pods_cores=of_pods,
+        applications_cores=0.0,
+        other_applications_cores=0.0,
+    )
+
+
+def suppressing(policy: Literal["cpuset", "cfsQuota"]) -> Strategies:
+    threshold = ResourceThreshold(
+        enable=True, cpu_suppress_threshold_percent=75, cpu_suppress_policy=policy
+    )
+    return Strategies(NodeSlo(resource_used_threshold_with_be=threshold))
+
+
+def decided(machine: Topology, rules: PoolRules = DEFAULT_RULES) -> Decision:
+    return decide(machine, (), KubeletCpus(), {}, {}, rules)
+
+
+def test_be_pods_lose_cpus_at_once_and_get_them_back_later(node: ColocatedNode) -> None:
+    topology = machine(2, 4)
+    node.strategies = suppressing("cpuset")
+    node.colocation.follow(topology, decided(topology))
+    node.use = used(1.0)
+    node.colocation.step()
+    assert node.passes == [CpuSet.parse("0-2,4-5")], "75 % of 8 CPUs without one that is used"
+    node.use = used(3.5)
+    node.colocation.step()
+    left = node.passes[-1]
+    assert left == CpuSet.parse("0-1,4"), "two CPUs and a half"
+    pools = decided(topology, PoolRules(be_cpus=left)).pools
+    assert [str(pool.cpus) for pool in pools["be"]] == ["0-1", "4"]
+    assert [len(pool.cpus) for pool in pools["ls"]] == [4, 4]
+    node.use = used(1.0)
+    node.colocation.step()
+    node.now += GROW_SECONDS
+    node.colocation.step()
+    assert [len(cpus or ()) for cpus in node.passes] == [5, 3, 4]
+    node.strategies = Strategies()
+    node.colocation.step()
+    assert node.passes[-1] is None
+    assert not node.colocation.holds()
+
+
+def test_the_quota_of_all_be_pods_is_never_below_that_of_one_of_them(node: ColocatedNode) -> None:
+    if node.controllers.version("cpu") != 1:
+        pytest.skip("v2 allows any quota below another")
+    topology = machine(2, 4)
+    node.strategies = suppressing("cfsQuota")
+    batch, other = node.run("batch", "besteffort"), node.run("other", "besteffort")
+    node.groups.path(batch, QUOTA).write_text("400000")
+    node.groups.path(f"{batch}/main", QUOTA).write_text("300000")
+    node.groups.path(other, QUOTA).write_text("50000")
+    everyone = batch.rpartition("/")[0]
+    node.colocation.follow(topology, decided(topology))
+    node.use = used(3.5)
+    node.colocation.step()
+    groups = (everyone, batch, f"{batch}/main", other)
+    assert [node.value(group, QUOTA) for group in groups] == ["250000"] * 3 + ["50000"]
+    assert node.colocation.be_cpus() is None
+    node.use = used(5.0)
+    node.colocation.step()
+    assert [node.value(group, QUOTA) for group in groups] == ["100000"] * 3 + ["50000"]
+    node.strategies = Strategies()
+    node.colocation.step()
+    assert [node.value(group, QUOTA) for group in groups] == ["-1", "400000", "300000", "50000"]
+    assert not node.journal.values

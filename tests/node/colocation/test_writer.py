@@ -1,0 +1,42 @@
+"""What features want of real cgroups, and how it is given back."""
+
+from __future__ import annotations
+
+from agent.cgroup.limits import IDLE, weight_file
+from agent.node.colocation.cpu_priority import CpuPriority
+from agent.usage.strategies import Strategies
+from tests.node.colocation.colocated import ColocatedNode
+
+
+def test_an_agent_that_was_killed_gives_back_what_it_had_changed(node: ColocatedNode) -> None:
+    weight = weight_file(node.controllers)
+    batch = node.run("batch", "besteffort")
+    node.groups.path(batch, weight).write_text("77")
+    node.colocation.step()
+    node.strategies = Strategies()
+    node.start().step()
+    assert (node.value(batch, IDLE), node.value(batch, weight)) == ("0", "77")
+
+
+def test_a_pod_that_the_agent_leaves_alone_keeps_its_values(node: ColocatedNode) -> None:
+    batch, other = node.run("batch", "besteffort"), node.run("other", "besteffort")
+    node.excluded = "other"
+    node.colocation.step()
+    assert (node.value(batch, IDLE), node.value(other, IDLE)) == ("1", "0")
+    node.pods = {"batch": node.pods["batch"]}
+    node.colocation.step()
+    assert node.value(batch, IDLE) == "1"
+    node.pods = {}
+    node.colocation.step()
+    assert node.value(batch, IDLE) == "0"
+    assert not node.journal.values
+    assert not node.colocation.state.failed
+
+
+def test_observing_writes_nothing(node: ColocatedNode) -> None:
+    batch = node.run("batch", "besteffort")
+    observing = node.start(acts=False)
+    observing.step()
+    assert node.value(batch, IDLE) == "0"
+    assert observing.state.wanted[CpuPriority.name].files == {(batch, IDLE): "1"}
+    assert not observing.holds()
