@@ -186,7 +186,7 @@ class UsualWaits:
             del self._waits[name][:-_HOUR]
 
 
-class Moment(msgspec.Struct, frozen=True):
+class ConsumedMoment(msgspec.Struct, frozen=True):
     """What pods and units have and have done, at one time."""
 
     at: float = 0.0
@@ -196,7 +196,7 @@ class Moment(msgspec.Struct, frozen=True):
     """By group of resctrl and L3 cache."""
 
 
-def moment(sampler: UsageSampler, pods: Iterable[Pod]) -> Moment:
+def moment(sampler: UsageSampler, pods: Iterable[Pod]) -> ConsumedMoment:
     """By the last counters of the sampler."""
     counted = sampler.counted()
     _, of_pods, _ = sampler.last()
@@ -215,7 +215,7 @@ def moment(sampler: UsageSampler, pods: Iterable[Pod]) -> Moment:
         consumed[Party(PartyKind.UNIT, name)] = Consumption(
             unit.memory_bytes, of_disks.get(name, {})
         )
-    return Moment(counted.at, consumed, counted.monitored)
+    return ConsumedMoment(counted.at, consumed, counted.monitored)
 
 
 def _moved(traffic: Mapping[tuple[str, str], DiskTraffic]) -> dict[str, dict[str, int]]:
@@ -297,8 +297,8 @@ class Seen(msgspec.Struct, frozen=True):
 def seen(
     interval: Interval,
     cores: Mapping[int, CpuSet],
-    before: Moment,
-    now: Moment,
+    before: ConsumedMoment,
+    now: ConsumedMoment,
     cards: Iterable[SharedCard] = (),
     requested_bytes: Callable[[], Mapping[Party, int]] = dict,
     least: float = SHORT,
@@ -372,7 +372,7 @@ def _moment_now(
     groups: CgroupTasks,
     pods: Iterable[Pod],
     looked: Iterable[LookedPod],
-) -> Moment:
+) -> ConsumedMoment:
     sampler = UsageSampler(Machine(settings.root), groups)
     sampler.follow([pod.sampled for pod in looked], {})
     sampler.sample()
@@ -406,7 +406,7 @@ class Contention:
         root: str,
         state_dir: str,
         groups: CgroupTasks,
-        moment: Callable[[], Moment],
+        moment: Callable[[], ConsumedMoment],
         cards: Callable[[], Iterable[SharedCard]],
         requested_bytes: Callable[[], Mapping[Party, int]],
         wake: Callable[[], None],
@@ -420,7 +420,7 @@ class Contention:
         self._wake = wake
         self._now = now
         self._usual = UsualWaits()
-        self._before, self._last = Moment(), Moment()
+        self._before, self._last = ConsumedMoment(), ConsumedMoment()
         self._lock = threading.Lock()
         self._pods: tuple[LookedPod, ...] = ()
         self._cores: Mapping[int, CpuSet] = {}

@@ -19,8 +19,8 @@ from agent.node.contention import (
     LONG,
     SHORT,
     CgroupTasks,
+    ConsumedMoment,
     Contention,
-    Moment,
     NodeWaits,
     Seen,
     UsualWaits,
@@ -64,7 +64,7 @@ def watching(
     folder: Path,
     tasks: CgroupTasks,
     woken: list[None],
-    moments: Iterable[Moment] = (),
+    moments: Iterable[ConsumedMoment] = (),
     cards: tuple[SharedCard, ...] = (),
 ) -> Contention:
     given = iter(moments)
@@ -72,7 +72,7 @@ def watching(
         "/",
         str(folder),
         tasks,
-        lambda: next(given, Moment()),
+        lambda: next(given, ConsumedMoment()),
         lambda: cards,
         lambda: {HOG: 1 << 20},
         lambda: woken.append(None),
@@ -125,9 +125,9 @@ def test_a_pod_that_waits_for_another_one_is_told_so(tmp_path: Path, groups: Rea
 
 
 def test_a_pod_that_is_stalled_or_shares_a_card_is_told_so_without_a_wait(tmp_path: Path) -> None:
-    def at(seconds: float, stalled: float, memory_bytes: int) -> Moment:
+    def at(seconds: float, stalled: float, memory_bytes: int) -> ConsumedMoment:
         of_api = Consumption(1 << 20, stalled_seconds={"memory": stalled})
-        return Moment(seconds, {API: of_api, HOG: Consumption(memory_bytes)})
+        return ConsumedMoment(seconds, {API: of_api, HOG: Consumption(memory_bytes)})
 
     tasks = CgroupTasks(Controllers(ROOT), Hierarchy(ROOT))
     moments = (at(1.0, 0.0, 1 << 20), at(1.0, 0.0, 1 << 20), at(16.0, 3.0, 151 << 20))
