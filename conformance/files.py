@@ -72,8 +72,8 @@ class Difference(msgspec.Struct, frozen=True):
     name: str
     reason: str
     listed: bool = False
-    """The tables in the vectors' README list the answer as wrong, or it contradicts a proposal;
-    such a case is counted separately."""
+    """It is known that the answer is wrong: the tables in the vectors' README or the issues of the
+    other project list it, or it contradicts a proposal. Such a case is counted separately."""
 
 
 class CaseVerdict(msgspec.Struct, frozen=True):
@@ -152,6 +152,7 @@ KINDS: Final = (
         ops="batch mid",
     ),
     _kind("koordinator-predict", "koordinator_predict", "op expect", ops="histogram peak"),
+    _kind("koordinator-cpu-burst", "koordinator_cpu_burst", "op expect", ops="round limiter"),
     _kind("koordinator-nodeslo", "koordinator_nodeslo", "config node expect"),
     _kind("koordinator-resctrl", "koordinator_resctrl", "op expect", ops="l3 mb"),
     _kind("koordinator-memory-qos", "koordinator_memory_qos", "strategy node pods expect"),

@@ -47,6 +47,9 @@ VERDICTS: Final[dict[str, Counter[str | None]]] = {
     "koordinator-be-suppress": Counter(
         {None: 971, "no-cpu-for-be": 5, "part-dropped": 17, "unlimited-left": 7}
     ),
+    "koordinator-cpu-burst": Counter(
+        {None: 517, "burst-above-quota": 143, "pod-quota-accumulated": 57, "whole-seconds": 83}
+    ),
     "kubelet-state-files": Counter({None: 14}),
     "koordinator-device-requests": Counter(
         {None: 1893, "uneven-shares": 39, "core-of-several-cards": 30, "for-all-healthy": 11}
