@@ -148,7 +148,9 @@ def read(path: str) -> NodeWaits:
 def finding(node: NodeWaits) -> str:
     """What is wrong on the node, with the sentences about some pods; empty if nothing is."""
     usual = node.usual.get(_ALL)
-    if not (node.disturbed or (usual is not None and too_long(node.waited, usual))):
+    # The short waits of many pods add up to a long one, which is no fault.
+    unusual = usual is not None and node.waited >= max(LONG, UNUSUAL * usual)
+    if not (node.disturbed or unusual):
         return ""
     usually = "" if usual is None else f", usually {1000 * usual:.0f}"
     texts = [f"its pods wait {1000 * node.waited:.0f} ms of each second for CPUs{usually}"]

@@ -220,6 +220,7 @@ def test_what_is_usual_is_known_after_enough_looks_and_follows_the_last_hour() -
 
 def test_a_node_is_bad_when_it_waits_more_than_usual() -> None:
     assert finding(NodeWaits(1.0, 0.05, {"": 0.05})) == ""
+    assert finding(NodeWaits(1.0, 1.25, {"": 1.2})) == "", "many pods, each with a short wait"
     assert finding(NodeWaits(1.0, 0.6, {"": 0.031})) == (
         "its pods wait 600 ms of each second for CPUs, usually 31"
     )
