@@ -68,7 +68,9 @@ class GpuSampler:
         `pods`: the titles of the pods of the node."""
         at = self._clock()
         with self._lock:
-            self._cards = {each.uuid: each for each in devices if each.type == DeviceType.GPU}
+            self._cards = {
+                device.uuid: device for device in devices if device.type == DeviceType.GPU
+            }
             self._of_cards = {
                 uuid: series for uuid, series in self._of_cards.items() if uuid in self._cards
             }
@@ -87,7 +89,7 @@ class GpuSampler:
                         _sum(core, user.sm_percent),
                         _sum(memory, user.memory_bytes),
                     )
-            by_uuid = {each.uuid: each for each in readings if each.uuid in self._cards}
+            by_uuid = {reading.uuid: reading for reading in readings if reading.uuid in self._cards}
             for uuid, reading in by_uuid.items():
                 of_card = self._of_cards.setdefault(uuid, _Series(_MACHINE_SAMPLES))
                 of_card.add(at, reading.gpu_percent, reading.memory_used_bytes)

@@ -160,7 +160,7 @@ class Machine:
     def disks(self) -> dict[str, tuple[str, DiskTraffic]]:
         """By its number, the name and the traffic of each disk that has been used."""
         counted = disks(self._text("proc/diskstats"), self._tree.names("sys/block"))
-        used = [each for each in counted.items() if any(astuple(each[1][1]))]
+        used = [disk for disk in counted.items() if any(astuple(disk[1][1]))]
         return dict(used[:_MAX_DEVICES])
 
     def networks(self) -> dict[str, NetworkTraffic]:
@@ -186,7 +186,7 @@ class Machine:
 
     def stalls(self) -> Stalls:
         seconds = stalls(lambda resource: self._text(f"proc/pressure/{resource}"))
-        return {key: each for key, each in seconds.items() if key != NOTHING_OF_THE_MACHINE}
+        return {key: stalled for key, stalled in seconds.items() if key != NOTHING_OF_THE_MACHINE}
 
     def _text(self, path: str) -> str:
         """Empty for a file that can't be read, which is said once."""

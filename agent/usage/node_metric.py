@@ -191,13 +191,17 @@ def status(used: UsedNode, update_time: str) -> Object:
         ],
         "hostApplicationMetric": [
             {
-                "name": each.name,
+                "name": application.name,
                 "usage": usage,
-                **({"priority": each.priority_class.value} if each.priority_class else {}),
-                **({"qos": each.qos.value} if each.qos else {}),
+                **(
+                    {"priority": application.priority_class.value}
+                    if application.priority_class
+                    else {}
+                ),
+                **({"qos": application.qos.value} if application.qos else {}),
             }
-            for each in sorted(used.applications, key=lambda each: each.name)
-            if (usage := _usage(each.used))
+            for application in sorted(used.applications, key=lambda application: application.name)
+            if (usage := _usage(application.used))
         ],
     }
 
@@ -266,8 +270,8 @@ def _aggregated(seconds: int, used: Used) -> Object:
     return {"usage": usage, "duration": duration_text(seconds)}
 
 
-def _spanning(found: Aggregate | None, seconds: int) -> Aggregate | None:
-    return found if found is not None and found.span_seconds >= seconds / 2 else None
+def _spanning(aggregate: Aggregate | None, seconds: int) -> Aggregate | None:
+    return aggregate if aggregate is not None and aggregate.span_seconds >= seconds / 2 else None
 
 
 _QOS_OF_KUBERNETES: Final[Mapping[str, QoS]] = {

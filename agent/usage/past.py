@@ -127,8 +127,8 @@ class _Hour:
 
     def load(self, minute: int) -> PastLoad:
         rows = [
-            _places(each) if each <= self._minute else range(0)
-            for each in range(minute - MINUTES + 1, minute + 1)
+            _places(at) if at <= self._minute else range(0)
+            for at in range(minute - MINUTES + 1, minute + 1)
         ]
         return PastLoad(*(self._of(quantity, rows) for quantity in range(len(QUANTITIES))))
 

@@ -576,7 +576,7 @@ _UNKNOWN: Final = HostUnit(None, None)
 def unit_groups(groups: Iterable[str]) -> list[str]:
     """The first _MAX_UNITS of these cgroups. On v1 systemd makes a group of each mount, also of
     those of pods: no task runs there. Names that are no text can't be reported."""
-    units = (each for each in groups if each.isprintable() and not each.endswith(".mount"))
+    units = (group for group in groups if group.isprintable() and not group.endswith(".mount"))
     return list(islice(units, _MAX_UNITS))
 
 
@@ -604,7 +604,7 @@ _Number = TypeVar("_Number", int, float)
 
 def _left(least: _Number | None, whole: _Number | None, *parts: _Number | None) -> _Number | None:
     """What the parts leave of the whole; None if one of them is not known."""
-    known = [part for part in parts if part is not None]
-    if whole is None or len(known) < len(parts):
+    amounts = [part for part in parts if part is not None]
+    if whole is None or len(amounts) < len(parts):
         return None
-    return max(whole - sum(known), least or 0)
+    return max(whole - sum(amounts), least or 0)

@@ -134,7 +134,7 @@ def _strategies(text: bytes, kind: type[Fields]) -> StrategyConfig:
 def _without_null(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_null(field) for name, field in value.items() if field is not None}
-    return [_without_null(each) for each in value] if isinstance(value, list) else value
+    return [_without_null(element) for element in value] if isinstance(value, list) else value
 
 
 class NodeSpec(NamedTuple):
@@ -171,10 +171,10 @@ def spec(config: SloConfig, labels: Mapping[str, str], annotations: Mapping[str,
     applications = config.applications.applications
     if applications is not None:
         origins[_HOST_APPLICATIONS] = "cluster strategy"
-    for at, each in enumerate(config.applications.node_configs or ()):
-        if _matches(each.node_selector, labels):
-            applications = each.applications
-            origins[_HOST_APPLICATIONS] = _pool(each.name, at)
+    for at, node_config in enumerate(config.applications.node_configs or ()):
+        if _matches(node_config.node_selector, labels):
+            applications = node_config.applications
+            origins[_HOST_APPLICATIONS] = _pool(node_config.name, at)
             break
     sections[_HOST_APPLICATIONS] = msgspec.to_builtins(applications or ())
     bandwidth = annotations.get(BANDWIDTH_ANNOTATION)
@@ -234,6 +234,6 @@ def _selector_fault(selector: Any) -> str:
 
 
 def _faults_of_values(terms: Any) -> Iterator[str]:
-    for each in terms:
-        if bool(each.values) != (each.operator in (Operator.IN, Operator.NOT_IN)):
-            yield f"{each.operator} of {each.key[:_NAME_CHARACTERS]!r} has a wrong number of values"
+    for term in terms:
+        if bool(term.values) != (term.operator in (Operator.IN, Operator.NOT_IN)):
+            yield f"{term.operator} of {term.key[:_NAME_CHARACTERS]!r} has a wrong number of values"

@@ -61,7 +61,7 @@ def of_config(
     annotations."""
     of_node = slo_config.spec(config, labels, annotations)
     slo, troubles = node_slo({"spec": of_node.spec})
-    reasons = (f"spec of the node: {each.reason}" for each in troubles.values())
+    reasons = (f"spec of the node: {trouble.reason}" for trouble in troubles.values())
     return Strategies(slo, of_node.origins, (*of_node.troubles, *reasons))
 
 

@@ -63,7 +63,7 @@ def disks(diskstats: str, names: Collection[str]) -> dict[str, tuple[str, DiskTr
         counters = words[_FIRST_COUNTER : _FIRST_COUNTER + 7]
         if len(counters) < 7 or words[2].replace("/", "!") not in names:
             continue
-        if all(each.isdecimal() for each in counters):
+        if all(counter.isdecimal() for counter in counters):
             reads, _, read_sectors, _, writes, _, written_sectors = map(int, counters)
             traffic = DiskTraffic(
                 read_sectors * _SECTOR_BYTES, written_sectors * _SECTOR_BYTES, reads, writes
@@ -79,7 +79,7 @@ def disks_of_v2(io_stat: str) -> dict[str, DiskTraffic]:
         numbers = [word for word in line.split() if "=" not in word]
         counters = dict(word.split("=", 1) for word in line.split() if "=" in word)
         values = [counters.get(key, "") for key in ("rbytes", "wbytes", "rios", "wios")]
-        if numbers and all(each.isdecimal() for each in values):
+        if numbers and all(value.isdecimal() for value in values):
             # Some kernels list disks without counters in the same line before.
             by_number[numbers[-1]] = DiskTraffic(*map(int, values))
     return by_number

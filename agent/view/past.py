@@ -68,7 +68,7 @@ def of_pod(hour: PastHour | None, uid: str) -> PastLoad:
 
 def of_pools(hour: PastHour, kind: str) -> Values:
     """The part of the CPUs of all pools of a kind that was in use, from 0 to 1."""
-    loads = [each.load for each in hour.pools if each.kind == kind]
+    loads = [pool.load for pool in hour.pools if pool.kind == kind]
     used, of_cpus = (
         [sum(value or 0.0 for value in minute) for minute in zip(*values, strict=False)]
         for values in ([load.cpus for load in loads], [load.of_cpus for load in loads])

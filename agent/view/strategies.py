@@ -59,8 +59,8 @@ def _fields(value: Any, default: Any, path: str = "") -> Iterator[tuple[str, str
         for name, field in value.items():
             yield from _fields(field, before.get(name), f"{path}.{name}" if path else name)
     elif isinstance(value, list | tuple):
-        for at, each in enumerate(value):
-            yield from _fields(each, None, f"{path}[{at}]")
+        for at, element in enumerate(value):
+            yield from _fields(element, None, f"{path}[{at}]")
     elif value != default:
         yield path, msgspec.json.encode(value).decode()
 
