@@ -229,16 +229,21 @@ class _Ran:
         """How long each party ran on those CPUs; without those that did not."""
         if cpus not in self._on:  # most pods share those of a pool
             shares = {
-                own_cpus: sum(of_set.get(cpu, 0.0) for cpu in cpus & own_cpus)
-                / self._used[own_cpus]
+                own_cpus: share
                 for own_cpus, of_set in self._of_sets.items()
+                if of_set and (share := self._share(cpus, own_cpus, of_set)) > 0
             }
             times = {
-                party: sum(used * shares[own_cpus] for own_cpus, used in of_party.items())
+                party: sum(used * shares.get(own_cpus, 0.0) for own_cpus, used in of_party.items())
                 for party, of_party in self._by_party.items()
             }
             self._on[cpus] = {party: time for party, time in times.items() if time > 0}
         return self._on[cpus]
+
+    def _share(self, cpus: CpuSet, own_cpus: CpuSet, of_set: Mapping[int, float]) -> float:
+        if own_cpus <= cpus:
+            return 1.0
+        return sum(of_set.get(cpu, 0.0) for cpu in cpus & own_cpus) / self._used[own_cpus]
 
     def of_others(self, cpus: CpuSet, pod: Party) -> float:
         """How long all but the pod ran on those CPUs."""
