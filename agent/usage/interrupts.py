@@ -107,7 +107,14 @@ def _name(number: str, tail: str) -> str:
     softirq."""
     if not number.isdecimal():
         return tail.strip() or number
+    if _OF_EACH_CPU.match(tail):
+        return f"CPU's {tail.split()[-1]}"
     return device(tail.split()[-1]) if tail.split() else f"interrupt {number}"
+
+
+_OF_EACH_CPU: Final = re.compile(r"GIC\S*\s+(?:1[6-9]|2\d|3[01])\s+(?:Level|Edge)\s+\S")
+"""On Arm the interrupts that each CPU has for itself, as that of its timer, are numbered too (GIC:
+private peripheral interrupts)."""
 
 
 def device(action: str) -> str:
@@ -174,7 +181,7 @@ def _softirq_weights(
     old_packets, packets = packet_counts(before.packets), packet_counts(now.packets)
     for cpu, kinds in _since(before.softirqs, now.softirqs).items():
         handled = packets.get(cpu, 0) - old_packets.get(cpu, 0)
-        # The kernel's own kinds, such as those of timers, have a space in their name.
+        # The kernel's own kinds and those of each CPU, such as timers, have a space in their name.
         devices = {name: count for name, count in hard.get(cpu, {}).items() if " " not in name}
         received = {
             name: count for name in devices if (count := _received(name, before, now)) is not None

@@ -106,6 +106,22 @@ def test_no_packet_is_of_a_disk() -> None:
     assert taken(before, now).softirqs == {0: "softirq NET_RX"}
 
 
+def test_the_timers_of_arm_are_no_device() -> None:
+    def at(timers: int, disk: int, softirqs: int, seconds: float) -> Interrupts:
+        return Interrupts(
+            {0: CpuTimes(1.0, 0.0, seconds, 0.0)},
+            "CPU0\n"
+            f" 11: {timers} GICv3  30 Level     arch_timer\n"
+            f" 55: {disk} ITS-MSI 524288 Edge      nvme0q1\n"
+            f" 60: {disk // 5} GICv3 112 Level     uart\n",
+            f"CPU0\nBLOCK: {softirqs}\n",
+        )
+
+    before, now = at(0, 0, 0, 0.0), at(900, 100, 10, 0.5)
+    assert taken(before, now).seconds == {"nvme0": {0: 0.5}}
+    assert counts(now.interrupts).keys() == {"CPU's arch_timer", "nvme0", "uart"}
+
+
 def test_packets_by_cpu() -> None:
     assert packet_counts("0000000a 0\n00000010 0\nx\n\n") == {0: 10, 1: 16}, "before 5.10"
     row = " ".join(["00000000"] * 11)
