@@ -18,7 +18,8 @@ memory or disks or shares its cores. That needs no scheduler either.
 
 With the word node and a resource (`topolet explain node batch-cpu`) it prints how the agent of this
 node computed how much of it the node offers; `topolet explain node strategies` prints Koordinator's
-strategies that the agent of this node follows, and where each one comes from.
+strategies that the agent of this node follows, and where each one comes from, and `topolet explain
+node colocation` what it does by them, and why BE pods have the CPU that they have.
 
 Exit code 0: the pod gets a node, or its place is known; 1: it gets none; 2: it can't be explained.
 """
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="RESOURCE",
         help="after the word node: why this node offers so much of it, as batch-cpu or mid-memory; "
-        "or the word strategies",
+        "or the word strategies or colocation",
     )
     parser.add_argument("-n", "--namespace", default="default", help="namespace of the pod")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
@@ -142,6 +143,8 @@ def _resource(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
         )
     if arguments.resource == "strategies":
         return _strategies(arguments, settings)
+    if arguments.resource == "colocation":
+        return _colocation(arguments, settings)
     path = os.path.join(settings.state_dir, OFFERED_FILE)
     try:
         shown = offered_view.explained(offered.read(path), arguments.resource, time.time())
@@ -176,6 +179,25 @@ def _strategies(arguments: argparse.Namespace, settings: ExplainSettings) -> int
         raise ExplainError(f"{path}: {error}") from None
     draw = strategies_view.as_json if arguments.output == "json" else strategies_view.as_text
     return _printed(draw(in_force))
+
+
+def _colocation(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
+    """Prints what colocation does. Returns the exit code. Raises ExplainError and OSError."""
+    from agent.usage import COLOCATION_FILE
+    from agent.view import colocation
+
+    path = os.path.join(settings.state_dir, COLOCATION_FILE)
+    try:
+        shown = colocation.read(path)
+    except FileNotFoundError:
+        raise ExplainError(
+            "the agent of this node follows no strategy: it does with --usage, --node-slo=follow "
+            "and --colocation=act or observe"
+        ) from None
+    except JsonError as error:
+        raise ExplainError(f"{path}: {error}") from None
+    draw = colocation.as_json if arguments.output == "json" else colocation.as_text
+    return _printed(draw(shown))
 
 
 def _printed(text: str) -> int:

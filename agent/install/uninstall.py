@@ -32,7 +32,7 @@ from agent.model.settings.options import PROXY_SOCKET, RUNTIME_ENDPOINT, Setting
 from agent.node import originals
 from agent.rpc.grpc import RpcError
 from agent.telemetry.audit import Trail
-from agent.usage import OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE, predictor
+from agent.usage import COLOCATION_FILE, OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE, predictor
 
 _OWN_STATE: Final = (
     snapshot.FILE,
@@ -41,6 +41,7 @@ _OWN_STATE: Final = (
     AGENT_LOCK,
     notifications.SOCKET,
     predictor.FILE,
+    COLOCATION_FILE,
     OFFERED_FILE,
     STRATEGIES_FILE,
     WAITS_FILE,

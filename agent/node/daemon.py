@@ -75,7 +75,7 @@ from agent.node.sources import SourceName, Sources
 from agent.node.triggers import Triggers
 from agent.telemetry.audit import Trail
 from agent.telemetry.metrics import AgentMetrics
-from agent.usage import OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE
+from agent.usage import COLOCATION_FILE, OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE
 
 if TYPE_CHECKING:
     from agent.node.colocation.writer import Colocation
@@ -269,6 +269,8 @@ class _Agent:
         )
         if usage.offered is _NO_USAGE.offered:
             (state / OFFERED_FILE).unlink(missing_ok=True)
+        if usage.colocation is None:
+            (state / COLOCATION_FILE).unlink(missing_ok=True)
         if not settings.usage or settings.node_slo == "off":
             (state / STRATEGIES_FILE).unlink(missing_ok=True)
         if usage.follow is None:
@@ -401,6 +403,7 @@ class _Agent:
             lambda pod: snapshot.excludes_any(self.reconciler.exclude, pod.namespace, pod.name),
             self.sources,
             wake,
+            os.path.join(settings.state_dir, COLOCATION_FILE),
             acts=settings.colocation == "act",
         )
         self.metrics.follow_colocation(colocation.measured)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -13,6 +14,8 @@ from agent.cgroup import limits
 from agent.cgroup.hierarchy import Controllers
 from agent.cgroup.journal import Journal
 from agent.cgroup.order import ValueOutcome, WriteState
+from agent.host import files
+from agent.host.log_once import Problem
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.pod.apiobjects import ApiPod
@@ -22,10 +25,12 @@ from agent.node.colocation.cpu_suppression import CpuSuppression
 from agent.node.colocation.moment import ColocatedPod, Feature, Key, Moment, WantedFiles, colocated
 from agent.node.sources import SourceName, Sources
 from agent.usage.strategies import Strategies
+from agent.view.colocation import ShownColocation, ShownFeature, shown
 
 log = logging.getLogger(__name__)
 
 _MOST_NAMED: Final = 5
+TOLD_SECONDS: Final = 5.0
 
 
 class Colocated(msgspec.Struct, frozen=True):
@@ -45,6 +50,7 @@ class Colocation:
     `strategies`: returns what is in force.
     `excludes`: whether the agent leaves the pod alone.
     `wake`: lets the agent make a pass, which writes the cpusets of BE pods.
+    `path`: the file for people, at most every TOLD_SECONDS.
     `acts`: False computes and reports, and writes nothing."""
 
     def __init__(
@@ -58,6 +64,8 @@ class Colocation:
         excludes: Callable[[Pod], bool],
         sources: Sources,
         wake: Callable[[], None],
+        path: str,
+        clock: Callable[[], float] = time.monotonic,
         *,
         acts: bool,
     ) -> None:
@@ -70,7 +78,12 @@ class Colocation:
         self._excludes = excludes
         self._sources = sources
         self._wake = wake
+        self._path = path
+        self._clock = clock
         self._acts = acts
+        self._told: ShownColocation | None = None
+        self._told_at = -TOLD_SECONDS
+        self._problem = Problem(log, f"{path}: ")
         self._be_cpus: CpuSet | None = None
         self._made_of: tuple[Mapping[str, Pod], Mapping[str, ApiPod], Strategies] | None = None
         self._colocated: tuple[ColocatedPod, ...] = ()
@@ -94,11 +107,12 @@ class Colocation:
         """Computes, writes what differs, and gives back what is wanted no more."""
         moment = self._moment()
         wanted = {feature.name: feature.wanted(moment) for feature in self._features}
-        files = {key: text for of in wanted.values() for key, text in of.files.items()}
-        failed = self._write(files) if self._acts else ()
+        contents = {key: text for of in wanted.values() for key, text in of.files.items()}
+        failed = self._write(contents) if self._acts else ()
         self.state = Colocated(wanted, failed)
         problems = (f"{name}: {of.problem}" for name, of in wanted.items() if of.problem)
         self._sources.report(SourceName.COLOCATION, (*problems, *failed[:_MOST_NAMED]))
+        self._tell()
         be_cpus = self._suppression.now.cpus if self._acts else None
         if be_cpus != self._be_cpus:
             self._be_cpus = be_cpus
@@ -108,8 +122,27 @@ class Colocation:
         """For metrics: the number of files by feature, the features that can't have what a strategy
         wants, and the number of failed writes."""
         wanted, failed = self.state.wanted, self.state.failed
-        files = {name: len(of.files) for name, of in wanted.items()}
-        return files, [name for name, of in wanted.items() if of.problem], len(failed)
+        numbers = {name: len(of.files) for name, of in wanted.items()}
+        return numbers, [name for name, of in wanted.items() if of.problem], len(failed)
+
+    def _tell(self) -> None:
+        now = self._clock()
+        if now - self._told_at < TOLD_SECONDS:
+            return
+        features = tuple(
+            ShownFeature(name, len(of.files), of.problem) for name, of in self.state.wanted.items()
+        )
+        failed = self.state.failed[:_MOST_NAMED]
+        told = shown(features, self._suppression.now, failed, acts=self._acts)
+        if told == self._told:
+            return
+        self._told, self._told_at = told, now
+        try:
+            files.replace(self._path, msgspec.json.encode(told), durable=False)
+        except OSError as error:
+            self._problem.report(files.reason(error))
+        else:
+            self._problem.clear()
 
     def _moment(self) -> Moment:
         """The pods are computed again only when something has changed."""

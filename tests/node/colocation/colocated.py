@@ -15,6 +15,7 @@ from agent.node.colocation.cpu_priority import CpuPriority
 from agent.node.colocation.cpu_suppression import CpuSuppression
 from agent.node.colocation.writer import Colocation
 from agent.node.sources import Sources
+from agent.usage import COLOCATION_FILE
 from agent.usage.strategies import Strategies
 from tests.builders import pod
 from tests.cgroup.real_groups import RealGroups
@@ -62,6 +63,8 @@ class ColocatedNode:
             lambda pod: pod.name == self.excluded,
             Sources(self.problems.__setitem__),
             lambda: self.passes.append(self.colocation.be_cpus()),
+            str(self.folder / COLOCATION_FILE),
+            lambda: self.now,
             acts=acts,
         )
         return self.colocation

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from agent.cgroup.limits import IDLE, weight_file
 from agent.node.colocation.cpu_priority import CpuPriority
+from agent.node.colocation.writer import TOLD_SECONDS
+from agent.usage import COLOCATION_FILE
 from agent.usage.strategies import Strategies
+from agent.view import colocation
+from agent.view.colocation import ShownFeature
 from tests.node.colocation.colocated import ColocatedNode
 
 
@@ -40,3 +44,18 @@ def test_observing_writes_nothing(node: ColocatedNode) -> None:
     assert node.value(batch, IDLE) == "0"
     assert observing.state.wanted[CpuPriority.name].files == {(batch, IDLE): "1"}
     assert not observing.holds()
+
+
+def test_people_are_told_what_it_does_at_most_every_five_seconds(node: ColocatedNode) -> None:
+    node.run("batch", "besteffort")
+    node.colocation.step()
+    told = colocation.read(str(node.folder / COLOCATION_FILE))
+    assert told.acts
+    assert ShownFeature(CpuPriority.name, 1) in told.features
+    node.strategies = Strategies()
+    node.colocation.step()
+    assert colocation.read(str(node.folder / COLOCATION_FILE)) == told
+    node.now += TOLD_SECONDS
+    node.colocation.step()
+    last = colocation.read(str(node.folder / COLOCATION_FILE))
+    assert ShownFeature(CpuPriority.name, 0) in last.features

@@ -1,0 +1,110 @@
+"""What colocation does to the pods of a node, and why BE pods have the CPU that they have."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from agent.allocate.colocation.be_suppress import BeAmount, Suppression
+from agent.host import files
+from agent.model import bounds
+from agent.view.format import count, printable, printable_json
+
+SCHEMA_VERSION: Final = 1
+"""The version of the JSON output."""
+_MAX_BYTES: Final = 1 << 20
+
+
+class ShownFeature(msgspec.Struct, frozen=True):
+    """A feature."""
+
+    name: str
+    files: int
+    """So many files of cgroups have, or would have, a value of it."""
+    problem: str = ""
+
+
+class ShownColocation(msgspec.Struct, frozen=True):
+    """What the last second has brought."""
+
+    acts: bool
+    """False: the agent only observes."""
+    features: tuple[ShownFeature, ...]
+    be_cpus: str = ""
+    """The CPUs of suppressed BE pods; "" if their pool is theirs."""
+    be_quota_milli: int | None = None
+    """The quota of all BE pods together; None without one."""
+    amount: BeAmount | None = None
+    """The terms of what BE pods get; None if nothing suppresses them."""
+    failed: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+
+def shown(
+    features: tuple[ShownFeature, ...],
+    suppression: Suppression,
+    failed: tuple[str, ...],
+    *,
+    acts: bool,
+) -> ShownColocation:
+    """The values for people. `acts`: whether the agent writes them."""
+    quota = suppression.quota
+    return ShownColocation(
+        acts,
+        features,
+        "" if suppression.cpus is None else str(suppression.cpus),
+        None if quota is None else 1000 * quota.microseconds // quota.period_microseconds,
+        suppression.amount,
+        failed,
+    )
+
+
+_colocation: Final = msgspec.json.Decoder(ShownColocation)
+
+
+def read(path: str) -> ShownColocation:
+    """What the agent wrote last. Raises OSError and JsonError."""
+    return bounds.decode(_colocation, files.read(path, _MAX_BYTES))
+
+
+def as_text(colocation: ShownColocation) -> str:
+    """A line for each feature, then the terms of what BE pods get."""
+    verb = "has" if colocation.acts else "would have"
+    lines = ["Colocation on this node:" if colocation.acts else "Colocation, which only observes:"]
+    width = max((len(feature.name) for feature in colocation.features), default=0)
+    for feature in colocation.features:
+        about = f"{verb} {count(feature.files, 'file')} of cgroups" if feature.files else "nothing"
+        problem = f"; {feature.problem}" if feature.problem else ""
+        lines.append(f"  {feature.name:<{width}}  {about}{problem}")
+    if (amount := colocation.amount) is not None:
+        lines += ["CPU of BE pods:", *(f"  {line}" for line in _terms(amount))]
+        if colocation.be_cpus:
+            lines.append(
+                f"  they {'have' if colocation.acts else 'would have'} CPUs "
+                f"{colocation.be_cpus} of their pool"
+            )
+        if colocation.be_quota_milli is not None:
+            lines.append(f"  their quota together is {colocation.be_quota_milli} milli-CPU")
+    if colocation.failed:
+        lines += ["Not written:", *(f"  {failure}" for failure in colocation.failed)]
+    return "\n".join(map(printable, lines)) + "\n"
+
+
+def as_json(colocation: ShownColocation) -> str:
+    return printable_json(msgspec.json.format(msgspec.json.encode(colocation)).decode()) + "\n"
+
+
+def _terms(amount: BeAmount) -> list[str]:
+    rows = [
+        ("share of the node that may be in use", amount.usable),
+        ("used by pods that are not BE", -amount.other_pods),
+        ("used by applications of the host", -amount.applications),
+        ("used by the machine, or reserved for it", -amount.machine),
+        ("left, in milli-CPU", amount.milli),
+    ]
+    if amount.least is not None:
+        rows.insert(-1, ("at least, by strategy", amount.least))
+    width = max(len(name) for name, _ in rows)
+    digits = max(len(str(value)) for _, value in rows)
+    return [f"{name:<{width}}  {value:>{digits}}" for name, value in rows]

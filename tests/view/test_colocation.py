@@ -1,0 +1,47 @@
+"""What people are told about colocation."""
+
+from __future__ import annotations
+
+import json
+
+from agent.allocate.colocation.be_suppress import BeAmount, Suppression
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.linux_resources import CpuQuota
+from agent.view.colocation import ShownFeature, as_json, as_text, shown
+
+AMOUNT = BeAmount(usable=6000, other_pods=2500, applications=0, machine=800, least=None)
+
+
+def test_the_terms_of_what_be_pods_get_are_told() -> None:
+    features = (
+        ShownFeature("cpu-suppression", 0),
+        ShownFeature("cpu-priority", 2),
+        ShownFeature("memory-qos", 0, "this machine has cgroup v1"),
+    )
+    cpus = Suppression(cpus=CpuSet.parse("2-4"), amount=AMOUNT)
+    told = shown(features, cpus, ("/a cpu.idle: why",), acts=True)
+    assert as_text(told) == (
+        "Colocation on this node:\n"
+        "  cpu-suppression  nothing\n"
+        "  cpu-priority     has 2 files of cgroups\n"
+        "  memory-qos       nothing; this machine has cgroup v1\n"
+        "CPU of BE pods:\n"
+        "  share of the node that may be in use      6000\n"
+        "  used by pods that are not BE             -2500\n"
+        "  used by applications of the host             0\n"
+        "  used by the machine, or reserved for it   -800\n"
+        "  left, in milli-CPU                        2700\n"
+        "  they have CPUs 2-4 of their pool\n"
+        "Not written:\n"
+        "  /a cpu.idle: why\n"
+    )
+    assert json.loads(as_json(told))["amount"]["machine"] == 800
+
+
+def test_an_agent_that_observes_says_so() -> None:
+    least = BeAmount(usable=6000, other_pods=6000, applications=0, machine=800, least=1000)
+    told = shown((), Suppression(quota=CpuQuota(100_000), amount=least), (), acts=False)
+    text = as_text(told)
+    assert text.startswith("Colocation, which only observes:\n")
+    assert "  at least, by strategy                     1000\n" in text
+    assert "  their quota together is 1000 milli-CPU\n" in text
