@@ -38,6 +38,7 @@ from agent.usage.contention import (
     PartyKind,
     core_sharings,
     cpu_waits,
+    delays,
 )
 from agent.usage.look import LookedPod, Lookout
 from agent.usage.machine import Machine
@@ -79,13 +80,14 @@ SHARED: Final = 0.25
 _RECENT_SECONDS: Final = 4 * LOOK_SECONDS
 _HOUR: Final = 240
 """The looks of an hour."""
+_DAY: Final = 24 * _HOUR
 _LEAST_LOOKS: Final = 20
 """Before so many looks nothing is usual for a pod."""
 _USUAL_SHARE: Final = 0.95
 _ALL: Final = ""
 """The name of all pods together."""
 _MAX_BYTES: Final = 4 << 20
-_MOST_PODS: Final = 64
+_MOST_PODS: Final = 32
 _MOST_NAMED: Final = 5
 _SOME: Final = "some"
 _MOST_CACHES: Final = 8
@@ -120,21 +122,28 @@ class NodeWaits(msgspec.Struct, frozen=True):
     waited: float = 0.0
     """The waits of all pods together, in seconds of each second."""
     usual: Mapping[str, float] = {}
-    """The 95th percentile of the waits of the last hour, by title of the pod, and of all together
-    by "", where there were enough looks."""
+    """The 95th percentile of the waits of the last hour, by title of the pod, and of the last day
+    of all together by "", where there were enough looks."""
     disturbed: tuple[Disturbance, ...] = ()
     """The first _MOST_NAMED pods that wait too long or are disturbed otherwise, the longest waits
     first: each may have hundreds of takers."""
     more: int = 0
     """How many further pods are."""
+    cards: tuple[SharedCard, ...] = ()
+    """The busy graphics cards that pods share."""
 
     @classmethod
     def of(
-        cls, at: float, waited: float, usual: Mapping[str, float], disturbed: Sequence[Disturbance]
+        cls,
+        at: float,
+        now: Seen,
+        usual: Mapping[str, float],
+        disturbed: Sequence[Disturbance],
     ) -> NodeWaits:
         """With all pods that are disturbed."""
         more = max(0, len(disturbed) - _MOST_NAMED)
-        return cls(at, waited, usual, tuple(disturbed[:_MOST_NAMED]), more)
+        named = tuple(disturbed[:_MOST_NAMED])
+        return cls(at, now.waited, usual, named, more, now.cards[:_MOST_PODS])
 
 
 _node_waits: Final = msgspec.json.Decoder(NodeWaits)
@@ -167,7 +176,7 @@ def too_long(waited: float, usual: float | None) -> bool:
 
 
 class UsualWaits:
-    """The waits of the last hour of each pod, and of all together."""
+    """The waits of the last hour of each pod, and of the last day of all together."""
 
     def __init__(self) -> None:
         self._waits: dict[str, array[float]] = {}
@@ -185,7 +194,7 @@ class UsualWaits:
         self._waits = {name: self._waits.get(name) or array("f") for name in waits}
         for name, waited in waits.items():
             self._waits[name].append(waited)
-            del self._waits[name][:-_HOUR]
+            del self._waits[name][: -_DAY if name == _ALL else -_HOUR]
 
 
 class ConsumedMoment(msgspec.Struct, frozen=True):
@@ -249,7 +258,10 @@ class Seen(msgspec.Struct, frozen=True):
     """What was seen between two looks."""
 
     interval: Interval
+    delays: Mapping[Party, float]
+    """How long the threads of pods waited, in seconds of each second."""
     waits: Mapping[Party, CpuWait]
+    """The longest ones, with what they consist of."""
     pressures: tuple[Pressure, ...]
     sharings: tuple[CoreSharing, ...]
     cards: tuple[SharedCard, ...]
@@ -258,7 +270,13 @@ class Seen(msgspec.Struct, frozen=True):
     @property
     def waited(self) -> float:
         """By all pods together, in seconds of each second."""
-        return sum(wait.waited for wait in self.waits.values())
+        return sum(self.delays.values())
+
+    def waited_by(self, pod: Party) -> float:
+        """By the pod, in seconds of each second. Without the part of interrupts, if there are longer
+        waits of too many others."""
+        wait = self.waits.get(pod)
+        return self.delays.get(pod, 0.0) if wait is None else wait.waited
 
     def long_waits(self, usual: Mapping[str, float]) -> tuple[CpuWait, ...]:
         """The waits that are too long, the longest first, of at most _MOST_PODS.
@@ -304,15 +322,18 @@ def seen(
     cards: Iterable[SharedCard] = (),
     requested_bytes: Callable[[], Mapping[Party, int]] = dict,
     least: float = SHORT,
+    most: int | None = _MOST_PODS,
 ) -> Seen:
     """What was seen between two looks, and between two moments.
 
     `cores`: by CPU, all CPUs of its core.
     `requested_bytes`: returns the memory that pods request.
-    `least`: waits that are shorter, in seconds of each second, are left out."""
+    `least`: waits that are shorter, in seconds of each second, are left out.
+    `most`: only so many waits are explained, the longest ones; None for all."""
     return Seen(
         interval,
-        {wait.pod: wait for wait in cpu_waits(interval, least)},
+        delays(interval),
+        {wait.pod: wait for wait in cpu_waits(interval, least, most)},
         pressures(before.consumed, now.consumed, now.at - before.at, requested_bytes),
         core_sharings(interval, cores, SHARED),
         tuple(cards),
@@ -325,7 +346,13 @@ def disturbance_now(settings: RestoreSettings, title: str) -> Disturbance | None
     the pod. Raises CgroupError, DiscoveryError and RpcError."""
     pods, now = _look(settings, 0.0)
     of_pod = next((pod for pod in pods if pod.name == title), None)
-    return now.disturbance(of_pod, _last(settings).usual.get(title)) if of_pod else None
+    if of_pod is None:
+        return None
+    last = _last(settings)
+    disturbance = now.disturbance(of_pod, last.usual.get(title))
+    # The driver of the cards is the agent's alone.
+    cards = tuple(card for card in last.cards if card.pod == title)
+    return msgspec.structs.replace(disturbance, cards=cards)
 
 
 def waits_of_node(settings: RestoreSettings) -> NodeWaits:
@@ -335,7 +362,7 @@ def waits_of_node(settings: RestoreSettings) -> NodeWaits:
     if abs(time.time() - last.at) < _RECENT_SECONDS:
         return last
     pods, now = _look(settings, SHORT)
-    return NodeWaits.of(time.time(), now.waited, {}, _longest(now, pods, {}))
+    return NodeWaits.of(time.time(), now, {}, _longest(now, pods, {}))
 
 
 def _last(settings: RestoreSettings) -> NodeWaits:
@@ -364,7 +391,14 @@ def _look(settings: RestoreSettings, least: float) -> tuple[list[Party], Seen]:
             interval = lookout.look(looked)
         now = _moment_now(settings, groups, pods, looked)
         parties = [pod.party for pod in looked]
-        return parties, seen(interval, siblings(topology), before, now, least=least)
+        return parties, seen(
+            interval,
+            siblings(topology),
+            before,
+            now,
+            least=least,
+            most=_MOST_PODS if least else None,
+        )
     finally:
         hierarchy.close()
 
@@ -427,6 +461,7 @@ class Contention:
         self._pods: tuple[LookedPod, ...] = ()
         self._cores: Mapping[int, CpuSet] = {}
         self._waits: tuple[CpuWait, ...] = ()
+        self._delays: Mapping[str, float] = {}
         self._sentences: Mapping[str, str] = {}
         self._problem = Problem(log, f"{self._path}: ")
         self._thread = Periodic("contention", LOOK_SECONDS, self.step)
@@ -448,6 +483,11 @@ class Contention:
         with self._lock:
             return self._waits
 
+    def delays(self) -> Mapping[str, float]:
+        """By title, how long the threads of pods waited, in seconds of each second."""
+        with self._lock:
+            return self._delays
+
     def sentences(self) -> Mapping[str, str]:
         """About the pods that are disturbed, by uid."""
         with self._lock:
@@ -467,8 +507,8 @@ class Contention:
         usual = self._usual.usual()
         parties = [pod.party for pod in pods]
         disturbed = _longest(now, parties, usual)
-        self._write(NodeWaits.of(self._now(), now.waited, usual, disturbed))
-        waited = {pod: now.waits[pod].waited if pod in now.waits else 0.0 for pod in parties}
+        self._write(NodeWaits.of(self._now(), now, usual, disturbed))
+        waited = {pod: now.waited_by(pod) for pod in parties}
         self._usual.add({pod.name: waited[pod] for pod in parties} | {_ALL: now.waited})
         uids = {pod.party.name: pod.sampled.uid for pod in pods}
         about = {
@@ -477,6 +517,7 @@ class Contention:
         with self._lock:
             new = about.keys() - self._sentences.keys()
             self._sentences, self._waits = about, now.long_waits(usual)
+            self._delays = {pod.name: delay for pod, delay in now.delays.items()}
         if new:
             self._wake()
 

@@ -434,7 +434,7 @@ class _Agent:
         )
         contention.start()
         closing.callback(contention.close)
-        self.metrics.follow_waits(contention.waits)
+        self.metrics.follow_waits(contention.waits, contention.delays)
         return contention
 
     def _strategies(

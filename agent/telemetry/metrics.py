@@ -367,6 +367,12 @@ _MONITORED: Final = (
     ),
 )
 """In the order of the fields of Monitored."""
+_DELAY: Final = _AGENT.gauge(
+    "pod_run_queue_delay_ratio",
+    "Seconds of each second that the threads of a pod could have run and did not, added up over "
+    "its threads; of pods that ran in the last 15 seconds.",
+    *("namespace", "pod"),
+)
 _WAIT: Final = _AGENT.gauge(
     "pod_cpu_wait_ratio",
     "Seconds of each second that a pod waited too long for CPUs, by cause: throttled by its own "
@@ -704,8 +710,14 @@ class AgentMetrics:
 
         self._read.append(read)
 
-    def follow_waits(self, waits: Callable[[], Iterable[CpuWait]]) -> None:
-        """Exports with each scrape the waits that are too long. To be called once."""
+    def follow_waits(
+        self,
+        waits: Callable[[], Iterable[CpuWait]],
+        delays: Callable[[], Mapping[str, float]],
+    ) -> None:
+        """Exports with each scrape the waits that are too long. To be called once.
+
+        `delays`: returns by title how long the threads of pods waited."""
 
         def read() -> Iterable[Metric]:
             causes: dict[Labels, float] = {}
@@ -716,7 +728,10 @@ class AgentMetrics:
                 causes[*pod, "taken"] = sum(seconds for _, seconds in wait.takers)
                 for taker, seconds in wait.takers[:_MOST_TAKERS]:
                     takers[*pod, taker.kind.value, taker.name] = seconds
-            return Metric(_WAIT, causes), Metric(_TAKEN, takers)
+            of_pods: dict[Labels, float] = {
+                pod_labels(title): delay for title, delay in delays().items()
+            }
+            return Metric(_DELAY, of_pods), Metric(_WAIT, causes), Metric(_TAKEN, takers)
 
         self._read.append(read)
 

@@ -124,19 +124,33 @@ _UNSEEN_SHARE: Final = 0.02
 """The part of an interval that ticks may miss on a CPU."""
 
 
-def cpu_waits(interval: Interval, least: float = 0.0) -> tuple[CpuWait, ...]:
+def delays(interval: Interval) -> dict[Party, float]:
+    """How long the threads of each pod could have run and did not, in seconds of each second; only
+    of pods whose threads are known."""
+    of_pods: dict[Party, float] = {}
+    for container in interval.containers:
+        delay = container.delay_seconds / interval.seconds
+        of_pods[container.party] = of_pods.get(container.party, 0.0) + delay
+    return of_pods
+
+
+def cpu_waits(
+    interval: Interval, least: float = 0.0, most: int | None = None
+) -> tuple[CpuWait, ...]:
     """The waits of pods, the longest first.
 
     `least`: waits that are shorter, in seconds of each second, are left out. Without a longer one
-        nothing is computed."""
+        nothing is computed.
+    `most`: computes only so many, of those that may be the longest; None for all."""
     possible: dict[Party, float] = {}
     lost = _by_cpu(interval.taken_seconds)
     for container in interval.containers:
         longest = container.delay_seconds + sum(lost.get(cpu, 0.0) for cpu in container.cpus)
         possible[container.party] = possible.get(container.party, 0.0) + longest
-    waiting = {
+    waiting = [
         pod for pod, seconds in possible.items() if seconds and seconds >= least * interval.seconds
-    }
+    ]
+    waiting = sorted(waiting, key=lambda pod: (-possible[pod], pod))[:most]
     if not waiting or interval.seconds <= 0:
         return ()
     ran = _Ran(interval)

@@ -178,12 +178,13 @@ def _about_pressure(pod: str, pressure: ShownPressure) -> str:
     if not pressure.stalled_milliseconds:
         stalled = f"had to read memory from disks {pressure.faults} times a second"
     verb = "grew by" if pressure.resource == MEMORY else "moved"
-    parts = [f"{_self(pod, taker)} {verb} {_megabytes(taker)}/s" for taker in pressure.takers]
-    parts += [
+    takers = (f"{_self(pod, taker)} {verb} {_megabytes(taker)}/s" for taker in pressure.takers)
+    above = (
         f"{_self(pod, taker)} is {_megabytes(taker)} above its request" for taker in pressure.above
-    ]
+    )
     nobody = "nobody grew" if pressure.resource == MEMORY else "nobody used them much"
-    return f"{pod} {stalled}: {_listed(parts) or nobody}"
+    parts = ", ".join(filter(None, (_listed(takers), _listed(above))))
+    return f"{pod} {stalled}: {parts or nobody}"
 
 
 def _about_card(card: SharedCard) -> str:

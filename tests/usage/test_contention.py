@@ -17,6 +17,7 @@ from agent.usage.contention import (
     WaitingContainer,
     core_sharings,
     cpu_waits,
+    delays,
 )
 
 PAIR, FOUR = CpuSet.parse("0-1"), CpuSet.parse("0-3")
@@ -143,6 +144,17 @@ def test_another_container_of_the_pod_is_not_a_neighbour() -> None:
         )
     )
     assert (wait.waited, wait.own, wait.takers) == (2.0, 2.0, ())
+
+
+def test_only_the_longest_waits_are_explained() -> None:
+    containers = (
+        WaitingContainer(API, PAIR, 1.0, 1.0),
+        WaitingContainer(HOG, PAIR, 1.0, 3.0),
+        WaitingContainer(Party(PartyKind.POD, "batch/other"), PAIR, 0.0, 2.0),
+    )
+    interval = Interval(2.0, {0: 1.0, 1: 1.0}, containers=containers)
+    assert [wait.pod for wait in cpu_waits(interval, most=1)] == [HOG]
+    assert delays(interval)[API] == 0.5
 
 
 def test_a_short_wait_is_left_out() -> None:
