@@ -273,8 +273,8 @@ class Seen(msgspec.Struct, frozen=True):
         return sum(self.delays.values())
 
     def waited_by(self, pod: Party) -> float:
-        """By the pod, in seconds of each second. Without the part of interrupts, if there are longer
-        waits of too many others."""
+        """By the pod, in seconds of each second. The part of interrupts is missing if too many
+        others have longer waits."""
         wait = self.waits.get(pod)
         return self.delays.get(pod, 0.0) if wait is None else wait.waited
 

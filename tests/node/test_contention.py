@@ -153,7 +153,7 @@ def test_a_short_wait_of_a_pod_that_is_stalled_is_not_too_long() -> None:
         for pod, waited in ((HOG, 0.2), (API, 0.05))
     }
     stalled = (Pressure(API, "memory", 0.5, 0.0, ()),)
-    now = Seen(Interval(1.0, {}), waits, stalled, (), (), ())
+    now = Seen(Interval(1.0, {}), {}, waits, stalled, (), (), ())
     assert now.disturbs(API, None)
     assert [wait.pod for wait in now.long_waits({})] == [HOG]
     assert [wait.pod for wait in now.long_waits({API.name: 0.01})] == [HOG, API]
@@ -226,7 +226,8 @@ def test_a_node_is_bad_when_it_waits_more_than_usual() -> None:
     )
     api = Party(PartyKind.POD, "shop/api", "LS")
     wait = Disturbance(shown(CpuWait(api, CpuSet([1]), 0.2, 0.2, 0.0, ()), 15.0))
-    text = finding(NodeWaits.of(1.0, 0.2, {}, (wait,) * 7))
+    nothing = Seen(Interval(1.0, {}), {}, {}, (), (), (), ())
+    text = finding(NodeWaits.of(1.0, nothing, {}, (wait,) * 7))
     assert text.count("shop/api waited 200 ms of each second for CPUs 1: 200 ms its own quota") == 5
     assert text.endswith("; 2 more pods are disturbed")
 
