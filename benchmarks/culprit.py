@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -34,7 +33,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from common import Row, arguments, report, value_row
-from peers.runtime import NoRuntimeError, Program, Runtime
+from peers.runtime import NoRuntimeError, Program, Runtime, workloads
 
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.model.cpu.cpuset import CpuSet
@@ -499,19 +498,8 @@ def text(row: Row) -> str:
     )
 
 
-def program(folder: Path) -> Path:
-    """The workloads, compiled."""
-    source = Path(__file__).with_name("peers") / "load.c"
-    compiled = folder / "load"
-    words = ["gcc", "-O2", "-static", "-pthread", "-o", str(compiled), str(source)]
-    subprocess.run(words, check=True)
-    return compiled
-
-
 def unusable() -> str | None:
     """The reason why nothing can be measured here, or None."""
-    if shutil.which("gcc") is None:
-        return "gcc is not installed"
     if len(os.sched_getaffinity(0)) < 2:
         return "the victim needs a CPU that the benchmark does not use"
     return None
@@ -528,7 +516,7 @@ def measured(options: argparse.Namespace) -> list[Row]:
     others = [other for other in others if other not in siblings_of(cpu)] or others
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="topolet-")))
-        compiled = program(folder)
+        compiled = workloads(folder)
         os.sched_setaffinity(0, others)  # and the runtime inherits it
         runtime = stack.enter_context(Runtime())
         stage = Stage(runtime, compiled, seconds, cpu, others[0])

@@ -1,5 +1,5 @@
-// The workloads of benchmarks/culprit.py, one of which the first argument names. It runs until it is
-// killed. SIGUSR1 starts THREADS more threads in `duty`, SIGUSR2 ends them.
+// The workloads of benchmarks/culprit.py and benchmarks/colocation.py, one of which the first argument
+// names. It runs until it is killed. SIGUSR1 starts THREADS more threads in `duty`, SIGUSR2 ends them.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -158,9 +158,51 @@ static void mergeable(size_t size) {
     for (;;) pause();
 }
 
-int main(int count, char **words) {
-    const char *name = count > 1 ? words[1] : "", *first = count > 2 ? words[2] : "0";
-    int number = atoi(first), second = count > 3 ? atoi(words[3]) : 0;
+static int64_t now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000LL + now.tv_nsec / 1000;
+}
+
+// The first page of a file that others read meanwhile: the work done, and what it took.
+static volatile int64_t *shared(const char *path) {
+    int file = open(path, O_RDWR | O_CREAT, 0644);
+    if (file < 0 || ftruncate(file, PAGE)) fail(path);
+    void *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (page == MAP_FAILED) fail("mmap");
+    return page;
+}
+
+// Never sleeps, and counts its steps and microseconds of CPU time.
+static void count(const char *path) {
+    volatile int64_t *page = shared(path);
+    for (;;) {
+        for (volatile int step = 0; step < 100000; step++)
+            ;
+        page[0]++, page[1] = thread_us();
+    }
+}
+
+// Waits as for a GPU, then works for the next step. The file gets how many microseconds each of them
+// took longer than alone on a CPU.
+static void engine(const char *path, int wait_us, int work_us) {
+    int file = open(path, O_WRONLY | O_CREAT | O_APPEND, 0644);
+    if (file < 0) fail(path);
+    for (;;) {
+        int64_t began = now_us(), until;
+        usleep(wait_us);
+        until = thread_us() + work_us;
+        while (thread_us() < until)
+            ;
+        int64_t late = now_us() - began - wait_us - work_us;
+        if (write(file, &late, sizeof late) != sizeof late) fail("write");
+    }
+}
+
+int main(int count_of_words, char **words) {
+    const char *name = count_of_words > 1 ? words[1] : "";
+    const char *first = count_of_words > 2 ? words[2] : "0";
+    int number = atoi(first), second = count_of_words > 3 ? atoi(words[3]) : 0;
     if (!strcmp(name, "spin")) crowded = 1, spin(NULL);
     if (!strcmp(name, "duty")) duty(number, second);
     if (!strcmp(name, "memory")) memory((size_t)number * MIB);
@@ -169,6 +211,8 @@ int main(int count, char **words) {
     if (!strcmp(name, "packets")) packets(first);
     if (!strcmp(name, "dirty")) dirty(first, (size_t)second * MIB);
     if (!strcmp(name, "mergeable")) mergeable((size_t)number * MIB);
+    if (!strcmp(name, "count")) count(first);
+    if (!strcmp(name, "engine")) engine(first, second, count_of_words > 4 ? atoi(words[4]) : 0);
     fprintf(stderr, "unknown workload: %s\n", name);
     return 2;
 }

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -43,6 +45,16 @@ def with_events() -> Path:
     if isinstance(programs, str):
         raise NoRuntimeError(programs)
     return programs
+
+
+def workloads(folder: Path) -> Path:
+    """The program of load.c, compiled in the folder. Raises NoRuntimeError."""
+    if shutil.which("gcc") is None:
+        raise NoRuntimeError("gcc is not installed")
+    source, program = Path(__file__).with_name("load.c"), folder / "load"
+    words = ["gcc", "-O2", "-static", "-pthread", "-o", str(program), str(source)]
+    subprocess.run(words, check=True)
+    return program
 
 
 class Program:
@@ -124,18 +136,27 @@ class Runtime:
         run_pod(self._cri, PodSpec(name, "LS", uid=uid, cgroup_root=self._cgroup.root))
 
     def run_program(
-        self, spec: PodSpec, program: Path, *words: str, device: str = "", cpus: str = ""
+        self,
+        spec: PodSpec,
+        program: Path,
+        *words: str,
+        device: str = "",
+        cpus: str = "",
+        folders: Sequence[str] = (),
     ) -> Program:
-        """Starts a pod with one container that runs a static program. The spec's root is ignored.
+        """Starts a pod with one container that runs a program. The spec's root is ignored.
 
         `device`: the path of a device that it may write.
-        `cpus`: where it may run; all CPUs if empty."""
+        `cpus`: where it may run; all CPUs if empty.
+        `folders`: those of the machine that it has too, such as those of its libraries."""
         spec.cgroup_root = self._cgroup.root
         sandbox = run_sandbox(self._cri, spec)
         request = create_request(spec, sandbox)
         del request.config.command[:]
         request.config.command.extend((_PROGRAM, *words))
         request.config.mounts.add(container_path=_PROGRAM, host_path=str(program), readonly=True)
+        for each in folders:
+            request.config.mounts.add(container_path=each, host_path=each)
         if device:
             request.config.devices.add(container_path=device, host_path=device, permissions="rw")
         request.config.linux.resources.cpuset_cpus = cpus

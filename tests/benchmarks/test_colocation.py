@@ -1,0 +1,88 @@
+"""benchmarks/colocation.py: a real service beside real batch, where they can run, and figures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def colocation(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    for name in ("colocation", "common"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module("colocation")
+
+
+def answer(number: int, sent: int, took: int, status: int = 200) -> list[str]:
+    """A line of vegeta's table; times are in nanoseconds."""
+    return [str(sent), str(status), str(took), "0", "0", "", "", "", str(number), "GET", "", ""]
+
+
+def test_a_request_that_is_sent_late_is_late(colocation: ModuleType) -> None:
+    interval = 1_000_000_000 // colocation.RATE
+    late = interval * 4
+    table = [
+        answer(0, 100, 1_000_000),
+        answer(1, 100 + interval + late, 1_000_000),
+        answer(2, 100 + 2 * interval, 3_000_000),
+        answer(3, 100 + 3 * interval, 9_000_000, status=0),
+    ]
+    assert colocation.late_ms(iter(table)) == [1.0, 1.0 + late / 1e6, 3.0]
+
+
+def test_a_server_that_answers_nothing_is_no_figure(colocation: ModuleType) -> None:
+    with pytest.raises(colocation.MissingError):
+        colocation.late_ms(iter([answer(0, 100, 1_000_000, status=0)]))
+
+
+def test_figures_are_medians_and_compared_at_the_most_batch(colocation: ModuleType) -> None:
+    def load(late: float, rate: float, steps: int) -> object:
+        return colocation.Load((late,), rate, steps, steps, 4.0, 90.0, 0.0, 0.1)
+
+    loads = {
+        (service, number, arm): [load(late * number, rate, steps)] * 2 + [load(99.0, 1.0, 0)]
+        for service in ("server", "loop")
+        for number in (1, 4)
+        for arm, late, rate, steps in (
+            ("alone", 1.0, 50.0, 0),
+            ("plain", 6.0, 40.0, 100),
+            ("ours", 2.0, 45.0, 300),
+        )
+    }
+    figures = {row["case"]: row for row in colocation.summary(colocation.rows(loads, 10_000.0))}
+    assert figures["server_p99_vs_alone"]["ratio"] == 2.0
+    assert figures["server_p99_vs_alone_plain"]["ours"] == 24.0
+    assert figures["loop_rate_vs_alone"]["ratio"] == 0.9
+    assert figures["batch_of_idle_percent"]["value"] == 75.0
+    assert figures["batch_of_idle_percent_plain"]["value"] == 25.0
+    assert figures["utilization_percent"]["value"] == 90.0
+
+
+@pytest.mark.timeout(180)
+def test_a_real_service_runs_beside_real_batch(colocation: ModuleType) -> None:
+    """How late it is depends on the machine's other load. That the batch works, and the loop too,
+    does not."""
+    done = subprocess.run(
+        [sys.executable, "benchmarks/colocation.py", "--quick", "--output", "json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    table = {row["case"]: row for row in json.loads(done.stdout)}
+    assert colocation.GOALS.keys() <= table.keys()
+    if reason := table[colocation.P99].get("skipped"):
+        pytest.skip(reason)
+    assert table["server_alone_4"]["batch_of_idle_percent"] == 0
+    assert table["server_plain_4"]["batch_of_idle_percent"] > 0
+    assert table["loop_ours_4"]["rate"] > 1
