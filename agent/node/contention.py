@@ -463,8 +463,9 @@ class Contention:
         self._waits: tuple[CpuWait, ...] = ()
         self._delays: Mapping[str, float] = {}
         self._sentences: Mapping[str, str] = {}
+        self._hurried = False
         self._problem = Problem(log, f"{self._path}: ")
-        self._thread = Periodic("contention", LOOK_SECONDS, self.step)
+        self._thread = Periodic("contention", LOOK_SECONDS, self._look_again, NOW_SECONDS)
 
     def start(self) -> None:
         self._thread.start()
@@ -492,6 +493,15 @@ class Contention:
         """About the pods that are disturbed, by uid."""
         with self._lock:
             return self._sentences
+
+    def _look_again(self) -> None:
+        """Takes a look. If it does not know what somebody waits, the next one is soon, but not the
+        one after it."""
+        hurried = self._hurried
+        self.step()
+        self._hurried = self._lookout.incomplete and not hurried
+        if self._hurried:
+            self._thread.hurry()
 
     def step(self) -> None:
         """Takes a look, and finds out who was disturbed since the last one."""

@@ -81,6 +81,9 @@ class Lookout:
         self._groups = groups
         self._clock = clock
         self._before: Look | None = None
+        self.incomplete = False
+        """Whether the threads of a container were read for the first time: what they wait is known
+        at the next look."""
 
     def look(self, pods: Iterable[LookedPod]) -> Interval | None:
         """What happened since the last look; None for the first one."""
@@ -89,6 +92,7 @@ class Lookout:
         self._before = now
         if before is None or now.at <= before.at:
             return None
+        self.incomplete = not now.delays.seconds.keys() <= before.delays.seconds.keys()
         return interval(before, now, pods, self._schedstat.kernel_thread)
 
     def _read(self, pods: Iterable[SampledPod]) -> Look:

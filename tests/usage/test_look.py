@@ -69,6 +69,7 @@ def test_mounts_and_names_that_are_no_text_are_no_units(tmp_path: Path) -> None:
     groups.used = dict.fromkeys(names, 1.5)
     between = lookout.look([POD])
     assert between is not None
+    assert not lookout.incomplete
     assert [each.party.name for each in between.runners] == [
         "system.slice/b.service",
         "machine.slice",
@@ -110,6 +111,23 @@ def test_two_looks_are_an_interval(tmp_path: Path) -> None:
         Runner(Party(PartyKind.UNIT, "system.slice/backup.service"), both, 0.25),
         Runner(Party(PartyKind.UNIT, "machine.slice"), both, 0.5),
     ), "the threads of a container that uses nothing are not read"
+
+
+def test_a_container_that_begins_to_run_is_known_at_the_next_look(tmp_path: Path) -> None:
+    clock, groups = [10.0], FakeGroups()
+    groups.used = {"/pods/a": 0.0}
+    groups.threads_of = {"/pods/a/main": (5,)}
+    write_thread(tmp_path, 5, 0.0)
+    lookout = Lookout(str(tmp_path), groups, lambda: clock[0])
+    lookout.look([POD])
+    incomplete = []
+    for used in (1.0, 2.0):
+        clock[0] += 2.0
+        groups.used = {"/pods/a": used, "/pods/a/main": used}
+        between = lookout.look([POD])
+        assert between is not None
+        incomplete.append((lookout.incomplete, len(between.containers)))
+    assert incomplete == [(True, 0), (False, 1)]
 
 
 def test_a_container_that_moved_may_have_run_on_all_its_cpus() -> None:
