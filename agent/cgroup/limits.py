@@ -288,11 +288,11 @@ def apply_texts(
 ) -> ValueOutcome:
     """Writes these contents of files of groups, in the way of `apply`. The kernel resets the weight
     of a group that is idle no more, so that is journalled with `cpu.idle`. Of the groups that pods
-    share, only the quota is written."""
+    share, only the quota and what protects memory are written."""
     pass_ = LimitsPass(controllers)
     weights = set()
     for (group, file), content in sorted(wanted.items()):
-        if (group == "/" or is_qos_root(group)) and file not in (QUOTA, MAX):
+        if file not in _OF_SHARED and (group == "/" or is_qos_root(group)):
             pass_.fail(group, file, f"{group!r} is shared by pods, and the kubelet's own")
         else:
             pass_.request_text(group, file, content)
@@ -576,9 +576,22 @@ def _idle_amount(text: str) -> int:
 
 IDLE: Final = "cpu.idle"
 BVT: Final = "cpu.bvt_warp_ns"
-_TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {IDLE: _idle_amount, BVT: int}
+MEMORY_MIN: Final = "memory.min"
+MEMORY_LOW: Final = "memory.low"
+MEMORY_HIGH: Final = "memory.high"
+OOM_GROUP: Final = "memory.oom.group"
+_TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
+    IDLE: _idle_amount,
+    BVT: int,
+    MEMORY_MIN: _memory_amount,
+    MEMORY_LOW: _memory_amount,
+    MEMORY_HIGH: _memory_amount,
+    OOM_GROUP: int,
+}
 """The files that only strategies set: what two contents are compared by."""
 OF_STRATEGIES: Final = frozenset(_TEXTS)
+_OF_SHARED: Final = frozenset({QUOTA, MAX, MEMORY_MIN, MEMORY_LOW})
+"""The files that strategies set on groups that pods share."""
 
 
 class _File(NamedTuple):

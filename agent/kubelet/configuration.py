@@ -52,6 +52,10 @@ class KubeletConfiguration(msgspec.Struct, frozen=True):
     cgroup_root: str = ""
     runtime_endpoint: str = ""
     """The container runtime's, "" for the kubelet's default."""
+    protects_memory: bool = False
+    """It writes `memory.min`, `memory.low` or `memory.high` (its feature gate MemoryQoS)."""
+    kills_single_process: bool = False
+    """Its singleProcessOOMKill: it does not set `memory.oom.group` on containers."""
 
     @property
     def static(self) -> bool:
@@ -95,6 +99,10 @@ class _Object(msgspec.Struct, frozen=True, rename="camel"):
     cgroup_driver: str | None = None
     cgroup_root: str | None = None
     container_runtime_endpoint: str | None = None
+    feature_gates: dict[str, bool] | None = None
+    memory_reservation_policy: str | None = None
+    memory_throttling_factor: float | None = None
+    single_process_oom_kill: bool | None = msgspec.field(default=None, name="singleProcessOOMKill")
 
 
 _NODE_DIGITS: Final = 9
@@ -104,6 +112,7 @@ _MAPS: Final = (
     "topology_manager_policy_options",
     "kube_reserved",
     "system_reserved",
+    "feature_gates",
 )
 _FLAGS: Final = {
     "cpu-manager-policy": "cpu_manager_policy",
@@ -119,6 +128,14 @@ _FLAGS: Final = {
     "cgroup-driver": "cgroup_driver",
     "cgroup-root": "cgroup_root",
     "container-runtime-endpoint": "container_runtime_endpoint",
+    "feature-gates": "feature_gates",
+}
+_MEMORY_QOS: Final = "MemoryQoS"
+_OLD_THROTTLING_FACTORS: Final = (0.8, 0.9)
+"""The defaults of memoryThrottlingFactor until Kubernetes 1.36, also where nothing is throttled."""
+_BOOLEANS: Final = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
 }
 
 
@@ -150,6 +167,8 @@ def to_object(configuration: KubeletConfiguration) -> dict[str, Any]:
         "cgroupDriver": it.cgroup_driver,
         "cgroupRoot": it.cgroup_root,
         "containerRuntimeEndpoint": it.runtime_endpoint,
+        "featureGates": {_MEMORY_QOS: True} if it.protects_memory else {},
+        "singleProcessOOMKill": it.kills_single_process,
     }
     return {name: value for name, value in fields.items() if value}
 
@@ -167,6 +186,9 @@ def of_command_line(
     }
     if "reserved_memory" in changed:
         changed["reserved_memory"] = _reserved_memory(changed["reserved_memory"], source)
+    if "feature_gates" in changed:
+        gates = _gates(changed["feature_gates"], source)
+        changed["feature_gates"] = (written.feature_gates or {}) | gates
     return _values(msgspec.structs.replace(written, **changed), source)
 
 
@@ -200,6 +222,16 @@ def _pairs(name: str, text: str, source: str) -> dict[str, str]:
             raise ConfigurationError(f"{source}: {name}: {pair[:60]!r} is not NAME=VALUE")
         pairs[key] = value
     return pairs
+
+
+def _gates(pairs: Mapping[str, str], source: str) -> dict[str, bool]:
+    """Feature gates of the command line, each of which overrides that of the file."""
+    gates = {}
+    for name, text in pairs.items():
+        if (on := _BOOLEANS.get(text.strip())) is None:
+            raise ConfigurationError(f"{source}: feature-gates: {text[:40]!r} is not a boolean")
+        gates[name.strip()] = on
+    return gates
 
 
 def _reserved_memory(text: str, source: str) -> list[_ReservedMemory]:
@@ -239,7 +271,21 @@ def _values(written: _Object, source: str) -> KubeletConfiguration:
         cgroup_driver=written.cgroup_driver or default.cgroup_driver,
         cgroup_root=written.cgroup_root or default.cgroup_root,
         runtime_endpoint=written.container_runtime_endpoint or default.runtime_endpoint,
+        protects_memory=_protects_memory(written),
+        kills_single_process=bool(written.single_process_oom_kill),
     )
+
+
+def _protects_memory(written: _Object) -> bool:
+    """Until Kubernetes 1.36 the feature gate, which is off by default, protects or throttles. Since
+    1.37 it is on by default, and the two fields decide. A factor that was a default once does not
+    count: it is in `/configz` of older kubelets whose gate is off."""
+    gates = written.feature_gates or {}
+    gate = gates.get(_MEMORY_QOS, gates.get("AllAlpha") or None)
+    if gate is not None:
+        return gate
+    throttles = written.memory_throttling_factor not in (None, *_OLD_THROTTLING_FACTORS)
+    return throttles or (written.memory_reservation_policy or "None") != "None"
 
 
 def _cpu(reserved: Mapping[str, Quantity] | None, field: str, source: str) -> int:

@@ -390,21 +390,29 @@ class _Agent:
     ) -> Colocation:
         from agent.node.colocation.cpu_priority import CpuPriority
         from agent.node.colocation.cpu_suppression import CpuSuppression
+        from agent.node.colocation.memory_qos import PodMemoryQos
         from agent.node.colocation.writer import Colocation
 
+        acts = settings.colocation == "act"
+        memory_qos = PodMemoryQos(
+            controllers,
+            view.allocatable_bytes,
+            lambda: self.kubelet_configuration.known,
+            acts=acts,
+        )
         on_owned = BeOnOwned(settings.be_on_owned)
         colocation = Colocation(
             controllers,
             journal,
             CpuSuppression(controllers, journal, view.node_use, on_owned),
-            (CpuPriority(controllers),),
+            (CpuPriority(controllers), memory_qos),
             view.in_cluster,
             strategies.now,
             lambda pod: snapshot.excludes_any(self.reconciler.exclude, pod.namespace, pod.name),
             self.sources,
             wake,
             os.path.join(settings.state_dir, COLOCATION_FILE),
-            acts=settings.colocation == "act",
+            acts=acts,
         )
         self.metrics.follow_colocation(colocation.measured)
         return colocation

@@ -240,6 +240,12 @@ class UsageView:
             other_applications_cores=applications_cores - be_applications,
         )
 
+    def allocatable_bytes(self) -> int | None:
+        """The node's allocatable memory; None while it is not known."""
+        with self._lock:
+            node = self._cluster.node
+        return None if node is None else node.allocatable.get("memory")
+
     def in_cluster(self) -> tuple[Mapping[str, Pod], Mapping[str, ApiPod]]:
         """The pods that are sampled, and their objects in the API, by uid."""
         with self._lock:

@@ -31,6 +31,8 @@ V2_GROUP = {
     "cpu.weight": "1",
     "memory.max": "max",
     "memory.current": "4096",
+    "memory.min": "0",
+    "memory.oom.group": "0",
     "cpuset.cpus": "",
     "cpuset.mems": "",
     "cpuset.mems.effective": "0-1",
@@ -478,6 +480,24 @@ def test_a_file_in_the_journal_that_is_not_a_limit_is_not_written(v2: Machine) -
     assert v2.apply(container=LinuxResources(shares=1024))[0] == [WriteState.WRITTEN], (
         "other values are still written"
     )
+
+
+def test_protection_grows_from_the_top_and_shrinks_from_the_bottom(v2: Machine) -> None:
+    above = "/kubepods/besteffort"
+    groups = (CONTAINER, POD, above)
+    for amount in ("8192", "4096"):
+        wanted = {(group, values.MEMORY_MIN): amount for group in groups}
+        assert values.apply_texts(v2.controllers, v2.journal, wanted).ok
+    from_bottom = [f"/{group.lstrip('/')}/memory.min 4096" for group in groups]
+    from_top = [line.replace("4096", "8192") for line in reversed(from_bottom)]
+    assert v2.handles.writes == from_top + from_bottom
+
+
+def test_pods_of_a_class_are_never_killed_together(v2: Machine) -> None:
+    wanted = {("/kubepods/besteffort", values.OOM_GROUP): "1"}
+    (change,) = values.apply_texts(v2.controllers, v2.journal, wanted).changes
+    assert change.state is WriteState.FAILED
+    assert not v2.handles.writes
 
 
 def test_invalid_content_is_an_error_that_names_the_file(v2: Machine) -> None:

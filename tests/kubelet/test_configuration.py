@@ -30,6 +30,8 @@ WRITTEN: dict[str, Any] = {
     "kubeReserved": {"cpu": "500m", "memory": "1Gi"},
     "systemReserved": {"cpu": "1"},
     "cgroupDriver": "systemd",
+    "featureGates": {"MemoryQoS": True, "Other": False},
+    "singleProcessOOMKill": True,
 }
 READ = KubeletConfiguration(
     source="here",
@@ -43,6 +45,8 @@ READ = KubeletConfiguration(
     reserved_cpus=CpuSet((0, 1)),
     reserved_milli=1500,
     cgroup_driver="systemd",
+    protects_memory=True,
+    kills_single_process=True,
 )
 
 
@@ -86,13 +90,39 @@ def test_flags_override_the_file() -> None:
         "--reserved-memory",
         "0:memory=1Gi,hugepages-2Mi=4Mi;1:memory=5",
         "--topology-manager-policy-options=max-allowable-numa-nodes=9",
+        "--feature-gates=Other=true, MemoryQoS=F",
         "--v=2",
     ]
     found = of_command_line(arguments, WRITTEN, "here")
     assert (found.cpu_manager_policy, found.topology_manager_policy) == ("none", "single-numa-node")
     assert (found.reserved_cpus, found.reserved_milli) == (CpuSet(), 3000)
-    assert found.cgroup_driver == "systemd"
+    assert (found.cgroup_driver, found.protects_memory) == ("systemd", False)
     assert (found.reserved_memory_bytes, found.max_numa_nodes) == ({0: 1 << 30, 1: 5}, 9)
+
+
+@pytest.mark.parametrize(
+    ("content", "protects"),
+    [
+        ({"featureGates": {"AllAlpha": True}}, True),
+        ({"featureGates": {"AllAlpha": True, "MemoryQoS": False}}, False),
+        ({"featureGates": {"AllAlpha": False}, "memoryReservationPolicy": "None"}, False),
+        ({"memoryReservationPolicy": "TieredReservation"}, True),  # 1.37, where the gate is on
+        ({"memoryThrottlingFactor": 0.7}, True),
+        ({"memoryThrottlingFactor": 0.9}, False),  # a default until 1.36, where the gate is off
+        ({"featureGates": {"MemoryQoS": False}, "memoryThrottlingFactor": 0.7}, False),
+    ],
+)
+def test_a_kubelet_that_protects_or_throttles_memory(
+    content: dict[str, Any], protects: bool
+) -> None:
+    assert of_object(content, "here").protects_memory is protects
+
+
+def test_gates_of_the_command_line_override_those_of_the_file_one_by_one() -> None:
+    arguments = ["kubelet", "--feature-gates=Other=true"]
+    assert of_command_line(arguments, WRITTEN, "here").protects_memory
+    with pytest.raises(ConfigurationError, match="feature-gates: 'maybe' is not a boolean"):
+        of_command_line(["kubelet", "--feature-gates=MemoryQoS=maybe"], None, "here")
 
 
 def test_a_kubelet_without_a_configuration_file() -> None:

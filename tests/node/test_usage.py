@@ -103,7 +103,9 @@ def test_pods_train_the_models_of_their_class(tmp_path: Path) -> None:
     view = UsageView("/", str(tmp_path), Controllers(), AgentMetrics(), now=lambda: 2 * 86_400.0)
     node = ApiNode(allocatable={"cpu": 4000, "memory": 1 << 30})
     cluster = ClusterState(node, {"a": api_pod}, pods_listed=True)
+    assert view.allocatable_bytes() is None
     view.follow([pod("a")], cluster, machine(1, 2), NO_DECISION)
+    assert view.allocatable_bytes() == 1 << 30
     for _ in range(2):
         view.sampler.sample()
     assert view.used(CollectPolicy()).prod is None, "the models have no samples"

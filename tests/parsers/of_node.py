@@ -537,6 +537,9 @@ _CONFIGURATION: Final = {
         "kubeReserved": {"cpu": "500m"},
         "systemReserved": {"cpu": 1},
         "cgroupDriver": "systemd",
+        "featureGates": {"MemoryQoS": True},
+        "memoryThrottlingFactor": 0.7,
+        "singleProcessOOMKill": True,
     }
 }
 
@@ -582,6 +585,7 @@ def _kubelet() -> Iterator[Target]:
             "kubelet\0--cpu-manager-policy=static\0--reserved-cpus\x000-1\0--kube-reserved=cpu=1",
             "kubelet\0--reserved-memory=0:memory=1Gi,hugepages-2Mi=4Mi;1:memory=2Gi",
             "kubelet\0--topology-manager-policy-options=max-allowable-numa-nodes=8",
+            "kubelet\0--feature-gates=MemoryQoS=true,Other=f",
         ),
         raises={ConfigurationError: "kubelet 5: "},
     )

@@ -95,6 +95,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "host.processes:lock_holders",
         "http.peers:ipv4_gateways",
         "http.peers:ipv6_gateways",
+        "node.colocation.memory_qos:PodMemoryQos._used",
         "node.koordlet_metrics:_number",
         "node.reserved_load:cpu_times",
         "usage.interrupts:InterruptCounters._interfaces",

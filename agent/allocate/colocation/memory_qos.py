@@ -7,7 +7,8 @@ classes get the sums of their pods. koordlet lets the sums exceed the memory of 
 nothing is left to reclaim: here they do not, and batch pods lose their protection first.
 `memory.oom.group` is never set on the groups of QoS classes, where one kill ends every pod, and
 never reset: a kubelet sets it on containers. The files that only Anolis' kernel has are not
-written."""
+written: in place of its `memory.wmark_ratio`, mainline kernels reclaim what `memory.reclaim`
+says."""
 
 from __future__ import annotations
 
@@ -33,6 +34,8 @@ class MemoryValues(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     oom_group: bool = False
     """A kill for want of memory ends all processes of the group. False leaves what the kubelet has
     set."""
+    mark_bytes: int | None = None
+    """What a container uses above it is reclaimed. Batch containers alone have one."""
 
 
 NO_VALUES: Final = MemoryValues()
@@ -56,7 +59,7 @@ class MemoryProtection(msgspec.Struct, frozen=True):
     pods: Mapping[str, PodMemory] = {}
     """By uid, the pods that have a value."""
     reason: str = ""
-    """A sentence about what pods do not get, "" if they get everything."""
+    """Why pods do not get something, "" if they get everything."""
 
 
 class _Wanted(msgspec.Struct, frozen=True):
@@ -87,10 +90,10 @@ def wanted(
         `memory.high` itself, so no amount is written.
     `kubelet_kills_single`: the kubelet's singleProcessOOMKill is on: `memory.oom.group` is its own.
     """
+    active = [each for each in pods if each[0].phase in (Phase.PENDING, Phase.RUNNING)]
     running = [
         _wanted(pod, _left_by_kubelet(qos, kubelet_protects, kubelet_kills_single))
-        for pod, qos in pods
-        if pod.phase in (Phase.PENDING, Phase.RUNNING)
+        for pod, qos in active
     ]
     most = allocatable_bytes if most_bytes is None else most_bytes
     mins = _within([each.min_bytes for each in running], running, most)
@@ -104,10 +107,10 @@ def wanted(
         for kube_class in _CLASSES
     }
     reason = ""
-    if kubelet_protects:
-        reason = "The kubelet protects memory itself: its feature gate MemoryQoS is on."
+    if kubelet_protects and any(map(_has_amounts, (qos for _, qos in active))):
+        reason = "the kubelet protects or throttles memory itself (its feature gate MemoryQoS)"
     elif (total := max(_total(running, "min_bytes"), _total(running, "low_bytes"))) > most:
-        reason = f"Pods want {total} bytes protected, and the node has {most}: each gets a part."
+        reason = f"pods want {total} bytes protected, and the node has {most}: each gets a part"
     return MemoryProtection(
         _sums(mins, lows, [True] * len(running)),
         {name: values for name, values in classes.items() if values != NO_VALUES},
@@ -118,8 +121,12 @@ def wanted(
 
 def _left_by_kubelet(qos: MemoryQos, protects: bool, kills_single: bool) -> MemoryQos:
     if protects:
-        qos = MemoryQos(oom_kill_group=qos.oom_kill_group)
+        qos = MemoryQos(oom_kill_group=qos.oom_kill_group, wmark_ratio=qos.wmark_ratio)
     return msgspec.structs.replace(qos, oom_kill_group=0) if kills_single else qos
+
+
+def _has_amounts(qos: MemoryQos) -> bool:
+    return bool(qos.min_limit_percent or qos.low_limit_percent or qos.throttling_percent)
 
 
 def _total(pods: Iterable[_Wanted], field: str) -> int:
@@ -178,7 +185,15 @@ def _values(
             high = _high(container, wanted, allocatable_bytes, page_bytes)
             # Below what is protected, a container would be throttled and never be reclaimed from.
             high = max(high, own_least, own_low // page_bytes * page_bytes)
-        values = MemoryValues(own_least or None, own_low or None, high, bool(qos.oom_kill_group))
+        mark = _amount(container.limits, wanted.batch) * qos.wmark_ratio // 100
+        values = MemoryValues(
+            own_least or None,
+            own_low or None,
+            high,
+            bool(qos.oom_kill_group),
+            # The kernel reclaims from the group itself also what is protected.
+            max(mark, own_least, own_low) if mark and wanted.batch else None,
+        )
         if values != NO_VALUES:
             containers[container.name] = values
     low = _raised(low, least)
@@ -205,6 +220,26 @@ def _high(container: ApiContainer, wanted: _Wanted, allocatable_bytes: int, page
     limit = _amount(container.limits, wanted.batch) or allocatable_bytes
     above = max(0, limit - requested) * wanted.qos.throttling_percent // 100
     return (requested + above) // page_bytes * page_bytes
+
+
+RECLAIMED_BYTES: Final = 32 << 20
+"""The most that a container loses for one write, which waits until the kernel has it."""
+
+
+def lowered(high_bytes: int, present_bytes: int | None, used_bytes: int) -> int:
+    """The next `memory.high` on the way to this one. The kernel reclaims what is used above it
+    before the write returns, and delays all processes of the container that want more.
+
+    `present_bytes`: the present value; None for no limit."""
+    most = used_bytes if present_bytes is None else min(present_bytes, used_bytes)
+    return max(high_bytes, most - RECLAIMED_BYTES)
+
+
+def reclaimed(values: MemoryValues, used_bytes: int) -> int:
+    """The bytes that a container with this use loses now."""
+    if values.mark_bytes is None:
+        return 0
+    return min(max(0, used_bytes - values.mark_bytes), RECLAIMED_BYTES)
 
 
 def _sums(mins: Sequence[int], lows: Sequence[int], chosen: Sequence[bool]) -> MemoryValues:

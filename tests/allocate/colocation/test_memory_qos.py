@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from agent.allocate.colocation.memory_qos import (
     NO_VALUES,
+    RECLAIMED_BYTES,
     MemoryProtection,
     MemoryValues,
     PodMemory,
+    lowered,
+    reclaimed,
     wanted,
 )
 from agent.model.node_slo import MemoryQos
@@ -81,7 +84,7 @@ def test_batch_pods_lose_their_protection_before_services() -> None:
     }
     assert node.pods["b2"].containers["c0"].min_bytes == 6 * GIB
     assert node.reason == (
-        f"Pods want {40 * GIB} bytes protected, and the node has {16 * GIB}: each gets a part."
+        f"pods want {40 * GIB} bytes protected, and the node has {16 * GIB}: each gets a part"
     )
 
 
@@ -125,6 +128,52 @@ def test_nothing_is_wanted_against_the_kubelet() -> None:
     assert single.pods["u"].group == MemoryValues(GIB // 2, GIB)
     both = wanted(pods, GIB, kubelet_protects=True, kubelet_kills_single=True)
     assert both.pods == {}
+    marked = (pod("b", GIB, limit=2 * GIB, batch=True), MemoryQos(enable=True, wmark_ratio=50))
+    reclaims = wanted([marked], GIB, kubelet_protects=True)
+    assert reclaims.pods["b"].containers == {"c0": MemoryValues(mark_bytes=GIB)}
+    assert not reclaims.reason, "what the kubelet does concerns none of it"
+
+
+@pytest.mark.parametrize(
+    ("batch", "limit", "qos", "mark"),
+    [
+        (True, 4 * GIB, MemoryQos(wmark_ratio=95), 95 * 4 * GIB // 100),
+        (True, 4 * GIB, MemoryQos(wmark_ratio=25, low_limit_percent=100), 2 * GIB),  # protected
+        (True, None, MemoryQos(wmark_ratio=95), None),
+        (True, 4 * GIB, MemoryQos(low_limit_percent=100), None),
+        (False, 4 * GIB, MemoryQos(wmark_ratio=95), None),
+    ],
+)
+def test_batch_containers_are_reclaimed_from_above_a_part_of_their_limit(
+    batch: bool, limit: int | None, qos: MemoryQos, mark: int | None
+) -> None:
+    of_pods = wanted([(pod("b", 2 * GIB, limit=limit, batch=batch), qos)], 16 * GIB).pods
+    assert of_pods.get("b", PodMemory()).containers.get("c0", NO_VALUES).mark_bytes == mark
+
+
+@pytest.mark.parametrize(
+    ("used", "lost"),
+    [(GIB, 0), (GIB + PAGE, PAGE), (4 * GIB, RECLAIMED_BYTES), (0, 0)],
+)
+def test_what_is_above_the_mark_is_reclaimed_in_parts(used: int, lost: int) -> None:
+    assert reclaimed(MemoryValues(mark_bytes=GIB), used) == lost
+    assert reclaimed(NO_VALUES, used) == 0
+
+
+@pytest.mark.parametrize(
+    ("present", "used", "high"),
+    [
+        (None, GIB // 2, GIB),
+        (None, 2 * GIB, 2 * GIB - RECLAIMED_BYTES),
+        (None, GIB + PAGE, GIB),
+        (2 * GIB, 3 * GIB, 2 * GIB - RECLAIMED_BYTES),  # it falls though nothing could be reclaimed
+        (3 * GIB, 2 * GIB, 2 * GIB - RECLAIMED_BYTES),
+        (GIB, 3 * GIB, GIB),
+        (GIB // 2, 3 * GIB, GIB),
+    ],
+)
+def test_high_falls_in_steps(present: int | None, used: int, high: int) -> None:
+    assert lowered(GIB, present, used) == high
 
 
 PERCENTS = st.integers(0, 100)
