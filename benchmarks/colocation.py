@@ -17,14 +17,14 @@ what the pods did, in percent of what they could have done in the CPU time that 
 load generator left when they ran alone. `others` is the number of CPUs that everything else uses:
 on a busy machine no figure means much, although other work gets little of the CPUs.
 
-The load generator, vegeta, has the first CPU at a real-time priority, so that it sends in time; the
-services run on the last CPU, the batch on all. What is missing (nginx by apt-get, vegeta by go) is
-downloaded into the cache; only a run without --quick does that."""
+The load generator, `requests` of peers/load.c, has the first CPU at a real-time priority, to be in
+time; the services run on the last CPU, the batch on all. (vegeta times a request from when
+it was sent, and Go wakes for that up to a millisecond late: longer than what is measured.) A run
+without --quick downloads nginx by apt-get into the cache, where it is not installed."""
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -64,7 +64,6 @@ from tests.fixtures.cgroups import make_cgroup, remove_cgroups, roots
 from tests.fixtures.pods import PodSpec
 from tests.fixtures.ports import free_port
 
-VEGETA = "github.com/tsenart/vegeta/v12@v12.12.0"
 RATE = 2_000
 """Requests a second."""
 WAIT_US, WORK_US = 15_000, 1_000
@@ -190,17 +189,6 @@ def cached(name: str, make: Callable[[Path], None], build: bool) -> Path:
             raise MissingError(f"{name}: {error} {stderr.decode()[-200:]}") from None
         made.rename(folder)
     return folder
-
-
-def vegeta(build: bool) -> Path:
-    """Raises MissingError."""
-
-    def make(folder: Path) -> None:
-        words = ["go", "install", "-trimpath", VEGETA]
-        environment = {**os.environ, "GOBIN": str(folder), "GOFLAGS": "", "CGO_ENABLED": "0"}
-        subprocess.run(words, check=True, capture_output=True, env=environment)
-
-    return cached(f"vegeta-{VEGETA.rpartition('@')[2]}", make, build) / "vegeta"
 
 
 def nginx(build: bool) -> Path:
@@ -392,7 +380,7 @@ def client_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def server(node: Node, attacker: Path, program: Path, seconds: float) -> Service:
+def server(node: Node, program: Path, seconds: float) -> Service:
     port = free_port()
     folder = node.folder / "nginx"
     (folder / "pages").mkdir(parents=True)
@@ -416,42 +404,16 @@ def server(node: Node, attacker: Path, program: Path, seconds: float) -> Service
         os.sched_setaffinity(0, {node.client_cpu})
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(REALTIME))
 
-    results = folder / "results"
+    late: list[float] = []
 
     def observe() -> None:
-        words = [
-            *("attack", f"-rate={RATE}", f"-duration={seconds}s", "-connections=64"),
-            *("-max-workers=256", f"-output={results}"),
-        ]
-        subprocess.run(
-            [attacker, *words],
-            input=f"GET {url}\n".encode(),
-            check=True,
-            preexec_fn=in_time,
+        words = "requests", str(port), str(RATE), str(round(RATE * seconds))
+        done = subprocess.run(
+            [node.program, *words], check=True, capture_output=True, preexec_fn=in_time
         )
+        late[:] = (int(line) / 1000 for line in done.stdout.split())
 
-    def answered() -> list[float]:
-        encoded = subprocess.run(
-            [attacker, "encode", "-to=csv", results], check=True, capture_output=True, text=True
-        )
-        return late_ms(csv.reader(encoded.stdout.splitlines()))
-
-    return Service(pod, observe, answered)
-
-
-def late_ms(table: Iterator[list[str]]) -> list[float]:
-    """From when each request should have been sent to its answer.
-
-    `table`: vegeta's, with the time of sending, the status, the latency, and at [8] the number.
-    Raises MissingError."""
-    interval = 1_000_000_000 // RATE
-    requests = [
-        (int(row[0]) - int(row[8]) * interval, int(row[2])) for row in table if row[1] == "200"
-    ]
-    if not requests:
-        raise MissingError("nginx has answered no request")
-    first = min(sent for sent, _ in requests)
-    return [(sent - first + took) / 1e6 for sent, took in requests]
+    return Service(pod, observe, lambda: late)
 
 
 def loop(node: Node, seconds: float) -> Service:
@@ -648,7 +610,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     """Raises MissingError, NoClusterError, NoRuntimeError."""
     if reason := unusable():
         raise MissingError(reason)
-    attacker, program = vegeta(not options.quick), nginx(not options.quick)
+    program = nginx(not options.quick)
     seconds = QUICK_SECONDS if options.quick else options.seconds
     arms = list(options.arm or (QUICK_ARMS if options.quick else ARMS))
     if ALONE not in arms:
@@ -661,7 +623,7 @@ def run(options: argparse.Namespace) -> list[Row]:
         cluster = stack.enter_context(clusters.running(folder))
         runtime = stack.enter_context(Runtime())
         node = Node(shared, runtime, cluster)
-        services = {"server": server(node, attacker, program, seconds), "loop": loop(node, seconds)}
+        services = {"server": server(node, program, seconds), "loop": loop(node, seconds)}
         ladder = PODS_OF_BATCH[-1:] if options.quick else PODS_OF_BATCH
         turns = 1 if options.quick else options.turns
         return rows(measured(node, services, ladder, turns, arms), node.best_step_us)

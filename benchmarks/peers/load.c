@@ -7,6 +7,9 @@
 #include <linux/if_packet.h>
 #include <net/ethernet.h>
 #include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -20,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { THREADS = 3, MIB = 1 << 20, PAGE = 4096, BATCH = 64, PACKET = 1400 };
+enum { THREADS = 3, MIB = 1 << 20, PAGE = 4096, BATCH = 64, PACKET = 1400, CONNECTIONS = 64 };
 
 static volatile sig_atomic_t crowded;
 
@@ -199,6 +202,54 @@ static void engine(const char *path, int wait_us, int work_us) {
     }
 }
 
+static int connected(int port) {
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port)};
+    int on = 1, file = socket(AF_INET, SOCK_STREAM, 0);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (file < 0 || connect(file, (struct sockaddr *)&to, sizeof to)) fail("connect");
+    setsockopt(file, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    return file;
+}
+
+// Sends HTTP requests at a constant rate, whether the ones before are answered or not: at once while
+// a connection is free, otherwise as soon as one is. Prints how many microseconds after it should
+// have been sent each was answered, in the order of answers. All answers have the same size.
+static void requests(int port, int rate, int number) {
+    static const char request[] = "GET / HTTP/1.1\r\nHost: server\r\n\r\n";
+    static char reply[1 << 16];
+    struct pollfd files[CONNECTIONS];
+    int64_t due[CONNECTIONS], received[CONNECTIONS] = {0};
+    int busy[CONNECTIONS] = {0};
+    for (int each = 0; each < CONNECTIONS; each++)
+        files[each] = (struct pollfd){.fd = connected(port), .events = POLLIN};
+    if (write(files[0].fd, request, sizeof request - 1) < 0) fail("write");
+    int64_t size = read(files[0].fd, reply, sizeof reply), began = now_us() + 1000;
+    for (int sent = 0, answered = 0; answered < number;) {
+        int64_t now = now_us();
+        for (int each = 0; each < CONNECTIONS; each++) {
+            int64_t next = began + sent * 1000000LL / rate;
+            if (sent == number || next > now) break;
+            if (busy[each]) continue;
+            if (write(files[each].fd, request, sizeof request - 1) < 0) fail("write");
+            busy[each] = 1, due[each] = next, sent++;
+        }
+        int64_t next = began + sent * 1000000LL / rate - now_us();
+        int all = sent - answered == CONNECTIONS;
+        struct timespec left = {0, next > 0 ? next * 1000 : 0};
+        if (ppoll(files, CONNECTIONS, sent == number || all ? NULL : &left, NULL) < 0) fail("ppoll");
+        now = now_us();
+        for (int each = 0; each < CONNECTIONS; each++) {
+            if (!files[each].revents) continue;
+            int64_t bytes = read(files[each].fd, reply, sizeof reply);
+            if (bytes <= 0) fail("the server");
+            if ((received[each] += bytes) < size) continue;
+            printf("%lld\n", (long long)(now - due[each]));
+            received[each] = busy[each] = 0, answered++;
+        }
+    }
+    exit(0);
+}
+
 int main(int count_of_words, char **words) {
     const char *name = count_of_words > 1 ? words[1] : "";
     const char *first = count_of_words > 2 ? words[2] : "0";
@@ -213,6 +264,7 @@ int main(int count_of_words, char **words) {
     if (!strcmp(name, "mergeable")) mergeable((size_t)number * MIB);
     if (!strcmp(name, "count")) count(first);
     if (!strcmp(name, "engine")) engine(first, second, count_of_words > 4 ? atoi(words[4]) : 0);
+    if (!strcmp(name, "requests")) requests(number, second, count_of_words > 4 ? atoi(words[4]) : 0);
     fprintf(stderr, "unknown workload: %s\n", name);
     return 2;
 }

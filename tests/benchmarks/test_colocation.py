@@ -22,28 +22,6 @@ def colocation(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("colocation")
 
 
-def answer(number: int, sent: int, took: int, status: int = 200) -> list[str]:
-    """A line of vegeta's table; times are in nanoseconds."""
-    return [str(sent), str(status), str(took), "0", "0", "", "", "", str(number), "GET", "", ""]
-
-
-def test_a_request_that_is_sent_late_is_late(colocation: ModuleType) -> None:
-    interval = 1_000_000_000 // colocation.RATE
-    late = interval * 4
-    table = [
-        answer(0, 100, 1_000_000),
-        answer(1, 100 + interval + late, 1_000_000),
-        answer(2, 100 + 2 * interval, 3_000_000),
-        answer(3, 100 + 3 * interval, 9_000_000, status=0),
-    ]
-    assert colocation.late_ms(iter(table)) == [1.0, 1.0 + late / 1e6, 3.0]
-
-
-def test_a_server_that_answers_nothing_is_no_figure(colocation: ModuleType) -> None:
-    with pytest.raises(colocation.MissingError):
-        colocation.late_ms(iter([answer(0, 100, 1_000_000, status=0)]))
-
-
 def test_figures_are_medians_and_compared_at_the_most_batch(colocation: ModuleType) -> None:
     def load(late: float, rate: float, steps: int) -> object:
         return colocation.Load((late,), rate, steps, steps, 4.0, 90.0, 0.0, 0.1)
