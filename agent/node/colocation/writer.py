@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _MOST_NAMED: Final = 5
 TOLD_SECONDS: Final = 5.0
+CHECK_SECONDS: Final = 5.0
+"""Files whose wanted contents do not change are compared so often."""
 
 
 class Colocated(msgspec.Struct, frozen=True):
@@ -81,6 +83,8 @@ class Colocation:
         self._path = path
         self._clock = clock
         self._acts = acts
+        self._contents: Mapping[Key, str] | None = None
+        self._checked_at = 0.0
         self._told: ShownColocation | None = None
         self._told_at = -TOLD_SECONDS
         self._problem = Problem(log, f"{path}: ")
@@ -108,7 +112,11 @@ class Colocation:
         moment = self._moment()
         wanted = {feature.name: feature.wanted(moment) for feature in self._features}
         contents = {key: text for of in wanted.values() for key, text in of.files.items()}
-        failed = self._write(contents) if self._acts else ()
+        failed, now = self.state.failed, self._clock()
+        # Reading hundreds of files each second costs more than all else.
+        if contents != self._contents or now - self._checked_at >= CHECK_SECONDS:
+            failed = self._write(contents) if self._acts else ()
+            self._contents, self._checked_at = contents, now
         self.state = Colocated(wanted, failed)
         problems = (f"{name}: {of.problem}" for name, of in wanted.items() if of.problem)
         self._sources.report(SourceName.COLOCATION, (*problems, *failed[:_MOST_NAMED]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.cgroup.limits import IDLE, weight_file
 from agent.node.colocation.cpu_priority import CpuPriority
-from agent.node.colocation.writer import TOLD_SECONDS
+from agent.node.colocation.writer import CHECK_SECONDS, TOLD_SECONDS
 from agent.usage import COLOCATION_FILE
 from agent.usage.strategies import Strategies
 from agent.view import colocation
@@ -59,3 +59,14 @@ def test_people_are_told_what_it_does_at_most_every_five_seconds(node: Colocated
     node.colocation.step()
     last = colocation.read(str(node.folder / COLOCATION_FILE))
     assert ShownFeature(CpuPriority.name, 0) in last.features
+
+
+def test_what_another_program_changes_is_corrected_within_seconds(node: ColocatedNode) -> None:
+    batch = node.run("batch", "besteffort")
+    node.colocation.step()
+    node.groups.path(batch, IDLE).write_text("0")
+    node.colocation.step()
+    assert node.value(batch, IDLE) == "0", "not each second"
+    node.now += CHECK_SECONDS
+    node.colocation.step()
+    assert node.value(batch, IDLE) == "1"
