@@ -70,9 +70,9 @@ def unusable() -> str | None:
 
 def folders() -> list[Path]:
     """The hierarchies that have the counters; that of v2 has PSI."""
-    found = (mounted(ROOT, controller) for controller in CONTROLLERS)
+    mounts = (mounted(ROOT, controller) for controller in CONTROLLERS)
     v2 = (path for path in (ROOT, f"{ROOT}/unified") if Path(path, "cgroup.controllers").exists())
-    return sorted({Path(path) for path in (*(each[1] for each in found if each), *v2)})
+    return sorted({Path(path) for path in (*(mount[1] for mount in mounts if mount), *v2)})
 
 
 @contextmanager

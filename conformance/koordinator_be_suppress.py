@@ -79,9 +79,10 @@ def _uses(case: Json) -> Iterator[NodeUse]:
     reservation = node_reservation(node.annotations)
     reserved = batch_mid.reserved(node.capacity, node.allocatable, reservation)
     of_be = {pod["metadata"]["uid"] for pod in case["pods"] if _is_be(pod)} | {
-        each["name"]
-        for each in case["hostApps"]
-        if each["qos"] == QoS.BE and each.get("cgroupPath", {}).get("base") == "KubepodsBesteffort"
+        application["name"]
+        for application in case["hostApps"]
+        if application["qos"] == QoS.BE
+        and application.get("cgroupPath", {}).get("base") == "KubepodsBesteffort"
     }
     orders = product(*(permutations(case[name].items()) for name in ("podUsed", "hostUsed")))
     for pods, applications in islice(orders, _MAX_ORDERS):
@@ -124,10 +125,10 @@ def _picked_by_koordlet(cpus: Iterable[Cpu], need: int) -> list[int]:
 
 
 def _cpuset(case: Json) -> CaseVerdict:
-    machine, expect, old = _cpus(case), case["expect"], CpuSet.parse(case["old"])
+    machine, expect, cpuset = _cpus(case), case["expect"], CpuSet.parse(case["old"])
     pool = _be_pool(case, machine)
-    count = be_suppress.cpu_count(case["milli"], len(old), len(machine))
-    actual = _written(old, be_suppress.chosen(pool, count))
+    count = be_suppress.cpu_count(case["milli"], len(cpuset), len(machine))
+    actual = _written(cpuset, be_suppress.chosen(pool, count))
     if actual == expect:
         return CaseVerdict(True, actual)
     if not pool.cpus:
@@ -137,15 +138,17 @@ def _cpuset(case: Json) -> CaseVerdict:
     theirs = CpuSet(
         cpu
         for part, need in parts
-        for cpu in _picked_by_koordlet((each for each in machine if each.id in part), need)
+        for cpu in _picked_by_koordlet(
+            (candidate for candidate in machine if candidate.id in part), need
+        )
     )
     declared = DROPPED if count > len(pool.cpus) else COLLIDE
-    return CaseVerdict(False, actual, declared.name if _written(old, theirs) == expect else None)
+    return CaseVerdict(False, actual, declared.name if _written(cpuset, theirs) == expect else None)
 
 
-def _written(old: CpuSet, cpus: CpuSet) -> Json:
+def _written(cpuset: CpuSet, cpus: CpuSet) -> Json:
     """The groups grow before they shrink, as in `agent.cgroup.order`."""
-    return {"cpuset": str(cpus), "merged": str(old | cpus)} if cpus else {"cpuset": None}
+    return {"cpuset": str(cpus), "merged": str(cpuset | cpus)} if cpus else {"cpuset": None}
 
 
 def _be_pool(case: Json, machine: tuple[Cpu, ...]) -> BePool:
@@ -156,10 +159,10 @@ def _be_pool(case: Json, machine: tuple[Cpu, ...]) -> BePool:
             owned[qos].append(resource_status(pod.annotations).cpus())
     system = system_qos(case["nrt"])
     reserved = node_reservation(case["nrt"]).cpus()
-    taken = union((reserved, *owned[QoS.LSE]))
+    unavailable = union((reserved, *owned[QoS.LSE]))
     if system.cpuset_exclusive:
-        taken |= system.cpus()
-    cpus = CpuSet(cpu.id for cpu in machine) - taken
+        unavailable |= system.cpus()
+    cpus = CpuSet(cpu.id for cpu in machine) - unavailable
     return BePool(machine, cpus, cpus & union(owned[QoS.LSR]))
 
 
@@ -171,17 +174,17 @@ def _cpus(case: Json) -> tuple[Cpu, ...]:
 
 
 def _quota(case: Json) -> CaseVerdict:
-    old, expect = case["oldQuota"], case["expect"]
-    before = None if old < 0 else CpuQuota(old)
+    quota_before, expect = case["oldQuota"], case["expect"]
+    present = None if quota_before < 0 else CpuQuota(quota_before)
     capacity = milli(case["node"]["status"]["capacity"]["cpu"])
-    quota = be_suppress.quota(case["milli"], capacity, before)
-    actual = {"quota": None if quota == before else quota.microseconds}
+    quota = be_suppress.quota(case["milli"], capacity, present)
+    actual = {"quota": None if quota == present else quota.microseconds}
     # koordlet writes its least quota also where it is the present one.
-    if actual == expect or (quota == before and expect == {"quota": old}):
+    if actual == expect or (quota == present and expect == {"quota": quota_before}):
         return CaseVerdict(True, actual)
     small = quota.microseconds + 1 < capacity
-    left = before is None and small and expect == {"quota": None}
-    return CaseVerdict(False, actual, UNLIMITED_LEFT.name if left else None)
+    unlimited = present is None and small and expect == {"quota": None}
+    return CaseVerdict(False, actual, UNLIMITED_LEFT.name if unlimited else None)
 
 
 _JUDGES: Final = {"amount": _amount, "pick": _pick, "cpuset": _cpuset, "quota": _quota}

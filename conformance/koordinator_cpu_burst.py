@@ -63,36 +63,36 @@ def _limiter(case: Json) -> CaseVerdict:
     )
     capacity = cpu_burst.token_capacity(strategy)
     assert capacity is not None
-    seconds = [each["seconds"] for each in case["steps"]]
+    seconds = [step["seconds"] for step in case["steps"]]
     actual = _tokens(case, capacity, seconds)
     if actual == case["expect"]:
         return CaseVerdict(True, actual)
-    theirs = _tokens(case, capacity, [int(each) for each in seconds])
+    theirs = _tokens(case, capacity, [int(passed) for passed in seconds])
     declared = WHOLE_SECONDS.name if theirs == case["expect"] else None
     return CaseVerdict(False, actual, declared)
 
 
 def _tokens(case: Json, capacity: int, seconds: Sequence[float]) -> Json:
-    left: float = int(capacity * case["start"])
+    tokens: float = int(capacity * case["start"])
     steps = []
     for step, passed in zip(case["steps"], seconds, strict=True):
-        left = cpu_burst.tokens(capacity, left, step["usage"], passed)
-        steps.append({"allowed": left > 0, "token": left})
+        tokens = cpu_burst.tokens(capacity, tokens, step["usage"], passed)
+        steps.append({"allowed": tokens > 0, "token": tokens})
     return {"capacity": capacity, "steps": steps}
 
 
 def _round(case: Json) -> CaseVerdict:
     strategy = converted(case["strategy"], "cpuBurstStrategy", CpuBurst)
-    pods = [(from_object(each["pod"]), each) for each in case["pods"]]
+    pods = [(from_object(measured["pod"]), measured) for measured in case["pods"]]
     pool = _share_pool(strategy, case, pods)
     rounds = [
         _PodRound(strategy, pool, case["tokens"], pod, measured)
         for pod, measured in pods
         if _label(pod) not in _OWN_OR_REST and not pod.terminal
     ]
-    writes = [write for each in rounds for write in each.writes()]
+    writes = [write for of_pod in rounds for write in of_pod.writes()]
     actual = {"state": _STATES[pool], "writes": writes}
-    theirs = [write for each in rounds for write in each.koordlets_writes()]
+    theirs = [write for of_pod in rounds for write in of_pod.koordlets_writes()]
     if {**actual, "writes": theirs} != case["expect"]:
         return CaseVerdict(False, actual)
     files = {file for (_, file), _ in _last(writes).items() ^ _last(theirs).items()}
@@ -120,7 +120,7 @@ def _share_pool(strategy: CpuBurst, case: Json, pods: Iterable[tuple[ApiPod, Jso
 
 
 def _average(samples: Sequence[float]) -> float | None:
-    """The average of the newest ones, None without any."""
+    """The average of the newest samples; None without any."""
     newest = samples[-_SAMPLES:]
     return sum(newest) / len(newest) if newest else None
 
@@ -136,7 +136,9 @@ class _PodRound:
         self._group = f"kubepods/{pod.uid}"
         self._quota: int = measured["quota"]
         limited = cpu_burst.token_capacity(self._strategy) is not None
-        statuses = {each["name"]: each for each in measured["pod"]["status"]["containerStatuses"]}
+        statuses = {
+            status["name"]: status for status in measured["pod"]["status"]["containerStatuses"]
+        }
         self._groups: dict[str, str] = {}
         containers: dict[str, BurstContainer] = {}
         for container in pod.containers:
@@ -156,7 +158,7 @@ class _PodRound:
                 limited and tokens[id_] <= 0,
             )
         self._pod = BurstPod(
-            sum(each.limit_microseconds or 0 for each in containers.values())
+            sum(container.limit_microseconds or 0 for container in containers.values())
             if self._quota > 0
             else None,
             containers,
@@ -164,46 +166,48 @@ class _PodRound:
         self._wanted = cpu_burst.pod_burst(self._strategy, pool, self._pod)
 
     def writes(self) -> Iterator[Write]:
-        wanted = self._wanted
+        bursts = self._wanted
         for name, group in self._groups.items():
-            yield [group, _BURST, str(wanted.containers[name].burst_microseconds)]
-        yield [self._group, _BURST, str(wanted.pod.burst_microseconds)]
-        quota = wanted.pod.quota
+            yield [group, _BURST, str(bursts.containers[name].burst_microseconds)]
+        yield [self._group, _BURST, str(bursts.pod.burst_microseconds)]
+        quota = bursts.pod.quota
         whole = self._quota if quota is None else quota.microseconds
         of_pod = [self._group, _QUOTA, str(whole)]
         if whole > self._quota:
             yield of_pod
-        for group, _, new in self._changes():
-            yield [group, _QUOTA, str(new)]
+        for group, _, microseconds in self._changes():
+            yield [group, _QUOTA, str(microseconds)]
         if whole < self._quota:
             yield of_pod
 
     def koordlets_writes(self) -> Iterator[Write]:
-        """In koordlet's order, from the same quotas of the containers."""
+        """Yields koordlet's writes in its order, from the same quotas of the containers."""
         bursts = {
-            name: cpu_burst.wanted_burst(self._strategy, each)
-            for name, each in self._pod.containers.items()
+            name: cpu_burst.wanted_burst(self._strategy, container)
+            for name, container in self._pod.containers.items()
         }
         for name, group in self._groups.items():
             yield [group, _BURST, str(bursts[name])]
         yield [self._group, _BURST, str(sum(bursts.values()))]
         whole = self._quota
-        for group, old, new in self._changes():
-            of_container = [group, _QUOTA, str(new)]
+        for group, quota_before, quota in self._changes():
+            of_container = [group, _QUOTA, str(quota)]
             if whole > 0:
-                whole += new - old
+                whole += quota - quota_before
                 of_pod = [self._group, _QUOTA, str(whole)]
-                yield from (of_pod, of_container) if new > old else (of_container, of_pod)
+                yield from (
+                    (of_pod, of_container) if quota > quota_before else (of_container, of_pod)
+                )
             else:
                 yield of_container
 
     def _changes(self) -> Iterator[tuple[str, int, int]]:
         """The groups of containers whose quota changes, with the old and the new one."""
         for name, group in self._groups.items():
-            old, wanted = self._pod.containers[name].quota_microseconds, self._wanted
-            quota = wanted.containers[name].quota
-            if quota is not None and old is not None and quota.microseconds != old:
-                yield group, old, quota.microseconds
+            present, bursts = self._pod.containers[name].quota_microseconds, self._wanted
+            quota = bursts.containers[name].quota
+            if quota is not None and present is not None and quota.microseconds != present:
+                yield group, present, quota.microseconds
 
 
 JUDGES: Final = {"koordinator-cpu-burst": Judge(judge, (ABOVE_QUOTA, ACCUMULATED, WHOLE_SECONDS))}

@@ -81,7 +81,7 @@ def _expected(case: dict[str, Any]) -> _Files:
 
 
 def _strategies(slo: NodeSlo, pods: list[tuple[ApiPod, MemoryQos]]) -> dict[str, MemoryQos]:
-    """By group."""
+    """The strategy that is in force for each group."""
     classes = slo.resource_qos_strategy
     strategies = {
         _ROOT: classes.lsr_class.memory_qos,
@@ -110,9 +110,9 @@ def _container_group(uid: str, name: str) -> str:
 def _started(case: dict[str, Any]) -> set[str]:
     """The groups of containers with a status: koordlet writes no others."""
     return {
-        _container_group(pod["metadata"]["uid"], each["name"])
+        _container_group(pod["metadata"]["uid"], status["name"])
         for pod in case["pods"]
-        for each in pod["status"].get("containerStatuses", ())
+        for status in pod["status"].get("containerStatuses", ())
     }
 
 

@@ -17,15 +17,17 @@ Json = dict[str, Any]
 
 def judge(case: Json) -> CaseVerdict:
     config, metadata = SloConfig(), case["node"]["metadata"]
-    for data in case["config"]:
-        config, _ = slo_config.parsed({key: text.encode() for key, text in data.items()}, config)
+    for contents in case["config"]:
+        config, _ = slo_config.parsed(
+            {key: text.encode() for key, text in contents.items()}, config
+        )
     of_node = slo_config.spec(
         config, metadata.get("labels") or {}, metadata.get("annotations") or {}
     )
     slo, troubles = node_slo({"spec": of_node.spec})
     actual: Json = {"spec": of_node.spec, "node": msgspec.to_builtins(slo)}
     if troubles:
-        actual["troubles"] = [str(each) for each in troubles.values()]
+        actual["troubles"] = [str(trouble) for trouble in troubles.values()]
     return CaseVerdict(_without_empty(actual) == _without_empty(case["expect"]), actual)
 
 

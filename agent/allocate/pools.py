@@ -138,13 +138,13 @@ def decide(
     pools = {name: _by_node(topology, cpus) for name, cpus in admission.pools.items()}
     with_devices = _with_devices(locality)
     if rules.be_on_reserved:
-        first = _by_node(topology, admission.pools[_BE.name] & rules.kubelet_reserved)
+        reserved_pool = _by_node(topology, admission.pools[_BE.name] & rules.kubelet_reserved)
         users = [(pod, batches[pod.uid]) for pod in pods if pool_of(pod) is _BE]
-        if _has_room(first, users):
-            pools[_BE.name] = first
+        if _has_room(reserved_pool, users):
+            pools[_BE.name] = reserved_pool
     be_pool = pool_cpus(pools[_BE.name])
-    if rules.be_cpus is not None and (left := be_pool & rules.be_cpus):
-        pools[_BE.name] = _suppressed(topology, pools[_BE.name], left, pods)
+    if rules.be_cpus is not None and (be_cpus := be_pool & rules.be_cpus):
+        pools[_BE.name] = _suppressed(topology, pools[_BE.name], be_cpus, pods)
     values = _PodValues(
         pools,
         _NumaNodes(topology, bind=rules.bind_memory),
@@ -356,15 +356,15 @@ def _has_room(
 
 
 def _suppressed(
-    topology: Topology, be_pool: tuple[Pool, ...], left: CpuSet, pods: Collection[Pod]
+    topology: Topology, be_pool: tuple[Pool, ...], be_cpus: CpuSet, pods: Collection[Pod]
 ) -> tuple[Pool, ...]:
     """The pool with the CPUs that are left, and one more for BE pods that are bound to NUMA nodes
     where none is left: they would share the pool of others there."""
     for pod in pods:
         nodes = numa_nodes(pod) if pool_of(pod) is _BE else None
-        if nodes and not pool_cpus(_by_node(topology, left), nodes):
-            left |= CpuSet(islice(pool_cpus(be_pool, nodes), 1))
-    return _by_node(topology, left)
+        if nodes and not pool_cpus(_by_node(topology, be_cpus), nodes):
+            be_cpus |= CpuSet(islice(pool_cpus(be_pool, nodes), 1))
+    return _by_node(topology, be_cpus)
 
 
 def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:

@@ -213,13 +213,13 @@ class Controllers:
 
     def __init__(self, root: str = "/sys/fs/cgroup", handles: Handles | None = None) -> None:
         self._mounts: dict[str, tuple[Literal[1, 2], str]] = {
-            each: found for each in _ALL if (found := mounted(root, each))
+            each: mount for each in _ALL if (mount := mounted(root, each))
         }
         # Most hosts with v1 mount both as one.
-        if found := mounted(root, "cpuacct") or self._mounts.get("cpu"):
-            self._mounts["cpuacct"] = found
-        if found := mounted(root, "blkio"):
-            self._mounts["blkio"] = found
+        if mount := mounted(root, "cpuacct") or self._mounts.get("cpu"):
+            self._mounts["cpuacct"] = mount
+        if mount := mounted(root, "blkio"):
+            self._mounts["blkio"] = mount
         # The groups of v2 have PSI also where their controllers are those of v1.
         for path, controllers in _v2_mounts(root):
             self._mounts.setdefault("pressure", (2, path))

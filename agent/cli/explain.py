@@ -201,7 +201,7 @@ def _colocation(arguments: argparse.Namespace, settings: ExplainSettings) -> int
 
 
 def _printed(text: str) -> int:
-    """Prints a result; the exit code."""
+    """Prints a result. Returns the exit code."""
     try:
         print(format.encodable(text), end="", flush=True)
     except OSError as error:

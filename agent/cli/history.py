@@ -46,15 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
         records = audit.selected_records(arguments, settings.state_dir).records
     except OSError as error:
         return audit.fail_without_trail(error, settings.state_dir)
-    found = history.pod_histories(records)
+    histories = history.pod_histories(records)
     hour = past_load.read(arguments.root, settings.state_dir) or PastHour(0.0)
-    if not found and arguments.output == "text":
+    if not histories and arguments.output == "text":
         return options.fail(
             LookupError(f"the audit trail has no record of pod {arguments.pod} in that time")
         )
     try:
         if arguments.output == "json":
-            pods = [_of_pod(each, hour) for each in found]
+            pods = [_of_pod(pod, hour) for pod in histories]
             json.dump({"schema_version": SCHEMA_VERSION, "pods": pods}, sys.stdout, indent=1)
             print(flush=True)
         else:
@@ -62,14 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
             changes = history.cpu_changes(records)
             width = format.columns(100)
             hours = {
-                each.uid: shown
-                for each in found
-                if (shown := past.beside(each, changes.get(each.uid, ()), hour, width, ability))
+                pod.uid: shown
+                for pod in histories
+                if (shown := past.beside(pod, changes.get(pod.uid, ()), hour, width, ability))
             }
-            print(format.encodable(history.as_text(found, hours=hours)), end="", flush=True)
+            print(format.encodable(history.as_text(histories, hours=hours)), end="", flush=True)
     except OSError as error:
         return format.unwritten("history", error)
-    return 0 if found else 1
+    return 0 if histories else 1
 
 
 def _of_pod(pod: PodHistory, hour: PastHour) -> dict[str, object]:

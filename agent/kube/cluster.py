@@ -490,13 +490,18 @@ def _changed_by_koord_manager(stored: Object | None, wanted: Object) -> bool:
     if stored is None or wanted["kind"] != objects.TOPOLOGY.name or _contains(stored, wanted):
         return False
     zones = [
-        {**zone, "resources": [each for each in zone["resources"] if each["name"] not in _BATCH]}
+        {
+            **zone,
+            "resources": [
+                resource for resource in zone["resources"] if resource["name"] not in _BATCH
+            ],
+        }
         for zone in wanted["zones"]
     ]
-    rest = {**wanted, "zones": zones}
+    remaining = {**wanted, "zones": zones}
     if "attributes" not in stored:
-        rest.pop("attributes", None)
-    return _contains(stored, rest)
+        remaining.pop("attributes", None)
+    return _contains(stored, remaining)
 
 
 _BATCH: Final = ("kubernetes.io/batch-cpu", "kubernetes.io/batch-memory")

@@ -96,12 +96,12 @@ def third_party(annotations: Mapping[str, str]) -> dict[str, int] | None:
     written = decoded(annotations, THIRD_PARTY, _allocations, bounds.OBJECT_VALUE_BYTES)
     if written is None:
         return None
-    taken = dict.fromkeys(batch_mid.RESOURCES, 0)
+    amounts = dict.fromkeys(batch_mid.RESOURCES, 0)
     for place, allocation in enumerate(written.allocations):
         if allocation.priority != PriorityClass.BATCH:
             continue
-        for each in taken:
-            resource = f"{batch_mid.DOMAIN}batch-{each}"
+        for name in amounts:
+            resource = f"{batch_mid.DOMAIN}batch-{name}"
             field = f"allocations[{place}].resources.{resource}"
             try:
                 amount = whole(allocation.resources.get(resource, 0))
@@ -109,8 +109,8 @@ def third_party(annotations: Mapping[str, str]) -> dict[str, int] | None:
                 raise AnnotationError(THIRD_PARTY, f"{field}: {error}") from None
             if not 0 <= amount <= _MAX_AMOUNT:
                 raise AnnotationError(THIRD_PARTY, f"{field}: {amount} is not an amount of a Node")
-            taken[each] += amount
-    return taken
+            amounts[name] += amount
+    return amounts
 
 
 _MAX_AMOUNT: Final = 1 << 53
@@ -215,20 +215,20 @@ class NodeOffers:
 
     def _annotated(self, node: ApiNode, load: NodeLoad) -> NodeLoad:
         """The load with the Node's annotations; one that can't be read does not count."""
-        ratio, taken, faults = 1.0, None, []
+        ratio, of_others, faults = 1.0, None, []
         try:
             ratio = cpu_normalization_ratio(node.annotations)
         except AnnotationError as error:
             faults.append(f"{error}; its CPUs count as they are")
         try:
-            taken = third_party(node.annotations)
+            of_others = third_party(node.annotations)
         except AnnotationError as error:
             faults.append(f"{error}; nothing is taken")
         if faults:
             self._ignored.report("; ".join(faults))
         else:
             self._ignored.clear()
-        return msgspec.structs.replace(load, cpu_normalization_ratio=ratio, third_party=taken)
+        return msgspec.structs.replace(load, cpu_normalization_ratio=ratio, third_party=of_others)
 
     def _managed(self) -> bool:
         stored = self._cluster.get(NODE_METRIC.name, self._node_name, cached=True) or {}
@@ -249,10 +249,10 @@ class NodeOffers:
             log.warning("what is offered is not kept: %s", files.reason(error))
 
 
-def _withdrawn(before: Offered) -> Offered:
+def _withdrawn(last: Offered) -> Offered:
     """Nothing: the Node has no resources, and its zones have 0 of them, as by koord-manager. An
     entry of a zone does not say who wrote it, so one that is not reported stays."""
-    nothing = {zone: dict.fromkeys(amounts, 0) for zone, amounts in before.zones.items()}
+    nothing = {zone: dict.fromkeys(amounts, 0) for zone, amounts in last.zones.items()}
     return Offered(zones=nothing)
 
 

@@ -185,9 +185,12 @@ class Enforcement:
         outcome = writer.apply(self._hierarchy, self._journal, sandboxes)
         limits = wanted_limits(runtime.pods, decision)
         if self.memory_stays:
-            limits = {group: each.without("mems") for group, each in limits.items()}
+            limits = {group: of_group.without("mems") for group, of_group in limits.items()}
         held = self.held()
-        limits = {group: each.without(*_held_fields(group, held)) for group, each in limits.items()}
+        limits = {
+            group: of_group.without(*_held_fields(group, held))
+            for group, of_group in limits.items()
+        }
         others = limit_files.apply(
             self._controllers, self._journal, limits, migrate=self._migrate_memory
         )

@@ -174,7 +174,7 @@ class KoordletMetrics:
         return Metric(_POD_PSI, of_pods), Metric(_CONTAINER_PSI, of_containers)
 
     def _stalled(self, group: str) -> Iterator[tuple[Labels, float]]:
-        """Each value, and its labels of PSI."""
+        """Yields each value with its labels of PSI."""
         for resource, named in _PSI_RESOURCES.items():
             try:
                 text = self._controllers.read(group, f"{resource}.pressure") or ""

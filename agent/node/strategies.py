@@ -143,25 +143,27 @@ class StrategiesView:
 
     def _update(self) -> None:
         with self._lock:
-            new = self._chosen()
-            troubles = (*new.troubles, *new.pod_troubles)
-            self._sources.report(SourceName.STRATEGIES, (*troubles, *new.unread))
-            if new == self._in_force and self._kept:
+            in_force = self._chosen()
+            troubles = (*in_force.troubles, *in_force.pod_troubles)
+            self._sources.report(SourceName.STRATEGIES, (*troubles, *in_force.unread))
+            if in_force == self._in_force and self._kept:
                 return
-            self._in_force, self._kept = new, True
-            self._keep(new)
+            self._in_force, self._kept = in_force, True
+            self._keep(in_force)
         self._changed()
 
     def _chosen(self) -> Strategies:
         last = self._in_force
-        new = self._of_node() or last
+        in_force = self._of_node() or last
         if self._overriding is not None:
-            new = strategies.with_pods(new, self._overriding)
-        elif new is not last:
-            new = msgspec.structs.replace(new, pods=last.pods, pod_troubles=last.pod_troubles)
+            in_force = strategies.with_pods(in_force, self._overriding)
+        elif in_force is not last:
+            in_force = msgspec.structs.replace(
+                in_force, pods=last.pods, pod_troubles=last.pod_troubles
+            )
         failing = self._watch.problem if self._watch is not None else None
         unread = tuple(filter(None, (failing, self._unread)))
-        return msgspec.structs.replace(new, unread=unread)
+        return msgspec.structs.replace(in_force, unread=unread)
 
     def _of_node(self) -> Strategies | None:
         """None while the NodeSLO or the Node is not known: the last strategies stay."""
@@ -177,9 +179,9 @@ class StrategiesView:
         troubles = (*self._faults, *of_node.troubles)
         return msgspec.structs.replace(of_node, troubles=troubles)
 
-    def _keep(self, new: Strategies) -> None:
+    def _keep(self, in_force: Strategies) -> None:
         try:
-            files.replace(self._path, msgspec.json.encode(new), durable=False)
+            files.replace(self._path, msgspec.json.encode(in_force), durable=False)
         except OSError as error:
             log.warning("the strategies are not kept: %s", files.reason(error))
 

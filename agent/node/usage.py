@@ -186,15 +186,15 @@ class UsageView:
         if self._strategies is not None:
             self._strategies.follow(cluster)
             applications = self._strategies.now().slo.host_applications
-        sampled = [each for pod in pods if (each := sampled_pod(pod)) is not None]
-        root = next((root for each in sampled if (root := kubepods(each.group))), None)
+        sampled = [of_pod for pod in pods if (of_pod := sampled_pod(pod)) is not None]
+        root = next((root for pod in sampled if (root := kubepods(pod.group))), None)
         application_groups = host_applications.groups(applications, root)
         in_cluster = in_api(pods, cluster.pods.values())
         with self._lock:
             self._pods, self._api_pods = {pod.uid: pod for pod in pods}, in_cluster
             self._pools, self._decided = decision.pools, (topology, decision)
             self._cluster = cluster
-            by_name = {each.name: each for each in reversed(applications)}
+            by_name = {application.name: application for application in reversed(applications)}
             self._applications = {name: by_name[name] for name in application_groups}
             # A pod that ends or is removed still has samples, and no class in the API.
             self._classes = {
@@ -315,7 +315,9 @@ class UsageView:
         seconds = CollectPolicy().aggregate_seconds
         with self._lock:
             cluster, in_cluster, classes = self._cluster, self._api_pods, self._classes
-            priorities = {name: each.priority for name, each in self._applications.items()}
+            priorities = {
+                name: application.priority for name, application in self._applications.items()
+            }
             decided = self._decided
         system, node = _amounts(self.sampler.system(seconds)), cluster.node
         if node is None or not cluster.pods_listed or system.keys() != set(batch_mid.RESOURCES):
@@ -442,7 +444,7 @@ def cpus_by_pool(decision: Decision, topology: Topology) -> dict[tuple[str, int]
     by_pool = {(OWN, node.id): owned & node.cpus for node in topology.numa_nodes if node.cpus}
     for name, kind in POOLS.items():
         if not kind.dedicated:
-            by_pool |= {(kind.title, each.node): each.cpus for each in decision.pools.get(name, ())}
+            by_pool |= {(kind.title, pool.node): pool.cpus for pool in decision.pools.get(name, ())}
     return by_pool
 
 
@@ -500,7 +502,7 @@ def sampled_pod(pod: Pod) -> SampledPod | None:
     group = of_pod[0].rpartition("/")[0]
     named = {name: group for name, group in containers.items() if group is not None}
     # The pause container lives as long as the network namespace.
-    processes = ((each.id, each.pid) for each in (*pod.sandboxes, *pod.containers) if each.pid)
+    processes = ((part.id, part.pid) for part in (*pod.sandboxes, *pod.containers) if part.pid)
     return SampledPod(pod.uid, group, named, next(processes, None)) if group else None
 
 
@@ -512,16 +514,19 @@ def without_memory(used: UsedNode) -> UsedNode:
     """The values without the memory of the machine, of pods and of applications, under a policy
     that this kernel can not follow."""
 
-    def others(one: Used) -> Used:
-        return msgspec.structs.replace(one, memory_bytes=None)
+    def others(of_part: Used) -> Used:
+        return msgspec.structs.replace(of_part, memory_bytes=None)
 
     return msgspec.structs.replace(
         used,
         node=others(used.node),
-        aggregated=tuple((each, others(node), system) for each, node, system in used.aggregated),
+        aggregated=tuple(
+            (seconds, others(node), system) for seconds, node, system in used.aggregated
+        ),
         pods=tuple(msgspec.structs.replace(pod, used=others(pod.used)) for pod in used.pods),
         applications=tuple(
-            msgspec.structs.replace(each, used=others(each.used)) for each in used.applications
+            msgspec.structs.replace(application, used=others(application.used))
+            for application in used.applications
         ),
     )
 

@@ -314,7 +314,10 @@ _EXCLUSIVE_BUSY: Final = _AGENT.gauge(
 
 
 def _of_disks(prefix: str, by: str, *labels: str) -> tuple[Series, ...]:
-    """In the order of the fields of DiskTraffic."""
+    """Declares one series for each field of DiskTraffic, in their order.
+
+    `prefix`: what their names begin with.
+    `by`: who moves the bytes, as the help says it."""
     return tuple(
         _AGENT.counter(f"{prefix}disk_{name}", f"{text} {by}.", *labels, "device")
         for name, text in (
@@ -327,7 +330,8 @@ def _of_disks(prefix: str, by: str, *labels: str) -> tuple[Series, ...]:
 
 
 def _of_networks(prefix: str, by: str, *labels: str) -> tuple[Series, ...]:
-    """In the order of the fields of NetworkTraffic."""
+    """Declares one series for each field of NetworkTraffic, in their order; the arguments are those
+    of `_of_disks`, without the word "by"."""
     return tuple(
         _AGENT.counter(f"{prefix}network_{way}_{what}", f"{what.title()} {way} by {by}.", *labels)
         for what in ("bytes", "packets")
@@ -600,7 +604,7 @@ class UsageValues(NamedTuple):
 def _of_structs(
     series: tuple[Series, ...], values: Iterable[tuple[str | Labels, Struct]]
 ) -> Iterable[Metric]:
-    """One metric for each field of the structs. A text is the value of a single label."""
+    """Makes one metric of each field of the structs. A text is the value of a single label."""
     return _fields(
         series,
         ((key if isinstance(key, tuple) else (key,), astuple(fields)) for key, fields in values),
@@ -610,11 +614,11 @@ def _of_structs(
 def _fields(
     series: tuple[Series, ...], values: Iterable[tuple[Labels, Sequence[float | None]]]
 ) -> Iterable[Metric]:
-    """One metric for each field of the values, without those that are not known."""
+    """Makes one metric of each field of the values, without those that are not known."""
     by_labels = dict(values)
-    for place, one in enumerate(series):
+    for place, of_field in enumerate(series):
         numbers = ((labels, fields[place]) for labels, fields in by_labels.items())
-        yield Metric(one, {labels: number for labels, number in numbers if number is not None})
+        yield Metric(of_field, {labels: number for labels, number in numbers if number is not None})
 
 
 _MOST_TAKERS: Final = 3
@@ -835,7 +839,7 @@ def _busy_metrics(
     pools: Pools, owners: tuple[Owner, ...], busy: Mapping[int, float]
 ) -> Iterable[Metric]:
     """`busy`: by CPU, the part of the time in which it was busy."""
-    owned = (((*pod_labels(each.title), each.qos.value), each.cpus) for each in owners)
+    owned = (((*pod_labels(owner.title), owner.qos.value), owner.cpus) for owner in owners)
     for series, of_series in (
         (_POOL_BUSY, ((labels, pool.cpus) for labels, pool in _shared(pools))),
         (_EXCLUSIVE_BUSY, owned),

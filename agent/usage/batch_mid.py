@@ -184,16 +184,16 @@ def offered(
     Other systems take from the steady amount, as in Koordinator: they compute their own part from
     it."""
     resources = []
-    for name, offers, taken in (
+    for priority, offers, of_others in (
         ("batch", batch(node, strategy), node.third_party),
         ("mid", mid(node, strategy), None),
     ):
-        for each, offer in offers.items():
-            resource = f"{DOMAIN}{name}-{each}"
-            origin = steady(each, before.get(resource), offer.amount)
-            third_party = None if taken is None else taken.get(each, 0)
-            left = max(0, origin - (third_party or 0))
-            resources.append(OfferedResource(resource, left, offer, origin, third_party))
+        for name, offer in offers.items():
+            resource = f"{DOMAIN}{priority}-{name}"
+            origin = steady(name, before.get(resource), offer.amount)
+            third_party = None if of_others is None else of_others.get(name, 0)
+            amount = max(0, origin - (third_party or 0))
+            resources.append(OfferedResource(resource, amount, offer, origin, third_party))
     return tuple(resources)
 
 
@@ -226,24 +226,24 @@ def batch_of_zones(
     `before`: what they were the last time."""
     loads = {zone: _zone_load(zone, node) for zone in sorted(node.numa_capacity)}
     amounts: dict[int, dict[str, int]] = {zone: {} for zone in loads}
-    of_node = {each.name: each.amount for each in resources}
+    of_node = {resource.name: resource.amount for resource in resources}
     offers = {zone: batch(load, strategy) for zone, load in loads.items()}
-    for each in RESOURCES:
-        name = f"{DOMAIN}batch-{each}"
-        wanted = {}
+    for name in RESOURCES:
+        resource = f"{DOMAIN}batch-{name}"
+        unbounded = {}
         for zone, load in loads.items():
-            taken = (load.third_party or {}).get(each, 0)
-            left = max(0, offers[zone][each].amount - taken)
-            wanted[zone] = steady(each, before.get(zone, {}).get(name), left)
-        for zone, amount in _within(wanted, STEPS[each], of_node.get(name, 0)).items():
-            amounts[zone][name] = amount
+            of_others = (load.third_party or {}).get(name, 0)
+            available = max(0, offers[zone][name].amount - of_others)
+            unbounded[zone] = steady(name, before.get(zone, {}).get(resource), available)
+        for zone, amount in _within(unbounded, STEPS[name], of_node.get(resource, 0)).items():
+            amounts[zone][resource] = amount
     return amounts
 
 
 def _zone_load(zone: int, node: NodeLoad) -> NodeLoad:
     capacities = node.numa_capacity
     having = {
-        name: {each for each, amounts in capacities.items() if amounts.get(name, 0)}
+        name: {node_id for node_id, amounts in capacities.items() if amounts.get(name, 0)}
         for name in RESOURCES
     }
 
@@ -255,7 +255,9 @@ def _zone_load(zone: int, node: NodeLoad) -> NodeLoad:
             parts[name] = -(-amount // len(sharing)) if zone in sharing else 0
         return parts
 
-    in_zones = {name: sum(each.get(name, 0) for each in capacities.values()) for name in RESOURCES}
+    in_zones = {
+        name: sum(amounts.get(name, 0) for amounts in capacities.values()) for name in RESOURCES
+    }
     # Huge pages are reserved memory of the Node, and no memory of a zone.
     reserved = {
         name: max(0, amount - max(0, node.capacity.get(name, 0) - in_zones.get(name, 0)))
@@ -283,11 +285,11 @@ def _zone_load(zone: int, node: NodeLoad) -> NodeLoad:
 def _within(amounts: Mapping[int, int], step: int, most: int) -> dict[int, int]:
     """The amounts of NUMA nodes, the largest ones lowered to the same number of steps so that all
     together are at most `most`."""
-    lowered, left = {}, most
-    for place, zone in enumerate(sorted(amounts, key=lambda each: (amounts[each], each))):
-        fair = left // (len(amounts) - place) // step * step
+    lowered, remaining = {}, most
+    for place, zone in enumerate(sorted(amounts, key=lambda zone: (amounts[zone], zone))):
+        fair = remaining // (len(amounts) - place) // step * step
         lowered[zone] = min(amounts[zone], fair)
-        left -= lowered[zone]
+        remaining -= lowered[zone]
     return lowered
 
 

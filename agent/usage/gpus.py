@@ -122,8 +122,8 @@ class GpuSampler:
         return UsedGpu(uuid, card.minor, core, memory, card.resources.get(GPU_MEMORY))
 
 
-def _sum(one: int | None, other: int | None) -> int | None:
-    return one if other is None else other + (one or 0)
+def _sum(total: int | None, addend: int | None) -> int | None:
+    return total if addend is None else addend + (total or 0)
 
 
 def _sorted(used: Iterable[UsedGpu]) -> tuple[UsedGpu, ...]:

@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
 from agent.host.files import Tree
 from agent.usage.machine import TICKS_PER_SECOND
-
-Counts: TypeAlias = Mapping[str, Mapping[int, int]]
-"""By name and CPU, without zeros."""
 
 _MAX_LINES: Final = 4096
 _NETWORK_SOFTIRQS: Final = frozenset({"NET_TX", "NET_RX"})
@@ -83,14 +80,15 @@ _FIELDS: Final = 8
 
 
 def counts(table: str) -> dict[str, dict[int, int]]:
-    """From the text of /proc/interrupts or /proc/softirqs: the first line names the CPUs, the
-    others begin with a number or a kind, and end in the names of devices."""
+    """The counts by name and CPU, without zeros, from the text of /proc/interrupts or
+    /proc/softirqs: the first line names the CPUs, the others begin with a number or a kind, and
+    end in the names of devices."""
     head, *lines = table.splitlines() or [""]
     cpus = [int(word[3:]) for word in head.split() if word[3:].isdecimal()]
     by_name: dict[str, dict[int, int]] = {}
     for line in lines[:_MAX_LINES]:
-        number, _, rest = line.partition(":")
-        words = rest.split(None, len(cpus))
+        number, _, columns = line.partition(":")
+        words = columns.split(None, len(cpus))
         values = words[: len(cpus)]
         if len(values) < len(cpus) or not all(value.isdecimal() for value in values):
             continue  # such as ERR, which has one number for all CPUs
@@ -149,10 +147,10 @@ def taken(before: Interrupts, now: Interrupts) -> TakenByInterrupts:
     hard = _since(before.interrupts, now.interrupts)
     soft = _softirq_weights(hard, before, now)
     for cpu in now.cpus.keys() & before.cpus.keys():
-        times, old = now.cpus[cpu], before.cpus[cpu]
+        times, times_before = now.cpus[cpu], before.cpus[cpu]
         for seconds, weights in (
-            (times.irq - old.irq, hard.get(cpu, {})),
-            (times.softirq - old.softirq, soft.get(cpu, {})),
+            (times.irq - times_before.irq, hard.get(cpu, {})),
+            (times.softirq - times_before.softirq, soft.get(cpu, {})),
         ):
             total = sum(weights.values())
             for name, weight in weights.items() if seconds > 0 and total else ():
@@ -240,15 +238,19 @@ _CPU: Final = 12
 def _since(before: str, now: str) -> dict[int, dict[str, int]]:
     """By CPU and name, the counts between the tables of two moments. Most lines of a large machine
     do not change; they are not parsed."""
-    (old_head, *old_lines), (head, *lines) = (text.splitlines() or [""] for text in (before, now))
+    (head_before, *lines_before), (head, *lines) = (
+        text.splitlines() or [""] for text in (before, now)
+    )
     # When a CPU comes or goes, the columns of all lines change.
-    same = set(lines).intersection(old_lines) if head == old_head else set()
-    old = counts("\n".join((old_head, *(line for line in old_lines if line not in same))))
-    new = counts("\n".join((head, *(line for line in lines if line not in same))))
+    same = set(lines).intersection(lines_before) if head == head_before else set()
+    counts_before = counts(
+        "\n".join((head_before, *(line for line in lines_before if line not in same)))
+    )
+    counts_now = counts("\n".join((head, *(line for line in lines if line not in same))))
     numbers: dict[int, dict[str, int]] = {}
-    for name, of_cpus in new.items():
+    for name, of_cpus in counts_now.items():
         for cpu, number in of_cpus.items():
-            if (since := number - old.get(name, {}).get(cpu, 0)) > 0:
+            if (since := number - counts_before.get(name, {}).get(cpu, 0)) > 0:
                 numbers.setdefault(cpu, {})[name] = since
     return numbers
 
@@ -260,7 +262,7 @@ class InterruptCounters:
         self._tree = Tree(root)
 
     def read(self) -> Interrupts:
-        """What can't be read is empty."""
+        """Returns the counters of now. What can't be read is empty."""
         return Interrupts(
             cpu_times(self._tree.text("proc/stat") or ""),
             self._tree.text("proc/interrupts") or "",
@@ -270,7 +272,7 @@ class InterruptCounters:
         )
 
     def _interfaces(self) -> Iterator[tuple[str, Interface]]:
-        """Those of devices. Those of containers have none."""
+        """Lists the interfaces of devices; those of containers have no device."""
         for name in self._tree.names(_INTERFACES):
             device = self._tree.link(f"{_INTERFACES}/{name}/device")
             if device is None:

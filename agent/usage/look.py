@@ -40,10 +40,10 @@ class TaskGroups(Protocol):
     def throttling(self, group: str) -> Throttling | None: ...
 
     def cpus(self, group: str) -> CpuSet:
-        """Where its processes may run."""
+        """Returns the CPUs on which its processes may run."""
 
     def threads(self, group: str) -> tuple[int, ...]:
-        """The ids of its threads, without those of groups in it."""
+        """Returns the ids of its threads, without those of groups in it."""
 
 
 class LookedPod(msgspec.Struct, frozen=True):
@@ -124,7 +124,8 @@ class Lookout:
         )
 
     def _active(self, group: str, used_seconds: float, at: float) -> bool:
-        """Also a group that was not there at the last look: what it waits is known at the next."""
+        """Says whether the group ran enough for its threads to be read. A group that was not there
+        at the last look counts as active: what it waits is known at the next."""
         if self._before is None or group not in self._before.used:
             return True
         since = used_seconds - self._before.used[group]
@@ -137,7 +138,7 @@ class Lookout:
             groups += self._groups.children(group)[: _MAX_GROUPS - len(groups)]
 
     def _units(self, pods: Iterable[SampledPod]) -> tuple[str, ...]:
-        """Those of system.slice, and all other top groups without pods."""
+        """Lists the groups in system.slice, and all other top groups without pods."""
         tops = {"/" + pod.group.lstrip("/").partition("/")[0] for pod in pods} | {SYSTEM_SLICE}
         others = (group for group in self._groups.children("/") if group not in tops)
         return (*unit_groups(self._groups.children(SYSTEM_SLICE)), *unit_groups(others))
@@ -210,10 +211,10 @@ def _of_pod(pod: LookedPod, before: Look, now: Look) -> Iterator[Runner]:
         of_pod = by_pod_quota * delay / all_delays if all_delays else 0.0
         throttled = _throttled(group, before, now) + of_pod
         yield WaitingContainer(pod.party, cpus, used, delay, throttled)
-    rest = _used(pod.sampled.group, before, now) - in_containers
-    if rest > 0:
+    outside_containers = _used(pod.sampled.group, before, now) - in_containers
+    if outside_containers > 0:
         cpus = union(_cpus(group, before, now) for group in groups) if groups else EMPTY
-        yield Runner(pod.party, cpus or _cpus(pod.sampled.group, before, now), rest)
+        yield Runner(pod.party, cpus or _cpus(pod.sampled.group, before, now), outside_containers)
 
 
 def _used(group: str, before: Look, now: Look) -> float:
@@ -231,7 +232,7 @@ def _throttled(group: str, before: Look, now: Look) -> float:
 
 
 def _cpus(group: str, before: Look, now: Look) -> CpuSet:
-    """Where a group may have run: it may have been moved in between."""
+    """Returns all CPUs where a group may have run: it may have been moved in between."""
     return now.cpus.get(group, EMPTY) | before.cpus.get(group, EMPTY)
 
 

@@ -189,7 +189,7 @@ class Machine:
         return {key: stalled for key, stalled in seconds.items() if key != NOTHING_OF_THE_MACHINE}
 
     def _text(self, path: str) -> str:
-        """Empty for a file that can't be read, which is said once."""
+        """Reads a file. One that can't be read is empty, and is reported once."""
         try:
             text = self._tree.text(path)
         except OSError:  # such as PSI that is off, or a process that is hidden

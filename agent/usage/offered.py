@@ -28,12 +28,16 @@ class Offered(msgspec.Struct, frozen=True):
     @property
     def origins(self) -> dict[str, int]:
         """The amounts before other systems took theirs."""
-        return {each.name: each.origin for each in self.resources}
+        return {resource.name: resource.origin for resource in self.resources}
 
     @property
     def shared(self) -> dict[str, int]:
         """The origins of the resources that other systems share."""
-        return {each.name: each.origin for each in self.resources if each.third_party is not None}
+        return {
+            resource.name: resource.origin
+            for resource in self.resources
+            if resource.third_party is not None
+        }
 
 
 _offered: Final = msgspec.json.Decoder(Offered)

@@ -118,16 +118,16 @@ def of_pod(slo: NodeSlo, pod: ApiPod) -> tuple[PodStrategies, tuple[str, ...]]:
         of_class.resctrl_qos,
     )
     overridden: dict[str, Any] = {}
-    own, troubles = [], []
+    in_force, troubles = [], []
     for key, (field, override) in _OVERRIDES.items():
         if not pod.annotations.get(key) or (key == CPU_QOS and qos is not QoS.LS):
             continue
         try:
             overridden[field] = override(getattr(of_node, field), qos, pod.annotations)
-            own.append(key)
+            in_force.append(key)
         except AnnotationError as error:
             troubles.append(f"pod {pod.title}: {error}")
-    return msgspec.structs.replace(of_node, **overridden, own=tuple(own)), tuple(troubles)
+    return msgspec.structs.replace(of_node, **overridden, own=tuple(in_force)), tuple(troubles)
 
 
 _Block = TypeVar("_Block", bound=msgspec.Struct)
@@ -157,8 +157,8 @@ def _cpu_burst(of_node: CpuBurst, _: QoS, annotations: _Annotations) -> CpuBurst
 
 
 def _cpu_qos(_of_node: CpuQos, _: QoS, annotations: _Annotations) -> CpuQos:
-    own = _over(CpuQos(), annotations, CPU_QOS, *CpuQos.__struct_encode_fields__)
-    return own if own.enable else CpuQos()
+    cpu_qos = _over(CpuQos(), annotations, CPU_QOS, *CpuQos.__struct_encode_fields__)
+    return cpu_qos if cpu_qos.enable else CpuQos()
 
 
 class _MemoryPolicy(msgspec.Struct, frozen=True):
@@ -180,8 +180,8 @@ def _memory_qos(of_node: MemoryQos, qos: QoS, annotations: _Annotations) -> Memo
     if policy == "auto":
         base = getattr(RECOMMENDED, CLASS_FIELDS[qos]).memory_qos
     fields = (name for name in MemoryQos.__struct_encode_fields__ if name != "enable")
-    own = _over(base, annotations, MEMORY_QOS, *fields)
-    return msgspec.structs.replace(own, enable=True)
+    memory_qos = _over(base, annotations, MEMORY_QOS, *fields)
+    return msgspec.structs.replace(memory_qos, enable=True)
 
 
 def _network_qos(of_node: NetworkQos, _: QoS, annotations: _Annotations) -> NetworkQos:

@@ -92,7 +92,7 @@ class Groups(Protocol):
         """The CPU time that the group has used; None if it can't be read."""
 
     def memory(self, group: str) -> GroupMemory | None:
-        """None if it can't be read."""
+        """The memory of the group; None if it can't be read."""
 
     def disks(self, group: str) -> Mapping[str, DiskTraffic]:
         """The traffic of the group and of those in it, by the number of the disk."""

@@ -64,9 +64,9 @@ class Delays(msgspec.Struct, frozen=True):
             return None
         if self.every != before.every:
             return None
-        old = before.seconds[group]
+        seconds_before = before.seconds[group]
         waited = sum(
-            max(0.0, seconds - old.get(thread, 0.0))
+            max(0.0, seconds - seconds_before.get(thread, 0.0))
             for thread, seconds in self.seconds[group].items()
         )
         return self.every * waited
@@ -100,8 +100,8 @@ class Schedstat:
         """How long each kernel thread has run, by its id."""
         # In the pid namespace of a container another process has its id.
         parent = f"proc/{_KERNEL_PARENT_ID}"
-        own = self._text(f"{parent}/comm") == _KERNEL_PARENT
-        children = self._text(f"{parent}/task/{_KERNEL_PARENT_ID}/children") if own else None
+        is_kernel = self._text(f"{parent}/comm") == _KERNEL_PARENT
+        children = self._text(f"{parent}/task/{_KERNEL_PARENT_ID}/children") if is_kernel else None
         if children is None:
             self._absent.report("this kernel does not list its threads: none can be named")
             return {}
@@ -117,7 +117,7 @@ class Schedstat:
         return threads
 
     def kernel_thread(self, thread: int) -> KernelThread | None:
-        """None if it has ended."""
+        """Returns the name and CPUs of the thread; None if it has ended."""
         fields = self._status(thread)
         try:
             cpus = CpuSet.parse(fields["Cpus_allowed_list"])

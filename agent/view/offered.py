@@ -55,7 +55,7 @@ def as_text(shown: ExplainedResource) -> str:
         rows.append(("in steps", resource.origin))
         rows.append(("third-party allocations", -resource.third_party))
         rows.append(("offered, at least 0", resource.amount))
-    rows += [(f"of that on NUMA node {zone}", each) for zone, each in shown.numa_nodes.items()]
+    rows += [(f"of that on NUMA node {zone}", amount) for zone, amount in shown.numa_nodes.items()]
     width = max(len(name) for name, _ in rows)
     digits = max(len(str(amount)) for _, amount in rows)
     lines = [head, *(f"  {name:<{width}}  {amount:>{digits}}" for name, amount in rows)]
