@@ -379,8 +379,10 @@ def test_pods_own_reserved_cpus_if_that_is_configured() -> None:
 
 def test_suppressed_be_pods_share_a_part_of_their_pool() -> None:
     topology = machine(2, 4)
-    left = CpuSet.parse("0-1")
-    decision = decide(topology, (pod("a", "BE"),), KubeletCpus(), {}, {}, PoolRules(be_cpus=left))
+    be_cpus = CpuSet.parse("0-1")
+    decision = decide(
+        topology, (pod("a", "BE"),), KubeletCpus(), {}, {}, PoolRules(be_cpus=be_cpus)
+    )
     assert [str(pool.cpus) for pool in decision.pools["be"]] == ["0-1"]
     assert [str(pool.cpus) for pool in decision.pools["ls"]] == ["0-3", "4-7"]
     assert decision.pods["a"].each.cpuset == "0-1"

@@ -197,9 +197,9 @@ def test_an_operation_of_another_kind() -> None:
     """Several kinds have only the keys `op` and `expect` in common."""
     kind = files.CaseKind("pools", "", frozenset({"op"}), ops=("ls", "be"))
     assert files.find({"op": "ls"}, [kind]) is kind
-    for other in ("weight", None, 1, ["ls"], {}):
-        assert files.find({"op": other}, [kind]) is None
-        assert files.find({"op": other, "expect": 1}) is None
+    for op in ("weight", None, 1, ["ls"], {}):
+        assert files.find({"op": op}, [kind]) is None
+        assert files.find({"op": op, "expect": 1}) is None
 
 
 def test_kind_with_more_keys_is_tried_first() -> None:

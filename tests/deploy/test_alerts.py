@@ -264,7 +264,7 @@ RECORDED: Final[dict[str, tuple[dict[str, str], float]]] = {
 def test_every_recorded_series_has_a_case_of_metrics_that_exist() -> None:
     promtool("check", "rules", RECORDS)
     (group,) = yaml.safe_load(RECORDS.read_text())["groups"]
-    assert {each["record"] for each in group["rules"]} == {
+    assert {rule["record"] for rule in group["rules"]} == {
         name.partition("{")[0] for name in RECORDED
     }
     for rule in group["rules"]:
@@ -281,7 +281,7 @@ def test_a_recorded_series_has_its_value(name: str, tmp_path: Path) -> None:
     }
     test = {
         "interval": "1m",
-        "input_series": [{"series": each, "values": values} for each, values in series.items()],
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [expected],
     }
     path = tmp_path / "test.yaml"

@@ -668,8 +668,8 @@ def test_the_configmap_of_a_pool_is_where_its_agent_reads_strategies(tmp_path: P
         {"name": "gold", "nodeSelector": {"site": "a"}, "sloConfig": "slo"},
         {"mode": "reconcile"},
     ]
-    found = of_kind("DaemonSet", rendered(tmp_path, {"pools": pools}))
-    gold, others = found["topolet-agent-gold"], found["topolet-agent"]
+    daemon_sets = of_kind("DaemonSet", rendered(tmp_path, {"pools": pools}))
+    gold, others = daemon_sets["topolet-agent-gold"], daemon_sets["topolet-agent"]
     assert "--slo-config=/etc/topolet/slo" in agent(gold)["args"]
     assert {"name": "slo", "mountPath": "/etc/topolet/slo", "readOnly": True} in agent(gold)[
         "volumeMounts"
@@ -677,7 +677,7 @@ def test_the_configmap_of_a_pool_is_where_its_agent_reads_strategies(tmp_path: P
     volume = {"name": "slo", "configMap": {"name": "slo", "optional": True}}
     assert volume in pod_spec(gold)["volumes"]
     assert volume not in pod_spec(others)["volumes"]
-    assert not [each for each in agent(others)["args"] if "slo" in each]
+    assert not [argument for argument in agent(others)["args"] if "slo" in argument]
 
 
 def test_a_hung_agent_does_not_get_the_time_of_the_installer(tmp_path: Path) -> None:

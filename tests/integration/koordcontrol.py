@@ -58,8 +58,8 @@ class KoordProcess:
 
 def install(api: ApiServer) -> None:
     """Applies what both programs read: their kinds and their namespace."""
-    for each in (*objects("crds"), *DEFINITIONS):
-        api.apply(each)
+    for definition in (*objects("crds"), *DEFINITIONS):
+        api.apply(definition)
     api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
 
 

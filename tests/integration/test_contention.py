@@ -61,9 +61,9 @@ def test_the_neighbour_on_the_same_cpus_is_named(
     assert pods == ["default/hog"], "the owner of CPU 1 can not be on CPU 0"
     assert "default/api" not in [taker["name"] for taker in now("owner")["takers"]]
 
-    taken = 'topolet_pod_cpu_taken_ratio{kind="pod",namespace="default",pod="api",'
-    taken += 'taker="default/hog"}'
-    eventually("the agent has noticed it by itself", lambda: node.metric(taken) > 0)
+    series = 'topolet_pod_cpu_taken_ratio{kind="pod",namespace="default",pod="api",'
+    series += 'taker="default/hog"}'
+    eventually("the agent has noticed it by itself", lambda: node.metric(series) > 0)
     done = node.run_cli(
         *("doctor", "--output=json", f"--state-dir={node.state}"),
         f"--runtime-endpoint=unix://{node.containerd.socket}",

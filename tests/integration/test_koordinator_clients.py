@@ -52,9 +52,9 @@ BATCH_CPU, BATCH_MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     built_or_skip("koordinator")
-    with server.running(tmp_path_factory.mktemp("koordinator")) as it:
-        koordcontrol.install(it)
-        yield it
+    with server.running(tmp_path_factory.mktemp("koordinator")) as api_server:
+        koordcontrol.install(api_server)
+        yield api_server
 
 
 class ManagedNode(ClusterNode):
@@ -82,9 +82,9 @@ class ManagedNode(ClusterNode):
         """The field managers of an allocatable resource."""
         fields = koordcontrol.stored(self.api, self.path)["metadata"].get("managedFields", ())
         return {
-            each["manager"]
-            for each in fields
-            if f"f:{resource}" in each["fieldsV1"].get("f:status", {}).get("f:allocatable", {})
+            entry["manager"]
+            for entry in fields
+            if f"f:{resource}" in entry["fieldsV1"].get("f:status", {}).get("f:allocatable", {})
         }
 
     def metric(self) -> Object:
@@ -107,7 +107,10 @@ class ManagedNode(ClusterNode):
         """What the agent offers, before it is rounded to steps."""
         path = self.node.state / OFFERED_FILE
         with contextlib.suppress(FileNotFoundError):
-            return {each.name: each.offer.amount for each in offered.read(str(path)).resources}
+            return {
+                resource.name: resource.offer.amount
+                for resource in offered.read(str(path)).resources
+            }
         return {}
 
     def follows_thresholds(self) -> bool:
@@ -123,14 +126,14 @@ class ManagedNode(ClusterNode):
         pods = objects.pods(self.api, self.name).values()
         of_node = koordcontrol.stored(self.api, self.path)
         computed = batch_mid.offered(load(of_node, self.metric(), pods), ColocationStrategy(), {})
-        sums = {each.name: each.offer.amount for each in computed}
+        sums = {resource.name: resource.offer.amount for resource in computed}
         return self.allocatable(*sums) == sums
 
     def has_both_reports(self) -> bool:
         """Whether the NodeResourceTopology has what koord-manager adds to its zones, and the
         attributes, which its version of the kind does not have."""
         report = self.reported() or {}
-        resources = {each["name"] for zone in report["zones"] for each in zone["resources"]}
+        resources = {resource["name"] for zone in report["zones"] for resource in zone["resources"]}
         return BATCH_CPU in resources and bool(report.get("attributes"))
 
     def add(self, name: str, qos: str, cpu: str, cpuset: str = "") -> str:
@@ -199,7 +202,7 @@ class ManagedNode(ClusterNode):
 def load(node: Object, metric: Object, pods: Iterable[Object]) -> NodeLoad:
     """A node as its objects describe it, with pods of the class koord-prod."""
     status = metric["status"]
-    measured = {each["name"]: amounts(each["podUsage"]) for each in status["podsMetric"]}
+    measured = {metric["name"]: amounts(metric["podUsage"]) for metric in status["podsMetric"]}
     capacity, allocatable = (
         amounts({"resources": node["status"][field]}) for field in ("capacity", "allocatable")
     )
@@ -326,12 +329,12 @@ def test_koord_scheduler_places_pods_by_the_reports_and_the_agent_enforces_it(
 
         pod = scheduled.schedule(scheduler, "trainer", "LS", {**LITTLE, **GPU_REQUEST})
         allocated = json.loads(pod["metadata"]["annotations"][DEVICE_ALLOCATED])["gpu"]
-        (minor,) = (each["minor"] for each in allocated)
+        (minor,) = (device["minor"] for device in allocated)
         uuids = {card.minor: card.uuid for card in gpus.machine.cards}
-        own, other = uuids.pop(minor), next(iter(uuids.values()))
-        _, container = scheduled.run_scheduled(pod, NVIDIA_VISIBLE_DEVICES=other)
+        allocated_uuid, other_uuid = uuids.pop(minor), next(iter(uuids.values()))
+        _, container = scheduled.run_scheduled(pod, NVIDIA_VISIBLE_DEVICES=other_uuid)
         info = json.loads(node.containerd.ctr("containers", "info", container))
-        assert f"NVIDIA_VISIBLE_DEVICES={own}" in info["Spec"]["process"]["env"]
+        assert f"NVIDIA_VISIBLE_DEVICES={allocated_uuid}" in info["Spec"]["process"]["env"]
 
         scheduler.eventually("the used memory is reported", scheduled.used_memory_bytes)
         twice = str(2 * scheduled.used_memory_bytes())
@@ -365,7 +368,9 @@ def waits_for_less_load(
         if "nodeName" in pod["spec"]:  # before koord-scheduler had read threshold or usage
             objects.force_delete(scheduled.api, scheduled.name, name)
             scheduled.create(name, "LS", LITTLE)
-        messages = (each.get("message", "") for each in pod["status"].get("conditions", ()))
+        messages = (
+            condition.get("message", "") for condition in pod["status"].get("conditions", ())
+        )
         return any(reason in message for message in messages)
 
     scheduler.eventually(f"pod {name} waits", refused)

@@ -40,17 +40,17 @@ def doctors_text(node: TestNode) -> str:
         f"--kubelet-dir={node.folder / 'kubelet'}",
     )
     return "".join(
-        each["text"]
-        for each in json.loads(done.stdout)["node"]
-        if each["code"] == "strategies-invalid"
+        finding["text"]
+        for finding in json.loads(done.stdout)["node"]
+        if finding["code"] == "strategies-invalid"
     )
 
 
 def test_a_node_follows_its_node_slo_and_else_our_configuration(
     apiserver: ApiServer, node: TestNode, tmp_path: Path
 ) -> None:
-    for each in objects("crds"):
-        apiserver.apply(each)
+    for definition in objects("crds"):
+        apiserver.apply(definition)
     cluster_node = ClusterNode(apiserver, node, "followed", RULES)
     apiserver.admin.merge("/api/v1/nodes/followed", {"metadata": {"labels": {"pool": "gold"}}})
     pool = {"name": "gold", "nodeSelector": {"matchLabels": {"pool": "gold"}}, "policy": "auto"}

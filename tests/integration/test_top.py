@@ -101,8 +101,10 @@ def test_the_load_of_the_last_hour_of_a_busy_pod(node: TestNode) -> None:
         finally:
             busy.kill()
     sampled = hour()
-    own = sum(past.last(pool.load.of_cpus) or 0.0 for pool in sampled.pools if pool.kind == "own")
-    assert own == 1.0
+    owned_cpus = sum(
+        past.last(pool.load.of_cpus) or 0.0 for pool in sampled.pools if pool.kind == "own"
+    )
+    assert owned_cpus == 1.0
     assert past.last(sampled.machine.cpus) is not None
     assert past.last(past.of_pod(sampled, spec.uid).memory_bytes) is not None
     picture = subprocess.run(
@@ -122,4 +124,4 @@ def test_the_load_of_the_last_hour_of_a_busy_pod(node: TestNode) -> None:
         timeout=_SECONDS,
     )
     (pod,) = json.loads(recorded.stdout)["pods"]
-    assert any(each is not None for each in pod["hour"]["load"]["cpus"])
+    assert any(minute is not None for minute in pod["hour"]["load"]["cpus"])

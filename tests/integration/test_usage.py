@@ -100,8 +100,8 @@ def test_an_agent_that_offers_nothing_forgets_what_was_offered(node: TestNode) -
 def test_batch_resources_are_on_the_node_until_a_manager_gives_a_policy(
     apiserver: ApiServer, node: TestNode
 ) -> None:
-    for each in (*objects("crds"), NODE_METRIC_DEFINITION):
-        apiserver.apply(each)
+    for kind_definition in (*objects("crds"), NODE_METRIC_DEFINITION):
+        apiserver.apply(kind_definition)
     cluster_node = ClusterNode(apiserver, node, "offers", [*READ_RULES, *WRITE_RULES, OF_SLO])
     amounts = {"cpu": "64", "memory": "1Ti"}
     status = {"capacity": amounts, "allocatable": amounts}
@@ -124,7 +124,9 @@ def test_batch_resources_are_on_the_node_until_a_manager_gives_a_policy(
     origin = json.loads(shared["metadata"]["annotations"][ORIGIN])["resources"][batch_cpu]
     report = cluster_node.reported()
     assert report is not None
-    zones = [{each["name"]: each for each in zone["resources"]} for zone in report["zones"]]
+    zones = [
+        {resource["name"]: resource for resource in zone["resources"]} for zone in report["zones"]
+    ]
     assert zones[0][batch_cpu]["available"] == zones[0][batch_cpu]["allocatable"]
     assert int(origin) - whole(shared["status"]["allocatable"][batch_cpu]) == 1250
     code = main(["explain", f"--state-dir={node.folder / 'state'}", "node", "batch-cpu"])

@@ -58,12 +58,12 @@ class Recorder:
         self.kinds: list[ChangeKind] = []
 
     def __call__(self, changes: Sequence[Change[Item]]) -> None:
-        for each in changes:
-            self.kinds.append(each.kind)
-            if each.kind is ChangeKind.DELETED:
-                del self.known[each.key.name]
+        for change in changes:
+            self.kinds.append(change.kind)
+            if change.kind is ChangeKind.DELETED:
+                del self.known[change.key.name]
             else:
-                self.known[each.key.name] = each.value.value
+                self.known[change.key.name] = change.value.value
 
 
 @pytest.fixture

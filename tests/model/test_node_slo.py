@@ -25,7 +25,7 @@ SECTIONS = tuple(field.encode_name for field in msgspec.structs.fields(NodeSlo))
 
 def read(spec: object) -> tuple[NodeSlo, list[str]]:
     slo, troubles = node_slo({"metadata": {"name": "n"}, "spec": spec})
-    return slo, [str(each) for each in troubles.values()]
+    return slo, [str(trouble) for trouble in troubles.values()]
 
 
 @pytest.mark.parametrize(

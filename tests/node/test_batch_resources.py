@@ -202,7 +202,9 @@ def test_zones_have_0_of_what_their_node_no_longer_offers(host: Host) -> None:
     """Unless a manager writes them."""
     capacity = {node: {"cpu": 5000, "memory": 5 * GIB} for node in (0, 1)}
     of_zone = {"kubernetes.io/batch-cpu": 3000, "kubernetes.io/batch-memory": 3 * GIB}
-    zones, nothing = (dict.fromkeys((0, 1), each) for each in (of_zone, dict.fromkeys(of_zone, 0)))
+    zones, nothing = (
+        dict.fromkeys((0, 1), amounts) for amounts in (of_zone, dict.fromkeys(of_zone, 0))
+    )
     on = ApiNode(), msgspec.structs.replace(LOAD, numa_capacity=capacity)
     off = ApiNode(annotations={STRATEGY: '{"enable": false}'}), on[1]
 

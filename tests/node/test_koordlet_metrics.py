@@ -45,7 +45,7 @@ LINE = "avg10={} avg60=0.20 avg300=0.30 total=9"
 
 
 def test_names_and_labels_are_those_of_koordlet() -> None:
-    declared = {each.name: " ".join(each.labels) for each in DECLARED}
+    declared = {series.name: " ".join(series.labels) for series in DECLARED}
     assert declared == {f"koordlet_{name}": labels for name, labels in LABELS.items()}
 
 

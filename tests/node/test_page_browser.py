@@ -227,8 +227,8 @@ def test_only_the_agent_is_asked(server: HttpServer, tab: Tab) -> None:
 def test_load_and_pressure_of_the_last_hour_are_beside_the_owners(
     node: ServedNode, browser: Browser
 ) -> None:
-    def values(first: float, later: float) -> Values:
-        return (*((first,) * 30), *((later,) * 30))
+    def values(earlier: float, later: float) -> Values:
+        return (*((earlier,) * 30), *((later,) * 30))
 
     load = PastLoad(
         cpus=values(1.0, 3.0), memory_bytes=values(1 << 30, 1 << 30), cpu_pressure=values(0.0, 0.31)

@@ -150,7 +150,7 @@ def test_the_process_of_a_pod_is_that_of_its_sandbox_or_of_a_container_that_runs
     seen = pods(observer)
     processes = [observer.process_of(seen[uid]) for uid in ("a", "b", "c")]
     assert processes == [(sandbox, 60), ("c-b-main", 70), ("", 0)]
-    assert [each.pid for each in (*seen["a"].sandboxes, *seen["b"].containers)] == [60, 70]
+    assert [part.pid for part in (*seen["a"].sandboxes, *seen["b"].containers)] == [60, 70]
 
 
 @pytest.mark.parametrize("path", ["", "/system.slice/sshd.service", "/"])

@@ -89,7 +89,7 @@ def test_a_bad_file_is_named_and_keeps_the_last_configuration(
         assert followed.policy == "auto"
         (problem,) = followed.problems
         assert problem.startswith(f"{followed.folder}/{KEY}: Invalid enum value 'all'")
-    assert len([each for each in caplog.messages if KEY in each]) == 1
+    assert len([message for message in caplog.messages if KEY in message]) == 1
     assert followed.view.now().troubles == (problem,)
     followed.write("{}")
     followed.view.step()

@@ -265,7 +265,7 @@ def test_an_application_of_the_host_is_reported_and_counted(
 
     def cpus() -> float:
         view.sampler.sample()
-        used = [each.used.cpus for each in view.used(CollectPolicy()).applications]
+        used = [application.used.cpus for application in view.used(CollectPolicy()).applications]
         return used[0].last if used and used[0] is not None else 0.0
 
     eventually("its CPU is known", lambda: cpus() > 0.2)
@@ -273,7 +273,7 @@ def test_an_application_of_the_host_is_reported_and_counted(
     assert (reported.name, reported.qos, reported.priority_class) == ("web", QoS.LS, priority)
     loaded = view.load()
     assert loaded is not None
-    counted = [each for each, _ in loaded[1].applications]
+    counted = [name for name, _ in loaded[1].applications]
     assert counted == ([] if priority is None else [priority])
     view.close()
 
@@ -333,7 +333,7 @@ def test_the_load_has_every_pod_of_the_node(tmp_path: Path) -> None:
     assert load.used["memory"] >= load.system["memory"] > 0
     at_1 = PodLoad("koord-prod", exclusive=True, numa_nodes=frozenset([1]))
     assert load.pods == (at_1,)
-    assert load.numa_capacity == {n: {"cpu": 1000, "memory": 1 << 30} for n in (0, 1)}
+    assert load.numa_capacity == {node_id: {"cpu": 1000, "memory": 1 << 30} for node_id in (0, 1)}
     owns = msgspec.structs.replace(NO_DECISION, owners=(Owner("a", "ns/a", QoS.LSE, "0,7"),))
     view.follow([pod("a")], cluster, machine(2, 1), owns)
     loaded = view.load()

@@ -119,7 +119,7 @@ def built(name: str) -> Path | str:
 def folder(name: str) -> Path:
     """The folder of the set for `built`; different for each version and each way to build it."""
     recipe = hashlib.sha256(repr(_COMMANDS[name]).encode())
-    for file in sorted(each for each in module(name).rglob("*") if each.is_file()):
+    for file in sorted(path for path in module(name).rglob("*") if path.is_file()):
         recipe.update(file.read_bytes())
     digest = recipe.hexdigest()[:8]
     return cache() / f"{name}-{_version(name)}-{digest}"

@@ -147,7 +147,7 @@ def test_huge_pages_are_reserved_where_they_are() -> None:
         numa_capacity={0: {"memory": 8 * GIB}, 1: {"memory": 32 * GIB}},
     )
     everything = ColocationStrategy(memory_reclaim_threshold_percent=100)
-    memory = {zone: each[BATCH_MEMORY] for zone, each in of_zones(node, everything).items()}
+    memory = {zone: amounts[BATCH_MEMORY] for zone, amounts in of_zones(node, everything).items()}
     assert memory == {0: 6 * GIB, 1: 30 * GIB}
 
 
@@ -184,11 +184,11 @@ def test_zones_never_offer_more_than_their_node(loads: list[NodeLoad], policy: A
     for load in loads:
         resources = offered(load, chosen, origins)
         before = batch_of_zones(load, chosen, resources, before)
-        origins = {each.name: each.origin for each in resources}
-        for each in resources[:2]:
-            of_each = [amounts[each.name] for amounts in before.values()]
-            assert sum(of_each) <= each.amount
-            assert all(amount % STEPS[each.name.rpartition("-")[2]] == 0 for amount in of_each)
+        origins = {resource.name: resource.origin for resource in resources}
+        for resource in resources[:2]:
+            of_each = [amounts[resource.name] for amounts in before.values()]
+            assert sum(of_each) <= resource.amount
+            assert all(amount % STEPS[resource.name.rpartition("-")[2]] == 0 for amount in of_each)
 
 
 def test_reserved_is_the_larger_amount() -> None:

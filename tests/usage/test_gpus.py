@@ -22,11 +22,11 @@ PODS = {"ns/p", "ns/q"}
 def averages(used: tuple[UsedGpu, ...]) -> list[tuple[str, float | None, float | None]]:
     return [
         (
-            each.uuid,
-            each.core_percent and each.core_percent.average,
-            each.memory_bytes and each.memory_bytes.average,
+            gpu.uuid,
+            gpu.core_percent and gpu.core_percent.average,
+            gpu.memory_bytes and gpu.memory_bytes.average,
         )
-        for each in used
+        for gpu in used
     ]
 
 
@@ -54,7 +54,7 @@ def test_the_cards_are_averaged_over_the_window(sampled: Sampled) -> None:
     sampled.add(GpuReading("GPU-b", 600, 30), GpuReading("GPU-a", 5, None))
     used = sampled.sampler.cards(60)
     assert averages(used) == [("GPU-a", None, 5), ("GPU-b", 20, 500)]
-    assert [(each.minor, each.memory_total_bytes) for each in used] == [(0, None), (1, 1000)]
+    assert [(gpu.minor, gpu.memory_total_bytes) for gpu in used] == [(0, None), (1, 1000)]
     assert averages(sampled.sampler.cards(5)) == [("GPU-a", None, 5), ("GPU-b", 30, 600)]
 
 

@@ -35,8 +35,8 @@ SYSTEMD = "/kubepods.slice"
 def test_a_path_or_the_class_says_where_an_application_is(
     application: dict[str, object], group: str
 ) -> None:
-    read = msgspec.convert({"name": "a", **application}, HostApplication)
-    assert groups([read], SYSTEMD) == {"a": group}
+    converted = msgspec.convert({"name": "a", **application}, HostApplication)
+    assert groups([converted], SYSTEMD) == {"a": group}
 
 
 def test_the_groups_of_the_driver_cgroupfs_have_plain_names() -> None:

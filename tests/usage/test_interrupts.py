@@ -177,14 +177,16 @@ def test_an_interface_that_is_just_being_removed_is_left_out(tmp_path: Path) -> 
 
 
 def test_counts_of_before_a_cpu_came_or_went_are_not_new() -> None:
-    one = Interrupts({0: CpuTimes(1.0, 0.0, 0.0, 0.0)}, "CPU0\n7: 900 PCI nvme0q1\nLOC: 9 Timers\n")
-    two = Interrupts(
+    one_cpu = Interrupts(
+        {0: CpuTimes(1.0, 0.0, 0.0, 0.0)}, "CPU0\n7: 900 PCI nvme0q1\nLOC: 9 Timers\n"
+    )
+    two_cpus = Interrupts(
         {0: CpuTimes(2.0, 0.5, 0.0, 0.0)},
         "CPU0 CPU1\n7: 900 0 PCI nvme0q1\nLOC: 99 1 Timers\n",
     )
-    assert taken(one, two).seconds == {"Timers": {0: 0.5}}
-    back = msgspec.structs.replace(one, cpus={0: CpuTimes(3.0, 1.0, 0.0, 0.0)})
-    assert taken(two, back).seconds == {}
+    assert taken(one_cpu, two_cpus).seconds == {"Timers": {0: 0.5}}
+    back = msgspec.structs.replace(one_cpu, cpus={0: CpuTimes(3.0, 1.0, 0.0, 0.0)})
+    assert taken(two_cpus, back).seconds == {}
 
 
 def test_a_machine_without_the_files_has_nothing(tmp_path: Path) -> None:

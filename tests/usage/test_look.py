@@ -70,7 +70,7 @@ def test_mounts_and_names_that_are_no_text_are_no_units(tmp_path: Path) -> None:
     between = lookout.look([POD])
     assert between is not None
     assert not lookout.incomplete
-    assert [each.party.name for each in between.runners] == [
+    assert [runner.party.name for runner in between.runners] == [
         "system.slice/b.service",
         "machine.slice",
     ]
@@ -203,7 +203,7 @@ def test_a_container_may_make_any_number_of_groups(tmp_path: Path) -> None:
     write_thread(tmp_path, 5, 5.25)
     between = lookout.look([POD])
     assert between is not None
-    assert [each.delay_seconds for each in between.containers] == [0.25, 0.0]
+    assert [container.delay_seconds for container in between.containers] == [0.25, 0.0]
 
 
 def test_a_group_that_can_not_be_read_did_not_run() -> None:

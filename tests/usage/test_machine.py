@@ -48,11 +48,11 @@ def test_the_memory_of_a_group_by_both_versions_of_cgroups(prefix: str) -> None:
     """In v1 the fields without prefix are those of the group alone."""
     values = {"inactive_anon": 1, "active_anon": 2, "unevictable": 4, "active_file": 8}
     text = "".join(f"{prefix}{name} {value}\n" for name, value in values.items())
-    own = "inactive_anon 100\nactive_anon 100\npgmajfault 70\n" if prefix else ""
-    assert group_memory(own + text) is None
+    without_prefix = "inactive_anon 100\nactive_anon 100\npgmajfault 70\n" if prefix else ""
+    assert group_memory(without_prefix + text) is None
     text += f"{prefix}inactive_file 16\n"
-    assert group_memory(own + text) == GroupMemory(7, 31)
-    assert group_memory(f"{own}{text}{prefix}pgmajfault 9") == GroupMemory(7, 31, 9)
+    assert group_memory(without_prefix + text) == GroupMemory(7, 31)
+    assert group_memory(f"{without_prefix}{text}{prefix}pgmajfault 9") == GroupMemory(7, 31, 9)
 
 
 def test_major_faults_of_the_machine() -> None:

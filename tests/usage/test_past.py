@@ -38,9 +38,9 @@ def test_an_older_hour_is_forgotten(gap_minutes: int) -> None:
     at = (MINUTES - 1 + gap_minutes) * 60
     history.add(at, {MACHINE: {"cpus": 2.0}})
     values = history.hour(at, WALL).machine.cpus
-    left = max(MINUTES - gap_minutes, 0)
-    unknown = (None,) * (MINUTES - left - 1)
-    assert values == (*((1.0,) * left), *unknown, 2.0)
+    kept_minutes = max(MINUTES - gap_minutes, 0)
+    unknown = (None,) * (MINUTES - kept_minutes - 1)
+    assert values == (*((1.0,) * kept_minutes), *unknown, 2.0)
 
 
 def test_a_part_that_is_gone_is_dropped() -> None:

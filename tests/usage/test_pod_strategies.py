@@ -112,10 +112,10 @@ def test_memory_follows_the_policy_of_the_pod(
 
 
 def test_only_pods_of_the_class_ls_have_a_group_identity_of_their_own() -> None:
-    own = {"enable": True, "groupIdentity": 1}
-    assert in_force(cpu=own).cpu_qos == CpuQos(True, 1)
+    cpu_qos = {"enable": True, "groupIdentity": 1}
+    assert in_force(cpu=cpu_qos).cpu_qos == CpuQos(True, 1)
     assert in_force(cpu={"groupIdentity": 1}).cpu_qos == CpuQos()
-    of_be = in_force(QoS.BE, cpu=own)
+    of_be = in_force(QoS.BE, cpu=cpu_qos)
     assert (of_be.cpu_qos, of_be.own) == (CpuQos(), ())
 
 

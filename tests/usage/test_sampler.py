@@ -80,8 +80,8 @@ class Cgroups:
         return self._host.cpu.get(group)
 
     def memory(self, group: str) -> GroupMemory | None:
-        read = self._host.memory_of.get(group)
-        return None if read is None else GroupMemory(*read, self._host.faults_of.get(group))
+        memory = self._host.memory_of.get(group)
+        return None if memory is None else GroupMemory(*memory, self._host.faults_of.get(group))
 
     def disks(self, group: str) -> dict[str, DiskTraffic]:
         return self._host.disks_of.get(group, {})
@@ -283,14 +283,14 @@ def test_the_past_has_what_each_part_used_and_waited_for(
     def last(load: PastLoad) -> dict[str, float | None]:
         """The quantities that are known, in the last minute."""
         values = msgspec.structs.asdict(load)
-        return {name: each[-1] for name, each in values.items() if each}
+        return {name: minutes[-1] for name, minutes in values.items() if minutes}
 
     assert last(hour.machine) == {"cpus": 1.75, "memory_bytes": 30 * GIB, "cpu_pressure": 0.25}
     assert {node: last(load) for node, load in hour.numa_nodes.items()} == {
         0: {"cpus": 1.0, "memory_bytes": GIB},
         1: {"cpus": 0.75, "memory_bytes": 2 * GIB},
     }
-    assert [(each.kind, each.node, last(each.load)) for each in hour.pools] == [
+    assert [(pool.kind, pool.node, last(pool.load)) for pool in hour.pools] == [
         ("LS", 0, {"cpus": 1.0, "of_cpus": 2.0}),
         ("LS", 1, {"cpus": 0.5, "of_cpus": 1.0}),
         ("own", 1, {"cpus": 0.25, "of_cpus": 1.0}),

@@ -62,7 +62,11 @@ def test_the_kernel_has_threads_with_names_and_cpus() -> None:
     if not threads:
         pytest.skip("this machine does not show the kernel's threads")
     softirq = (reader.kernel_thread(thread) for thread in threads)
-    thread = next(each for each in softirq if each and each.name == "ksoftirqd/0")
+    thread = next(
+        kernel_thread
+        for kernel_thread in softirq
+        if kernel_thread and kernel_thread.name == "ksoftirqd/0"
+    )
     assert str(thread.cpus) == "0"
 
 

@@ -16,10 +16,10 @@ GOLD = {"matchLabels": {"pool": "gold"}}
 
 def config(**keys: Any) -> SloConfig:
     """A configuration without faults; the names of keys with underscores."""
-    data = {name.replace("_", "-"): json.dumps(value).encode() for name, value in keys.items()}
-    made, troubles = parsed(data, SloConfig())
+    texts = {name.replace("_", "-"): json.dumps(value).encode() for name, value in keys.items()}
+    parsed_config, troubles = parsed(texts, SloConfig())
     assert troubles == ()
-    return made
+    return parsed_config
 
 
 BURST = config(
@@ -51,7 +51,7 @@ def test_the_first_pool_that_matches_has_the_last_word(
     burst = spec["cpuBurstStrategy"]
     assert (burst["policy"], burst["cpuBurstPercent"]) == (policy, percent)
     assert origins["cpuBurstStrategy"] == origin
-    assert [each["name"] for each in spec["hostApplications"]] == applications
+    assert [application["name"] for application in spec["hostApplications"]] == applications
     assert "systemStrategy" not in origins
     assert troubles == ()
 
@@ -90,12 +90,14 @@ def test_the_bandwidth_of_a_node_overrides_that_of_all() -> None:
     ],
 )
 def test_a_key_with_a_bad_value_keeps_what_it_had(key: str, text: str, trouble: str) -> None:
-    after, (said,) = parsed({key: text.encode()}, BURST)
-    assert said.startswith(f"{key}: ")
-    assert trouble in said
+    parsed_config, (fault,) = parsed({key: text.encode()}, BURST)
+    assert fault.startswith(f"{key}: ")
+    assert trouble in fault
     of_key = key == "cpu-burst-config"
-    assert (after.strategies["cpu-burst-config"] == BURST.strategies["cpu-burst-config"]) is of_key
-    assert (after.applications == BURST.applications) is (key == "host-application-config")
+    assert (
+        parsed_config.strategies["cpu-burst-config"] == BURST.strategies["cpu-burst-config"]
+    ) is of_key
+    assert (parsed_config.applications == BURST.applications) is (key == "host-application-config")
 
 
 @pytest.mark.parametrize(
@@ -110,12 +112,12 @@ def test_a_key_with_a_bad_value_keeps_what_it_had(key: str, text: str, trouble: 
 def test_a_selector_that_is_invalid_matches_nothing_and_is_named(selector: Any) -> None:
     pools = {"nodeStrategies": [{"nodeSelector": selector, "policy": "auto"}]}
     nodes = {"nodeConfigs": [{"nodeSelector": selector, "applications": [{"name": "a"}]}]}
-    data = {"cpu-burst-config": pools, "host-application-config": nodes}
-    texts = {key: json.dumps(value).encode() for key, value in data.items()}
-    made, troubles = parsed(texts, SloConfig())
-    assert [each.partition("Selector: ")[0] for each in troubles] == [
+    keys = {"cpu-burst-config": pools, "host-application-config": nodes}
+    texts = {key: json.dumps(value).encode() for key, value in keys.items()}
+    parsed_config, troubles = parsed(texts, SloConfig())
+    assert [trouble.partition("Selector: ")[0] for trouble in troubles] == [
         "cpu-burst-config: nodeStrategies[0].node",
         "host-application-config: nodeConfigs[0].node",
     ]
-    spec, origins, _ = slo_config.spec(made, {"a": "b"}, {})
+    spec, origins, _ = slo_config.spec(parsed_config, {"a": "b"}, {})
     assert (spec["cpuBurstStrategy"]["policy"], origins) == ("none", {})

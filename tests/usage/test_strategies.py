@@ -30,7 +30,7 @@ def test_a_section_comes_from_the_object_only_if_it_is_valid() -> None:
     in_force = strategies.of_object(text)
     assert in_force.origins == {"cpuBurstStrategy": "NodeSLO"}
     assert in_force.slo.cpu_burst_strategy.policy == "auto"
-    assert [each[: each.index("Factor")] for each in in_force.troubles] == [
+    assert [trouble[: trouble.index("Factor")] for trouble in in_force.troubles] == [
         "NodeSLO n: spec.systemStrategy.watermarkScale"
     ]
 

@@ -120,11 +120,11 @@ def test_a_pod_has_the_traffic_of_its_own_namespace(pid: int) -> None:
 def test_a_process_with_the_pid_of_an_ended_one_is_not_of_the_pod(pid: int) -> None:
     networks = PodNetworks(Tree("/"))
     assert networks.read({"pod": ("/", pid)})
-    with subprocess.Popen(["unshare", "--net", "sleep", "1000"]) as other:
+    with subprocess.Popen(["unshare", "--net", "sleep", "1000"]) as sleeper:
         try:
-            assert networks.read({"pod": ("/", other.pid)}) == {}
+            assert networks.read({"pod": ("/", sleeper.pid)}) == {}
         finally:
-            other.kill()
+            sleeper.kill()
 
 
 def test_where_the_network_of_the_host_is_not_known_no_pod_has_traffic(

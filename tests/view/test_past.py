@@ -54,7 +54,7 @@ def test_a_column_has_the_highest_value_of_its_minutes(
 
 
 def test_a_chart_is_scaled_by_its_highest_value_unless_that_is_small() -> None:
-    rising = tuple(each / 10 for each in range(1, 11))
+    rising = tuple(tenth / 10 for tenth in range(1, 11))
     assert past.line_chart(rising, 10, FULL) == "▁▂▂▃▄▅▆▆▇█"
     assert past.line_chart(rising, 10, ASCII) == "1234567899"
     assert past.line_chart(rising, 10, FULL, most=2.0) == "▁▁▁▂▂▂▃▃▄▄"

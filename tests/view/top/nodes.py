@@ -159,15 +159,15 @@ def hour(observed: NodeObservation) -> PastHour:
     waits = "ns/b waited 310 ms of each second for CPUs 2: 310 ms batch/hog (BE)"
     pools = tuple(
         PastPool(
-            each.kind,
-            each.node,
+            pool.kind,
+            pool.node,
             PastLoad(
                 cpus=_minutes(lambda minute, size=size: size * minute / 100),  # type: ignore[misc]
                 of_cpus=_minutes(lambda _, size=size: size),  # type: ignore[misc]
             ),
         )
-        for each in (*observed.node.pools, LivePool("own", 0, "1-3"))
-        for size in [float(len(CpuSet.parse(each.cpus)))]
+        for pool in (*observed.node.pools, LivePool("own", 0, "1-3"))
+        for size in [float(len(CpuSet.parse(pool.cpus)))]
     )
     machine = PastLoad(
         _minutes(lambda minute: minute / 10),
