@@ -213,7 +213,7 @@ class Controllers:
 
     def __init__(self, root: str = "/sys/fs/cgroup", handles: Handles | None = None) -> None:
         self._mounts: dict[str, tuple[Literal[1, 2], str]] = {
-            each: mount for each in _ALL if (mount := mounted(root, each))
+            controller: mount for controller in _ALL if (mount := mounted(root, controller))
         }
         # Most hosts with v1 mount both as one.
         if mount := mounted(root, "cpuacct") or self._mounts.get("cpu"):

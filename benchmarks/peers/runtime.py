@@ -155,8 +155,8 @@ class Runtime:
         del request.config.command[:]
         request.config.command.extend((_PROGRAM, *words))
         request.config.mounts.add(container_path=_PROGRAM, host_path=str(program), readonly=True)
-        for each in folders:
-            request.config.mounts.add(container_path=each, host_path=each)
+        for folder in folders:
+            request.config.mounts.add(container_path=folder, host_path=folder)
         if device:
             request.config.devices.add(container_path=device, host_path=device, permissions="rw")
         request.config.linux.resources.cpuset_cpus = cpus
