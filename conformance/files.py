@@ -154,6 +154,12 @@ KINDS: Final = (
     _kind("koordinator-predict", "koordinator_predict", "op expect", ops="histogram peak"),
     _kind("koordinator-cpu-burst", "koordinator_cpu_burst", "op expect", ops="round limiter"),
     _kind("koordinator-nodeslo", "koordinator_nodeslo", "config node expect"),
+    _kind(
+        "koordinator-evict",
+        "koordinator_evict",
+        "op features threshold node pods metrics evictedBefore cannotEvict expect",
+        ops="cpu memory",
+    ),
     _kind("koordinator-resctrl", "koordinator_resctrl", "op expect", ops="l3 mb"),
     _kind("koordinator-memory-qos", "koordinator_memory_qos", "strategy node pods expect"),
     _kind(

@@ -40,6 +40,9 @@ VERDICTS: Final[dict[str, Counter[str | None]]] = {
     "koordinator-batch-mid": Counter({None: 1000}),
     "koordinator-predict": Counter({None: 600}),
     "koordinator-nodeslo": Counter({None: 600}),
+    "koordinator-evict": Counter(
+        {None: 848, "bytes-times-1000": 16, "idle-below-one-core": 9, "victims-in-vain": 127}
+    ),
     "koordinator-resctrl": Counter({None: 603, "mask-without-ways": 57}),
     "koordinator-memory-qos": Counter(
         {None: 198, "protected-beyond-node": 5, "pods-killed-together": 597}

@@ -12,6 +12,12 @@ import msgspec
 import urllib3
 
 from agent.allocate import batch
+from agent.allocate.colocation.eviction_pod import (
+    EVICTION_POLICY,
+    EVICTION_PRIORITY,
+    SUB_PRIORITY,
+    eviction_pod,
+)
 from agent.allocate.device_holders import reported_devices
 from agent.allocate.devices import partitions
 from agent.allocate.node_allocator.answer import spec_text
@@ -559,6 +565,22 @@ def _objects() -> Iterator[Target]:
             },
             "mb": {"schemata": {"percent": 20}},
         },
+    )
+    yield json_target(
+        "evictions of a pod",
+        lambda text: eviction_pod(
+            ApiPod(
+                *("u", "ns", "p", "n", apiobjects.Phase.RUNNING),
+                {SUB_PRIORITY: text.decode("utf-8", "replace")},
+                dict.fromkeys(
+                    (EVICTION_POLICY, EVICTION_PRIORITY), text.decode("utf-8", "replace")
+                ),
+                *("burstable", 0),
+            ),
+            qos.PriorityClass.BATCH,
+            *(None, None),
+        ),
+        ["MemoryEvict"],
     )
     yield json_target(
         "slo-config",

@@ -7,6 +7,9 @@ from typing import Final
 UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     "it rounds or counts numbers of ours": (
         "allocate.colocation.be_suppress:_milli",
+        "allocate.colocation.eviction:_batch_cpu",
+        "allocate.colocation.eviction:_missing",
+        "allocate.colocation.eviction:_requested",
         "allocate.devices.need:filled",
         "allocate.node_allocation:TopologyOptions.unamplified",
         "allocate.placement.residual:points",
