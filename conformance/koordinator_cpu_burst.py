@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from agent.allocate.colocation import cpu_burst
-from agent.allocate.colocation.cpu_burst import BurstContainer, BurstPod, SharePool
+from agent.allocate.colocation.cpu_burst import BurstContainer, BurstPod, SharedUse, SharePool
 from agent.model.node_slo import CpuBurst, NodeSlo
 from agent.model.objects import converted
 from agent.model.pod.apiobjects import ApiPod, from_object
@@ -26,7 +26,7 @@ Write = list[str]
 ABOVE_QUOTA: Final = Difference(
     "burst-above-quota",
     "koordlet writes a burst larger than the group's quota, which mainline kernels refuse, so that"
-    " there is none; Topolet bounds it by the quota",
+    " there is none; Topolet bounds it by the quota of the limit",
     listed=True,
 )
 ACCUMULATED: Final = Difference(
@@ -116,7 +116,7 @@ def _share_pool(strategy: CpuBurst, case: Json, pods: Iterable[tuple[ApiPod, Jso
             owned_milli += pod_requests(pod).get("cpu", 0)
         if used is not None and _label(pod) in _OWN_OR_REST:
             used -= _average(measured["used"]) or 0.0
-    return cpu_burst.share_pool(strategy, case["cpus"], owned_milli, used)
+    return cpu_burst.share_pool(strategy, SharedUse(case["cpus"], owned_milli, used))
 
 
 def _average(samples: Sequence[float]) -> float | None:

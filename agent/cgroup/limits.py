@@ -23,6 +23,7 @@ those that depend on it.
 * On v1 a child's quota or memory nodes can't exceed its parent's (EINVAL, EACCES, EBUSY). So values
   that grow are written first, from the top down, then values that shrink, from the bottom up.
   Groups that were not requested are never written.
+* The kernel refuses a burst above the quota of its group (EINVAL), so the quota is as a parent's.
 * With swap accounting, v1 refuses a memory limit above the limit of memory and swap (EINVAL).
   Runtimes set both to the same value when a container may not swap, so the second is raised first.
 * A memory limit below the present use is not written: v2 would kill processes, and v1 reclaims for
@@ -231,7 +232,9 @@ def _ordered(steps: list[ValueWrite], nested_nodes: bool) -> Iterator[ValueWrite
     group gets other nodes and a group below it changes too, it has the old and the new nodes until
     that group has changed.
     """
-    top_down = sorted(steps, key=lambda step: (step.group.count("/"), step.group))
+    top_down = sorted(
+        steps, key=lambda step: (step.group.count("/"), step.group, step.file in _BURSTS)
+    )
     above = {ancestor for step in steps if step.file == MEMS for ancestor in ancestors(step.group)}
     shrinking = []
     yield from (step for step in top_down if step.file == MIGRATE)
@@ -576,6 +579,9 @@ def _idle_amount(text: str) -> int:
 
 IDLE: Final = "cpu.idle"
 BVT: Final = "cpu.bvt_warp_ns"
+BURST: Final = "cpu.cfs_burst_us"
+MAX_BURST: Final = "cpu.max.burst"
+_BURSTS: Final = (BURST, MAX_BURST)
 MEMORY_MIN: Final = "memory.min"
 MEMORY_LOW: Final = "memory.low"
 MEMORY_HIGH: Final = "memory.high"
@@ -583,6 +589,8 @@ OOM_GROUP: Final = "memory.oom.group"
 _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
     IDLE: _idle_amount,
     BVT: int,
+    BURST: int,
+    MAX_BURST: int,
     MEMORY_MIN: _memory_amount,
     MEMORY_LOW: _memory_amount,
     MEMORY_HIGH: _memory_amount,

@@ -51,7 +51,7 @@ VERDICTS: Final[dict[str, Counter[str | None]]] = {
         {None: 971, "no-cpu-for-be": 5, "part-dropped": 17, "unlimited-left": 7}
     ),
     "koordinator-cpu-burst": Counter(
-        {None: 517, "burst-above-quota": 143, "pod-quota-accumulated": 57, "whole-seconds": 83}
+        {None: 516, "burst-above-quota": 145, "pod-quota-accumulated": 56, "whole-seconds": 83}
     ),
     "kubelet-state-files": Counter({None: 14}),
     "koordinator-device-requests": Counter(

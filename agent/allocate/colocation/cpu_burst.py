@@ -7,9 +7,9 @@ in steps up to a multiple of the limit. Both are for pods of the classes LS and 
 own CPUs, or get what is left.
 
 A mainline kernel refuses a burst above the group's quota, and a quota below its burst. So no burst
-is larger than the quota beside it, and where both change, a quota that grows is written before the
-burst, and one that shrinks after it. A pod's quota is made of its limit and of what its containers
-got above theirs, whatever its cgroup has, so a write that failed leaves nothing behind.
+is larger than the quota of the limit, which a runtime or a kubelet may write again at any time. A
+pod's quota is made of its limit and of what its containers got above theirs, whatever its cgroup
+has, so a write that failed leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import msgspec
 from agent.model.linux_resources import LEAST_QUOTA_MICROSECONDS, CpuQuota
 from agent.model.node_slo import CpuBurst
 
-_SAVING: Final = ("cpuBurstOnly", "auto")
-_SCALING: Final = ("cfsQuotaBurstOnly", "auto")
+SAVING: Final = ("cpuBurstOnly", "auto")
+SCALING: Final = ("cfsQuotaBurstOnly", "auto")
+"""The policies with which groups save CPU time, and those with which quotas grow."""
 _UP, _SAME, _DOWN = 12, 10, 8
 """Tenths of a quota."""
 _COOLING: Final = 0.9
@@ -32,6 +33,18 @@ _COOLING: Final = 0.9
 _FIRST_TOKENS: Final = 0.25
 """The part of a limiter's capacity that a container starts with."""
 _SAVES_BELOW_PERCENT: Final = 60
+
+
+class SharedUse(msgspec.Struct, frozen=True):
+    """The CPUs of a node and the use of those that no pod owns."""
+
+    cpus: int
+    owned_milli: int
+    """What LSE and LSR pods request."""
+    used_cores: float | None
+    """What all others but BE pods use, over some seconds; None if it is not known."""
+    cpu_normalization_ratio: float = 1.0
+    """What the quotas of limits may be divided by."""
 
 
 class SharePool(enum.Enum):
@@ -46,17 +59,12 @@ class SharePool(enum.Enum):
     """Not measured: no quota grows."""
 
 
-def share_pool(
-    strategy: CpuBurst, cpus: int, owned_milli: int, used_cores: float | None
-) -> SharePool:
-    """The state by the part that is used of the CPUs that no pod owns.
-
-    `owned_milli`: what LSE and LSR pods request.
-    `used_cores`: what all others but BE pods use, over some seconds; None if it is not known."""
-    if used_cores is None:
+def share_pool(strategy: CpuBurst, use: SharedUse | None) -> SharePool:
+    """The state by the part that is used of the CPUs that no pod owns."""
+    if use is None or use.used_cores is None:
         return SharePool.UNKNOWN
-    shared = cpus - owned_milli / 1000
-    used = used_cores / shared if shared > 0 else 1.0
+    shared = use.cpus - use.owned_milli / 1000
+    used = use.used_cores / shared if shared > 0 else 1.0
     threshold = strategy.share_pool_threshold_percent / 100
     if used >= threshold:
         return SharePool.OVERLOAD
@@ -113,16 +121,16 @@ def pod_burst(strategy: CpuBurst, pool: SharePool, pod: BurstPod) -> PodCpuValue
 
     `strategy`: the pod's own, which its annotation may have changed."""
     quotas = {name: _quota(strategy, pool, each) for name, each in pod.containers.items()}
+    bases = {name: _base(each) for name, each in pod.containers.items()}
     bursts = {
-        name: min(wanted_burst(strategy, each), quotas[name])
+        name: min(wanted_burst(strategy, each), bases[name])
         for name, each in pod.containers.items()
     }
     whole, burst = None, sum(bursts.values())
     if pod.limit_microseconds is not None:
-        bases = {name: _base(each) for name, each in pod.containers.items()}
-        above = sum(quotas.values()) - sum(bases.values())
-        whole = max(LEAST_QUOTA_MICROSECONDS, pod.limit_microseconds, *bases.values()) + above
-        burst = min(burst, whole)
+        of_limit = max(LEAST_QUOTA_MICROSECONDS, pod.limit_microseconds, *bases.values())
+        whole = of_limit + sum(quotas.values()) - sum(bases.values())
+        burst = min(burst, of_limit)
     return PodCpuValues(
         CpuValues(None if whole is None else CpuQuota(whole), burst),
         {
@@ -135,7 +143,7 @@ def pod_burst(strategy: CpuBurst, pool: SharePool, pod: BurstPod) -> PodCpuValue
 def wanted_burst(strategy: CpuBurst, container: BurstContainer) -> int:
     """By the strategy alone, in microseconds."""
     limit = container.limit_microseconds
-    if limit is None or strategy.policy not in _SAVING:
+    if limit is None or strategy.policy not in SAVING:
         return 0
     return limit * strategy.cpu_burst_percent // 100
 
@@ -148,7 +156,7 @@ def _base(container: BurstContainer) -> int:
 
 def _quota(strategy: CpuBurst, pool: SharePool, container: BurstContainer) -> int:
     least, present = _base(container), container.quota_microseconds
-    if present is None or strategy.policy not in _SCALING:
+    if present is None or strategy.policy not in SCALING:
         return least
     most = least * strategy.cfs_quota_burst_percent // 100
     return min(max(least, present * _tenths(pool, container) // 10), most)

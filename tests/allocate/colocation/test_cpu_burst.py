@@ -12,6 +12,7 @@ from agent.allocate.colocation.cpu_burst import (
     BurstPod,
     CpuValues,
     PodCpuValues,
+    SharedUse,
     SharePool,
     pod_burst,
     share_pool,
@@ -51,8 +52,12 @@ def micros(values: CpuValues) -> int:
 
 @given(STRATEGIES, POOLS, PODS)
 def test_a_kernel_takes_the_values(strategy: CpuBurst, pool: SharePool, pod: BurstPod) -> None:
-    """It refuses a burst above its quota, and v1 a quota above that of the parent."""
+    """It refuses a burst above its quota, also above that of the limit if another process writes
+    it, and v1 a quota above that of the parent."""
     wanted = pod_burst(strategy, pool, pod)
+    for name, container in pod.containers.items():
+        of_limit = max(LEAST_QUOTA_MICROSECONDS, container.limit_microseconds or 0)
+        assert wanted.containers[name].burst_microseconds <= of_limit
     for group in (wanted.pod, *wanted.containers.values()):
         assert group.burst_microseconds >= 0
         if group.quota is not None:
@@ -153,11 +158,11 @@ def test_a_pod_with_a_lifted_quota_keeps_it() -> None:
     ],
 )
 def test_states_of_the_shared_cpus(used_cores: float | None, state: SharePool) -> None:
-    assert share_pool(AUTO, 8, 4000, used_cores) is state
+    assert share_pool(AUTO, SharedUse(8, 4000, used_cores)) is state
 
 
 def test_owners_of_all_cpus_leave_nothing_to_spare() -> None:
-    assert share_pool(AUTO, 8, 8000, 0.0) is SharePool.OVERLOAD
+    assert share_pool(AUTO, SharedUse(8, 8000, 0.0)) is SharePool.OVERLOAD
 
 
 @given(
