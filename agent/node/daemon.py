@@ -388,6 +388,7 @@ class _Agent:
         controllers: Controllers,
         journal: Journal,
     ) -> Colocation:
+        from agent.node.colocation.cpu_burst import CpuBursting
         from agent.node.colocation.cpu_priority import CpuPriority
         from agent.node.colocation.cpu_suppression import CpuSuppression
         from agent.node.colocation.memory_qos import PodMemoryQos
@@ -405,7 +406,11 @@ class _Agent:
             controllers,
             journal,
             CpuSuppression(controllers, journal, view.node_use, on_owned),
-            (CpuPriority(controllers), memory_qos),
+            (
+                CpuPriority(controllers),
+                CpuBursting(controllers, journal, view.shared_use, wake),
+                memory_qos,
+            ),
             view.in_cluster,
             strategies.now,
             lambda pod: snapshot.excludes_any(self.reconciler.exclude, pod.namespace, pod.name),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from agent.allocate.colocation.be_suppress import NodeUse
+from agent.allocate.colocation.cpu_burst import SharedUse
 from agent.allocate.pools import Decision
 from agent.allocate.present import in_api
 from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone
@@ -26,7 +27,7 @@ from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.topology import Topology
 from agent.model.devices.gpus import GpuReading
 from agent.model.node_slo import HostApplication
-from agent.model.nrt.node_annotations import node_reservation
+from agent.model.nrt.node_annotations import cpu_normalization_ratio, node_reservation
 from agent.model.objects import ObjectError
 from agent.model.pod.annotations import AnnotationError, resource_status
 from agent.model.pod.apiobjects import ApiNode, ApiPod
@@ -245,6 +246,25 @@ class UsageView:
         with self._lock:
             node = self._cluster.node
         return None if node is None else node.allocatable.get("memory")
+
+    def shared_use(self) -> SharedUse | None:
+        """The use of the CPUs that no pod owns, for CPU burst; None while it is not known. Raises
+        AnnotationError."""
+        of_node = self.sampler.node(_BURST_SECONDS).cpus
+        of_pods = self.sampler.pods(_BURST_SECONDS)
+        with self._lock:
+            node, in_api, decided = self._cluster.node, self._api_pods, self._decided
+        if node is None or decided is None:
+            return None
+        owned_milli, used_cores = 0, None if of_node is None else of_node.average
+        for uid, pod in in_api.items():
+            owns = qos_of_pod(pod) in (QoS.LSE, QoS.LSR)
+            owned_milli += pod_requests(pod).get("cpu", 0) if owns else 0
+            cores = of_pods[uid].cpus if uid in of_pods and (owns or is_be(pod)) else None
+            if cores is not None and used_cores is not None:
+                used_cores -= cores.average
+        ratio = cpu_normalization_ratio(node.annotations)
+        return SharedUse(len(decided[0].cpus), owned_milli, used_cores, ratio)
 
     def in_cluster(self) -> tuple[Mapping[str, Pod], Mapping[str, ApiPod]]:
         """The pods that are sampled, and their objects in the API, by uid."""
@@ -481,6 +501,7 @@ def _p90(used: Used) -> tuple[float, float] | None:
 
 _HOT: Final = NodeMemoryPolicy.WITH_HOT_PAGE_CACHE
 _LAST_SECONDS: Final = 60.0
+_BURST_SECONDS: Final = 5.0
 
 
 def is_be(pod: ApiPod) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.allocate.colocation.cpu_burst import SharedUse
 from agent.allocate.pools import Decision
 from agent.cgroup.hierarchy import Controllers, mounted
 from agent.kube.errors import KubeError, ServerError
@@ -24,11 +25,11 @@ from agent.kube.objects import Kind
 from agent.model.devices.device_object import Device, DeviceType
 from agent.model.devices.gpus import GpuReading
 from agent.model.devices.holding import GpuUse
-from agent.model.nrt.node_annotations import RESERVATION
-from agent.model.pod.annotations import RESOURCE_STATUS
-from agent.model.pod.apiobjects import ApiNode, ApiPod, Phase
+from agent.model.nrt.node_annotations import CPU_NORMALIZATION_RATIO, RESERVATION
+from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError
+from agent.model.pod.apiobjects import ApiContainer, ApiNode, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState
-from agent.model.pod.qos import Pool, QoS
+from agent.model.pod.qos import QOS_LABEL, Pool, QoS
 from agent.model.snapshot import Owner
 from agent.node.cluster_view import ClusterState
 from agent.node.report import GpuMoment
@@ -114,6 +115,32 @@ def test_pods_train_the_models_of_their_class(tmp_path: Path) -> None:
     assert prod is not None
     assert prod.peak.cpu_milli > 0
     assert prod.reclaimable == Peak()
+
+
+def test_pods_that_own_cpus_are_no_part_of_the_shared_use(tmp_path: Path) -> None:
+    def api_pod(name: str, qos: str) -> ApiPod:
+        labels = {QOS_LABEL: qos}
+        requests = (ApiContainer("main", {"cpu": 500}),)
+        return ApiPod(
+            name, "ns", name, "n", Phase.RUNNING, labels, {}, "burstable", 0, containers=requests
+        )
+
+    in_api = {name: api_pod(name, qos) for name, qos in (("a", "LSR"), ("b", "LSE"), ("c", "LS"))}
+    view = UsageView("/", str(tmp_path), Controllers(), AgentMetrics())
+    assert view.shared_use() is None
+    node = ApiNode(annotations={CPU_NORMALIZATION_RATIO: "1.20"})
+    pods, topology = [pod(name) for name in in_api], machine(1, 2)
+    view.follow(pods, ClusterState(node, in_api, pods_listed=True), topology, NO_DECISION)
+    assert view.shared_use() == SharedUse(len(topology.cpus), 1000, None, 1.2)
+    for _ in range(2):
+        view.sampler.sample()
+    sampled = view.shared_use()
+    assert sampled is not None
+    assert sampled.used_cores is not None
+    wrong = ApiNode(annotations={CPU_NORMALIZATION_RATIO: "fast"})
+    view.follow(pods, ClusterState(wrong, in_api, pods_listed=True), topology, NO_DECISION)
+    with pytest.raises(AnnotationError, match=r"'fast' is not a number"):
+        view.shared_use()
 
 
 @pytest.fixture

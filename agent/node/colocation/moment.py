@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from agent.allocate.pools import Decision
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QoS
@@ -37,6 +38,8 @@ class Moment(msgspec.Struct, frozen=True):
 
     pods: tuple[ColocatedPod, ...] = ()
     strategies: Strategies = Strategies()
+    decision: Decision | None = None
+    """Of the last pass; None before the first."""
 
 
 class WantedFiles(msgspec.Struct, frozen=True):

@@ -89,6 +89,7 @@ class Colocation:
         self._told_at = -TOLD_SECONDS
         self._problem = Problem(log, f"{path}: ")
         self._be_cpus: CpuSet | None = None
+        self._decision: Decision | None = None
         self._made_of: tuple[Mapping[str, Pod], Mapping[str, ApiPod], Strategies] | None = None
         self._colocated: tuple[ColocatedPod, ...] = ()
         self._held: frozenset[Key] = frozenset()
@@ -105,6 +106,7 @@ class Colocation:
 
     def follow(self, topology: Topology, decision: Decision) -> None:
         """Takes the pools of a pass."""
+        self._decision = decision
         self._suppression.follow(topology, decision)
 
     def step(self) -> None:
@@ -162,7 +164,7 @@ class Colocation:
             managed = (pod for pod in pods.values() if not self._excludes(pod))
             self._colocated = tuple(colocated(managed, in_api, made_of[2]))
             self._made_of = made_of
-        return Moment(self._colocated, made_of[2])
+        return Moment(self._colocated, made_of[2], self._decision)
 
     def _write(self, wanted: Mapping[Key, str]) -> tuple[str, ...]:
         """Returns the failures."""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from agent.allocate.colocation.be_suppress import NodeUse
+from agent.allocate.colocation.cpu_burst import SharedUse
 from agent.cgroup.hierarchy import Controllers
 from agent.cgroup.journal import Journal
+from agent.cgroup.limits import MAX, QUOTA
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.node_slo import CpuQos, NodeSlo, QosClass, ResourceQos
-from agent.model.pod.apiobjects import ApiPod, Phase
+from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState, Pod
+from agent.model.pod.qos import KubeClass
+from agent.node.colocation.cpu_burst import CpuBursting
 from agent.node.colocation.cpu_priority import CpuPriority
 from agent.node.colocation.cpu_suppression import CpuSuppression
 from agent.node.colocation.memory_qos import PodMemoryQos
@@ -27,6 +32,7 @@ from tests.builders import pod
 from tests.cgroup.real_groups import RealGroups
 
 ROOT = "/sys/fs/cgroup"
+WITHOUT_LIMIT = MappingProxyType({"main": 0})
 BATCH_IDLES = Strategies(
     NodeSlo(
         resource_qos_strategy=ResourceQos(
@@ -75,6 +81,7 @@ class ColocatedNode:
         self.strategies = BATCH_IDLES
         self.excluded = ""
         self.use: NodeUse | None = None
+        self.shared_use: SharedUse | None = None
         self.passes: list[CpuSet | None] = []
         self.now = 100.0
         self.problems: dict[str, int] = {}
@@ -94,6 +101,13 @@ class ColocatedNode:
             self.suppression,
             (
                 CpuPriority(self.controllers),
+                CpuBursting(
+                    self.controllers,
+                    self.journal,
+                    lambda: self.shared_use,
+                    self.wake,
+                    lambda: self.now,
+                ),
                 PodMemoryQos(
                     self.controllers,
                     lambda: self.allocatable_bytes,
@@ -105,27 +119,63 @@ class ColocatedNode:
             lambda: self.strategies,
             lambda pod: pod.name == self.excluded,
             Sources(self.problems.__setitem__),
-            lambda: self.passes.append(self.colocation.be_cpus()),
+            self.wake,
             str(self.folder / COLOCATION_FILE),
             lambda: self.now,
             acts=acts,
         )
         return self.colocation
 
-    def run(self, name: str, kube_class: str, **of_api: Any) -> str:
+    def wake(self) -> None:
+        self.passes.append(self.colocation.be_cpus())
+
+    def run(
+        self,
+        name: str,
+        kube_class: KubeClass,
+        limits_milli: Mapping[str, int] = WITHOUT_LIMIT,
+        **of_api: Any,
+    ) -> str:
         """The group of a new pod.
 
+        `limits_milli`: by container, 0 without a limit of CPU.
         `of_api`: fields of its object."""
         above = "/kubepods" if kube_class == "guaranteed" else f"/kubepods/{kube_class}"
         self.groups.make(above)
         group = self.groups.make(f"{above}/pod{name}")
-        main = Container("c", "main", ContainerState.RUNNING, f"{group}/main")
-        self.groups.make(f"{above}/pod{name}/main")
-        self.pods = {**self.pods, name: pod(name, containers=(main,))}
+        for each in limits_milli:
+            self.groups.make(f"{above}/pod{name}/{each}")
+        running = tuple(
+            Container(f"{name} {each}", each, ContainerState.RUNNING, f"{group}/{each}")
+            for each in limits_milli
+        )
+        self.pods = {**self.pods, name: pod(name, containers=running)}
         api_pod = ApiPod(name, "ns", name, "n", Phase.RUNNING, {}, {}, kube_class, 1)
-        api_pod = msgspec.structs.replace(api_pod, **of_api)
         self.api_pods = {**self.api_pods, name: api_pod}
+        self.resize(name, limits_milli)
+        of_api_pod = msgspec.structs.replace(self.api_pods[name], **of_api)
+        self.api_pods = {**self.api_pods, name: of_api_pod}
+        if all(limits_milli.values()):
+            self.set_quota(group, sum(limits_milli.values()))
+        for each, limit_milli in limits_milli.items():
+            if limit_milli:
+                self.set_quota(f"{group}/{each}", limit_milli)
         return group
+
+    def resize(self, name: str, limits_milli: Mapping[str, int]) -> None:
+        """The pod has these limits in the API."""
+        containers = tuple(
+            ApiContainer(each, limits={"cpu": limit_milli} if limit_milli else {})
+            for each, limit_milli in limits_milli.items()
+        )
+        resized = msgspec.structs.replace(self.api_pods[name], containers=containers)
+        self.api_pods = {**self.api_pods, name: resized}
+
+    def set_quota(self, group: str, limit_milli: int) -> None:
+        """As a kubelet does. Raises OSError if the kernel refuses it."""
+        v1 = self.controllers.version("cpu") == 1
+        text = f"{100 * limit_milli}" if v1 else f"{100 * limit_milli} 100000"
+        self.groups.path(group, QUOTA if v1 else MAX).write_text(text)
 
     def value(self, group: str, file: str) -> str:
         return (self.controllers.read(group, file) or "").strip()

@@ -21,7 +21,8 @@ def groups() -> Iterator[RealGroups]:
     cpu = None if os.geteuid() else mounted(ROOT, "cpu")
     if cpu is None:
         pytest.skip("no cgroups of the cpu controller can be made here")
-    real = RealGroups({"cpu": cpu})
+    mounts = {each: mounted(ROOT, each) for each in ("cpu", "cpuacct")}
+    real = RealGroups({each: mount for each, mount in mounts.items() if mount is not None})
     yield real
     real.close()
 
