@@ -93,6 +93,7 @@ class CpuBursting:
         self._saves: bool | None = None
         self._before: dict[str, _Group] = {}
         self._groups: dict[str, _Group] = {}
+        self._originals: Mapping[Key, OriginalValue] = {}
 
     def wanted(self, moment: Moment) -> WantedFiles:
         self._before, self._groups = self._groups, {}
@@ -103,6 +104,7 @@ class CpuBursting:
         ]
         if not bursting or moment.decision is None:
             return WantedFiles()
+        self._originals = self._journal.values  # sorted at each read
         problems, use = [], None
         try:
             use = self._shared_use()
@@ -193,7 +195,7 @@ class CpuBursting:
 
     def _first(self, group: str, present: str) -> _Group:
         """Raises CgroupError."""
-        journalled = self._journal.values.get((group, self._quota_file))
+        journalled = self._originals.get((group, self._quota_file))
         base = present if journalled is None else journalled.value
         quota = self._quota(group, base)
         return _Group(base, quota, present, quota, present)
@@ -253,7 +255,7 @@ class CpuBursting:
     def _original_is_base(self, key: Key, known: _Group) -> bool:
         """Makes a base that another process has written the original value. Returns whether it
         is."""
-        journalled = self._journal.values.get(key)
+        journalled = self._originals.get(key)
         if journalled is None or journalled.value == known.base:
             return True
         try:
