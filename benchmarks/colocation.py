@@ -8,6 +8,7 @@ service:
 
 - `alone`: the batch is stopped.
 - `plain`: the weights alone.
+- `requested`: the batch requests as much CPU as the service, so that it is not BestEffort.
 - `static`: the CPUs of the service are its own, as by the kubelet's static policy.
 - `priority`, `cpuset`, `quota`: one feature of the agent; the real one runs, with an API server.
 - `ours`: all features of the agent.
@@ -73,6 +74,7 @@ TURNS = 3
 USABLE_PERCENT = 95
 """Of the node, for suppression."""
 REALTIME = 50
+LEAST_SHARES, SERVICE_SHARES = 2, 1024
 WEIGHT = 1 << 15
 """Of all pods together, and of the benchmark's own processes: that of 32 other processes."""
 PLOT_COLUMNS = 50
@@ -123,14 +125,14 @@ class Strategy(msgspec.Struct, frozen=True):
         }
 
 
-ALONE, PLAIN, STATIC, OURS = "alone", "plain", "static", "ours"
+ALONE, PLAIN, REQUESTED, STATIC, OURS = "alone", "plain", "requested", "static", "ours"
 STRATEGIES = {
     "priority": Strategy(priority=True),
     "cpuset": Strategy(suppress="cpuset"),
     "quota": Strategy(suppress="cfsQuota"),
     OURS: Strategy(priority=True, suppress="cfsQuota"),
 }
-ARMS = (ALONE, PLAIN, STATIC, *STRATEGIES)
+ARMS = (ALONE, PLAIN, REQUESTED, STATIC, *STRATEGIES)
 QUICK_ARMS = (ALONE, PLAIN, OURS)
 
 
@@ -251,7 +253,7 @@ class Node:
             cpus="" if be else str(self.service_cpu),
             folders=(*LIBRARIES, str(self.folder)),
         )
-        shares = 2 if be else 1024
+        shares = LEAST_SHARES if be else SERVICE_SHARES
         groups = [started.group, os.path.dirname(started.group)]
         if be:
             groups.append(os.path.dirname(groups[-1]))
@@ -281,6 +283,16 @@ class Node:
     def confine_batch(self, cpus: Sequence[int]) -> None:
         for _, program in self._batch:
             program.update(cpuset_cpus=",".join(map(str, cpus)))
+
+    def weigh_batch(self, shares: int) -> None:
+        """Gives each pod of batch this weight, and the group of all of them the sum."""
+        for _, program in self._batch:
+            pod = os.path.dirname(program.group)
+            weigh(pod, shares)
+            weigh(
+                os.path.dirname(pod),
+                shares if shares == LEAST_SHARES else shares * len(self._batch),
+            )
 
     def batch_is_confined(self) -> bool:
         """Whether all pods of batch have fewer CPUs than the node."""
@@ -448,6 +460,10 @@ def arm(node: Node, name: str) -> Iterator[None]:
             node.confine_batch([cpu for cpu in node.cpus if cpu != node.service_cpu])
             yield
             node.confine_batch(node.cpus)
+        elif name == REQUESTED:
+            node.weigh_batch(SERVICE_SHARES)
+            yield
+            node.weigh_batch(LEAST_SHARES)
         elif name in STRATEGIES:
             with acting(node, STRATEGIES[name]):
                 yield
