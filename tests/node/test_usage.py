@@ -210,6 +210,8 @@ def test_units_of_the_host_are_exported(tmp_path: Path) -> None:
                 if not group.exists():
                     group.mkdir()
                     made.callback(group.rmdir)
+                if (enabled := group.parent / "cgroup.subtree_control").exists():
+                    enabled.write_text("+cpu +memory")
         for tree in trees:
             command = (
                 f"echo $$ >{tree}/system.slice/{name}/cgroup.procs; i=0; while [ $i -lt 1000 ]"

@@ -52,9 +52,12 @@ _DEVICES = (
     "nvme-subsys,id=disks",
     "nvme,serial=1,subsys=disks,bus=right,max_ioqpairs=6,msix_qsize=5"
     ",sriov_max_vfs=2,sriov_vq_flexible=4,sriov_vi_flexible=2",
+    "virtio-blk-pci,drive=zeros,num-queues=1,bus=pcie.0",
 )
 """Below the port, a switch below a switch, and a disk with virtual functions there; a network card
-beside the switches."""
+beside the switches; and a disk without a driver until a test loads it."""
+_ZEROS = "driver=null-co,node-name=zeros,size=268435456,read-zeroes=on,latency-ns=1000000"
+"""A disk that forgets what is written, and takes a millisecond for everything."""
 
 
 class GuestError(RuntimeError):
@@ -158,7 +161,11 @@ def command(share: pathlib.Path, paths: list[str]) -> list[str]:
     start = pathlib.Path(__file__).with_name("start.sh")
     words = [start, share, REPOSITORY, sys.executable, _cache(), *paths]
     # Sixteen threads on a few CPUs would mostly wait for each other.
-    options = ["-accel tcg,thread=single", *(f"-device {each}" for each in _DEVICES)]
+    options = [
+        "-accel tcg,thread=single",
+        f"-blockdev {_ZEROS}",
+        *(f"-device {each}" for each in _DEVICES),
+    ]
     return emulator(share, list(map(str, words)), _MEMORY_GB, options)
 
 

@@ -57,6 +57,16 @@ SUITES: dict[str, tuple[float, list[str]]] = {
             "tests/cgroup/test_kernel.py",
         ],
     ),
+    "usage, waits and colocation": (
+        LIMIT_SECONDS,
+        [
+            "tests/vm/inside/test_usage.py",
+            "tests/node/colocation/test_cpu_priority.py",
+            "tests/node/colocation/test_writer.py",
+            "tests/node/test_contention.py",
+            "tests/node/test_usage.py",
+        ],
+    ),
     "a kubelet's pod resources": (
         KUBELET_LIMIT_SECONDS,
         ["tests/vm/kubelet/test_podresources.py"],
@@ -89,5 +99,7 @@ def test_on_four_numa_nodes_with_cgroup_v2(
     lines += [f"  {each.seconds:6.1f} s  {each.outcome:7}  {each.name}" for each in cases]
     record_property("summary", "\n".join(lines))
     assert code == 0, (share / "output.txt").read_text()
-    outcomes = {each.outcome for each in cases if each.name.startswith("tests.vm.")}
+    outcomes = {
+        each.outcome for each in cases if each.name.startswith(("tests.vm.", "tests.node."))
+    }
     assert outcomes == {"passed"}
