@@ -115,7 +115,7 @@ def sentence(wait: ShownWait) -> str:
     parts = [(taker.milliseconds, _who(taker)) for taker in wait.takers[:_MOST_TAKERS]]
     parts += [
         (wait.throttled_milliseconds, "its own quota"),
-        (wait.own_milliseconds, "its own threads, which are more than its CPUs can run at once"),
+        (wait.own_milliseconds, "its own threads"),
     ]
     parts.sort(key=lambda part: -part[0])
     rest = sum(taker.milliseconds for taker in wait.takers[_MOST_TAKERS:])
