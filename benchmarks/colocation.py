@@ -71,6 +71,8 @@ WAIT_US, WORK_US = 15_000, 1_000
 PODS_OF_BATCH = (1, 2, 4)
 SECONDS, QUICK_SECONDS = 5.0, 1.0
 TURNS = 3
+SETTLE_SECONDS, QUICK_SETTLE_SECONDS = 20.0, 3.0
+STEP_SECONDS = 2.5
 USABLE_PERCENT = 95
 """Of the node, for suppression."""
 REALTIME = 50
@@ -212,9 +214,13 @@ def nginx(build: bool) -> Path:
 class Node:
     """The pods, and one measurement after the other.
 
-    `folder`: shared with the containers."""
+    `folder`: shared with the containers.
+    `settle_seconds`: the most time until the agent has given batch what it may have."""
 
-    def __init__(self, folder: Path, runtime: Runtime, cluster: Cluster) -> None:
+    def __init__(
+        self, folder: Path, runtime: Runtime, cluster: Cluster, settle_seconds: float
+    ) -> None:
+        self._settle_seconds = settle_seconds
         self.folder, self._runtime, self._cluster = folder, runtime, cluster
         self.program = workloads(folder)
         self.cpus = sorted(os.sched_getaffinity(0))
@@ -308,6 +314,20 @@ class Node:
             for name, _ in self._batch
         ]
         return sum(steps for steps, _ in pairs), sum(took for _, took in pairs)
+
+    def batch_quota(self) -> str:
+        """That of all pods of batch together."""
+        group = os.path.dirname(os.path.dirname(self._batch[0][1].group))
+        file = "cpu.max" if self.controllers.version("cpu") == 2 else "cpu.cfs_quota_us"
+        return (self.controllers.read(group, file) or "").split()[0]
+
+    def settle(self) -> None:
+        """Waits while the quota of the batch grows, which it does in steps."""
+        deadline = time.monotonic() + self._settle_seconds
+        before, now = 0, int(self.batch_quota())
+        while before < now and time.monotonic() < deadline:
+            time.sleep(STEP_SECONDS)
+            before, now = now, int(self.batch_quota())
 
     def agent(self, folder: Path, *flags: str) -> AbstractContextManager[Agent]:
         return agents.running(folder, self._cluster, self._runtime.socket, *flags)
@@ -500,6 +520,7 @@ def wait_until_acting(agent: Agent, node: Node, strategy: Strategy) -> None:
         agent.wait_for("making batch idle", lambda: files(PRIORITY))
     if strategy.suppress == "cfsQuota":
         agent.wait_for("giving batch a quota", lambda: files(SUPPRESSION))
+        node.settle()
     if strategy.suppress == "cpuset":
         agent.wait_for("confining batch", node.batch_is_confined)
 
@@ -638,7 +659,8 @@ def run(options: argparse.Namespace) -> list[Row]:
         stack.enter_context(apart())
         cluster = stack.enter_context(clusters.running(folder))
         runtime = stack.enter_context(Runtime())
-        node = Node(shared, runtime, cluster)
+        settle_seconds = QUICK_SETTLE_SECONDS if options.quick else SETTLE_SECONDS
+        node = Node(shared, runtime, cluster, settle_seconds)
         services = {"server": server(node, program, seconds), "loop": loop(node, seconds)}
         ladder = PODS_OF_BATCH[-1:] if options.quick else PODS_OF_BATCH
         turns = 1 if options.quick else options.turns
