@@ -19,14 +19,14 @@ from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings, W
 from agent.node import koordlet_metrics
 from agent.nri import daemon as nri
 from agent.proxy import daemon as proxy
-from agent.telemetry import metrics, schedulermetrics
+from agent.telemetry import metrics, schedulermetrics, usage_metrics
 
 HERE = pathlib.Path(__file__).parent
 MARK = "<!-- The rest of this page is written by docs/reference.py. -->\n"
 """The line of a page below which everything is generated."""
 
 PROCESSES = {
-    "Agent (`--http`, port 9326)": metrics.DECLARED,
+    "Agent (`--http`, port 9326)": (*metrics.DECLARED, *usage_metrics.DECLARED),
     "Metrics of koordlet (agent with `--koordlet-metrics`)": koordlet_metrics.DECLARED,
     "Koordinator's hook server (on the agent's page)": hook_server.DECLARED,
     "Proxy (`--http`, port 9327)": proxy.DECLARED,

@@ -371,12 +371,13 @@ class _Agent:
         if settings.batch_resources == "off":
             return usage
         from agent.node.batch_resources import NodeOffers
+        from agent.telemetry.usage_metrics import follow_offers
 
         path = os.path.join(settings.state_dir, OFFERED_FILE)
         batch = NodeOffers(objects, self.node_name, view.load, path, wake)
         batch.start()
         closing.callback(batch.close)
-        self.metrics.follow_offers(batch.resources)
+        follow_offers(self.metrics, batch.resources)
         return usage._replace(offered=batch.reported)
 
     def _colocation(
@@ -393,6 +394,7 @@ class _Agent:
         from agent.node.colocation.cpu_suppression import CpuSuppression
         from agent.node.colocation.memory_qos import PodMemoryQos
         from agent.node.colocation.writer import Colocation
+        from agent.telemetry.usage_metrics import follow_colocation
 
         acts = settings.colocation == "act"
         memory_qos = PodMemoryQos(
@@ -419,7 +421,7 @@ class _Agent:
             os.path.join(settings.state_dir, COLOCATION_FILE),
             acts=acts,
         )
-        self.metrics.follow_colocation(colocation.measured)
+        follow_colocation(self.metrics, colocation.measured)
         return colocation
 
     def _contention(
@@ -430,6 +432,7 @@ class _Agent:
         closing: ExitStack,
     ) -> Contention:
         from agent.node.contention import CgroupTasks, Contention, moment
+        from agent.telemetry.usage_metrics import follow_waits
         from agent.usage.pressure import shared_cards
 
         hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
@@ -447,7 +450,7 @@ class _Agent:
         )
         contention.start()
         closing.callback(contention.close)
-        self.metrics.follow_waits(contention.waits, contention.delays)
+        follow_waits(self.metrics, contention.waits, contention.delays)
         return contention
 
     def _strategies(

@@ -38,7 +38,8 @@ from agent.model.pod.resource_request import pod_requests
 from agent.node.cluster_view import ClusterState
 from agent.node.node_resource_topology import zones
 from agent.node.report import NO_GPUS, GpuMoment
-from agent.telemetry.metrics import AgentMetrics, PodUse, UsageValues, pod_labels
+from agent.telemetry.metrics import AgentMetrics, pod_labels
+from agent.telemetry.usage_metrics import PodUse, UsageValues, follow_usage
 from agent.usage import batch_mid, host_applications, node_metric, prediction
 from agent.usage.batch_mid import NodeLoad, PodLoad
 from agent.usage.contention import Party, PartyKind
@@ -159,7 +160,7 @@ class UsageView:
             Periodic("usage", SAMPLE_SECONDS, self.sampler.sample),
             Periodic("predictions", TRAIN_SECONDS, self.train),
         )
-        metrics.follow_usage(self._values)
+        follow_usage(metrics, self._values)
 
     def start(self) -> None:
         for thread in self._threads:

@@ -46,6 +46,7 @@ def test_figures_are_medians_and_compared_at_the_most_batch(colocation: ModuleTy
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.long
 def test_a_real_service_runs_beside_real_batch(colocation: ModuleType) -> None:
     """How late it is depends on the machine's other load. That the batch works, and the loop too,
     does not."""

@@ -47,6 +47,7 @@ def test_what_was_there_before_is_no_answer(culprit: ModuleType) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.long
 def test_real_containers_are_disturbed(culprit: ModuleType) -> None:
     """Which takers are named on a busy machine depends on its load. That a container has too many
     threads does not."""

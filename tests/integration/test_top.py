@@ -9,6 +9,7 @@ import sys
 from typing import Final
 
 import msgspec
+import pytest
 
 from agent.usage.past import PastHour
 from agent.view import past
@@ -75,6 +76,7 @@ def line_of(text: str, part: str) -> str:
     return next((line for line in text.splitlines() if part in line), "")
 
 
+@pytest.mark.long
 def test_the_load_of_the_last_hour_of_a_busy_pod(node: TestNode) -> None:
     spec = node.spec("busy", "LSE", "1")
     _, container = run_pod(node.direct, spec)

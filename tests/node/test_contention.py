@@ -31,6 +31,7 @@ from agent.node.contention import (
     too_long,
 )
 from agent.telemetry.metrics import AgentMetrics
+from agent.telemetry.usage_metrics import follow_waits
 from agent.usage import WAITS_FILE
 from agent.usage.contention import CpuWait, Interval, Party, PartyKind
 from agent.usage.machine import Machine
@@ -113,7 +114,7 @@ def test_a_pod_that_waits_for_another_one_is_told_so(tmp_path: Path, groups: Rea
     assert stored.waited > 2 * LONG
     assert "ns/api waited " in finding(stored)
     metrics = AgentMetrics()
-    metrics.follow_waits(contention.waits, contention.delays)
+    follow_waits(metrics, contention.waits, contention.delays)
     page = metrics.render()
     assert 'topolet_pod_cpu_wait_ratio{cause="taken",namespace="ns",pod="api"} ' in page
     taker = 'topolet_pod_cpu_taken_ratio{kind="pod",namespace="ns",pod="api",taker="ns/hog"} '
