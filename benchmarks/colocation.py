@@ -107,7 +107,7 @@ class MissingError(Exception):
 
 
 class Strategy(msgspec.Struct, frozen=True):
-    """What the agent is told.
+    """The strategies that the agent follows.
 
     `suppress`: the policy; None for no suppression."""
 

@@ -4,7 +4,7 @@ They are the fourteen of `DISTURBANCES`, of twelve kinds. The containers are rea
 containerd. One of them, the victim, needs its one CPU for 80 percent of the time. The agent's code
 looks at the machine each 15 seconds, as the agent does. A disturbance begins a third of this time
 after a look. The answer is the largest part of the victim's wait in the first look in which a part
-has 0.1 s/s. What the victim has already waited for in the look before is no answer, and `noise` is
+has 0.1 s/s. A part that the wait had in the look before is not an answer, and `noise` is
 the most that it was: 0 on a quiet machine. `named_right` counts the answers within 30 s that are
 right, of `tried`; what this machine can't do is skipped. Controls: `accused_idle` counts the takers
 of 0.1 s/s and more that any look names while only the victim runs, `accused_normal` those while a

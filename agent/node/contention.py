@@ -9,7 +9,6 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Final
 
 import msgspec
@@ -157,7 +156,7 @@ def read(path: str) -> NodeWaits:
 def finding(node: NodeWaits) -> str:
     """What is wrong on the node, with the sentences about some pods; empty if nothing is."""
     usual = node.usual.get(_ALL)
-    # The short waits of many pods add up to a long one, which is no fault.
+    # Many pods with short waits are normal: only more than usual is wrong.
     unusual = usual is not None and node.waited >= max(LONG, UNUSUAL * usual)
     if not (node.disturbed or unusual):
         return ""
@@ -279,13 +278,12 @@ class Seen(msgspec.Struct, frozen=True):
         return self.delays.get(pod, 0.0) if wait is None else wait.waited
 
     def long_waits(self, usual: Mapping[str, float]) -> tuple[CpuWait, ...]:
-        """The waits that are too long, the longest first, of at most _MOST_PODS.
+        """The waits that are too long, the longest first.
 
         `usual`: the 95th percentile of the waits of pods by title, where it is known."""
-        too_long_ones = (
+        return tuple(
             wait for wait in self.waits.values() if too_long(wait.waited, usual.get(wait.pod.name))
         )
-        return tuple(islice(too_long_ones, _MOST_PODS))
 
     def disturbs(self, pod: Party, usual: float | None) -> bool:
         """Whether the pod waits too long or is disturbed otherwise.

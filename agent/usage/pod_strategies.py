@@ -169,9 +169,9 @@ _memory_policy: Final = msgspec.json.Decoder(_MemoryPolicy | None)
 
 
 def _memory_qos(of_node: MemoryQos, qos: QoS, annotations: _Annotations) -> MemoryQos:
-    """`auto`: what is recommended for the class, and over it the pod's own values; `none`: neutral,
-    whatever else is written; without a policy: the pod's own values over the node's, also where the
-    class is off."""
+    """The policy `auto` lays the pod's own values over those recommended for its class, and `none`
+    makes it neutral, whatever else is written. Without a policy the pod's own values are laid over
+    the node's, also where the class is off."""
     written = decoded(annotations, MEMORY_QOS, _memory_policy, STRATEGY_BYTES[MEMORY_QOS])
     policy = written.policy if written is not None else None
     if policy == "none":

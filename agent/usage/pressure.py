@@ -4,7 +4,7 @@ uses the L3 caches.
 That a pod is stalled, the kernel says (PSI); without PSI, accesses to memory that wait for a disk
 say it. Why, it does not say. For memory the suspects are those who grew meanwhile, and those who
 use more than they request; for disks those who moved bytes on the disks of the pod. The pod itself
-is one of them: what it does to itself is no neighbour's fault."""
+is one of them: it may stall itself."""
 
 from __future__ import annotations
 

@@ -172,9 +172,11 @@ class UsageSampler:
         pools: Mapping[tuple[str, int], CpuSet] = {},
         applications: Mapping[str, str] = {},
     ) -> None:
-        """From now on the pods are these. `node_of`: the NUMA nodes of the online CPUs. `pools`:
-        CPUs by the kind of the pool and NUMA node. `applications`: the cgroups of applications of
-        the host by name."""
+        """From now on these pods are sampled.
+
+        `node_of`: the NUMA node that each online CPU belongs to.
+        `pools`: the CPUs that each pool has, by its kind and NUMA node.
+        `applications`: the cgroup that each application of the host has, by its name."""
         with self._lock:
             self._pods, self._node_of, self._pools = tuple(pods), node_of, pools
             self._applications = applications
@@ -575,7 +577,7 @@ _UNKNOWN: Final = HostUnit(None, None)
 
 def unit_groups(groups: Iterable[str]) -> list[str]:
     """The first _MAX_UNITS of these cgroups. On v1 systemd makes a group of each mount, also of
-    those of pods: no task runs there. Names that are no text can't be reported."""
+    those of pods: no task runs there. A name that can't be printed is left out."""
     units = (group for group in groups if group.isprintable() and not group.endswith(".mount"))
     return list(islice(units, _MAX_UNITS))
 

@@ -89,7 +89,7 @@ def over_columns(values: Values, columns: int) -> list[float | None]:
 
 
 def line_chart(values: Values, columns: int, ability: Ability, most: float | None = None) -> str:
-    """The hour in a line of at most this width; empty without values, or if there is no room.
+    """A line that draws the hour in at most so many columns. It is empty without values or room.
 
     `most`: the value of a full column; None stands for the highest value."""
     if columns < _LEAST_COLUMNS or last(values) is None:

@@ -40,11 +40,11 @@ class NodeUse(msgspec.Struct, frozen=True):
     node_cores: float
     pods_cores: float
     other_pods_cores: float
-    """Of the pods that are not BE."""
+    """What the pods that are not BE use."""
     applications_cores: float
-    """Of programs of the host that are not in pods."""
+    """What programs of the host that are not in pods use."""
     other_applications_cores: float
-    """Of those that are not in the cgroup of BE pods."""
+    """What those of them use that are not in the cgroup of BE pods."""
 
 
 class BeAmount(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class BePool(msgspec.Struct, frozen=True):
     cpus: CpuSet
     """The BE pool. It has no CPU that is reserved, a static kubelet's, or an LSE pod's."""
     owned: CpuSet = EMPTY
-    """Those of LSR pods."""
+    """LSR pods own these."""
     on_owned: BeOnOwned = BeOnOwned.IN_PROPORTION
 
     def usable(self) -> CpuSet:
@@ -87,7 +87,7 @@ class Suppression(msgspec.Struct, frozen=True):
     cpus: CpuSet | None = None
     """It is empty only if BE pods may have no CPU at all: then they stay where they are."""
     quota: CpuQuota | None = None
-    """Of all BE pods together."""
+    """All BE pods together have it."""
     amount: BeAmount | None = None
     """The last one that was measured; None before the first."""
 
@@ -135,7 +135,8 @@ def _milli(cores: float) -> int:
 def cpu_count(milli: int, had: int, of_machine: int) -> int:
     """The number of CPUs for an amount.
 
-    `had`: the number of CPUs before. `of_machine`: that of all CPUs."""
+    `had`: so many CPUs BE pods had before.
+    `of_machine`: so many CPUs the machine has."""
     step = -(-of_machine // _STEPS)
     return max(LEAST_CPUS, min(-(-milli // 1000), had + step))
 

@@ -178,8 +178,9 @@ def token_capacity(strategy: CpuBurst) -> int | None:
 def tokens(capacity: int, before: float | None, used_percent: float, seconds: float) -> float:
     """The tokens of a container, which pay for use above its limit; without any, its quota shrinks.
 
-    `before`: None for a container that was not seen before. `used_percent`: of its limit, in the
-    `seconds` since then."""
+    `before`: the container had so many; None if it was not seen before.
+    `used_percent`: it used so much of its limit since then.
+    `seconds`: so much time has passed since then."""
     left = capacity * _FIRST_TOKENS if before is None else before
     if used_percent >= 100 or used_percent < _SAVES_BELOW_PERCENT:
         left += (100 - used_percent) * seconds

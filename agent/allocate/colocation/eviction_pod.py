@@ -47,7 +47,7 @@ class EvictionPod(msgspec.Struct, frozen=True):
     """Its label says BE."""
     spec_priority: int | None
     priority: int
-    """Of a pod without one, or with 0: that of its class."""
+    """A pod without a priority, or with 0, has that of its class."""
     eviction_priority: int = 0
     """Pods with the highest leave last."""
     sub_priority: int = 0
@@ -149,7 +149,7 @@ def eviction_pod(
 
 
 def _number(text: str) -> int | None:
-    """None for a text that is no number of 32 bits."""
+    """The number; None if the text is not a number, or needs more than 32 bits."""
     if len(text) > len("-2147483648"):
         return None
     try:

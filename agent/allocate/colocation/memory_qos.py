@@ -53,9 +53,9 @@ class MemoryProtection(msgspec.Struct, frozen=True):
     """The values of a node."""
 
     root: MemoryValues = NO_VALUES
-    """Of the kubelet's group of all pods."""
+    """The kubelet's group of all pods gets these."""
     classes: Mapping[KubeClass, MemoryValues] = {}
-    """Of the groups below it. Guaranteed pods have none of their own."""
+    """The groups of QoS classes below it get these. Guaranteed pods have no such group."""
     pods: Mapping[str, PodMemory] = {}
     """By uid, the pods that have a value."""
     reason: str = ""

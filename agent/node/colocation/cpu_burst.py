@@ -140,16 +140,16 @@ class CpuBursting:
             limit_milli = limits_milli.get(name)
             if limit_milli is None or decided.of(name).resources.quota is not None:
                 continue
-            known = self._known(group, limit_milli, ratio)
-            if known is not None:
-                groups[name] = known
-                if not _is_of(known.quota, limit_milli, ratio):
+            followed = self._followed(group, limit_milli, ratio)
+            if followed is not None:
+                groups[name] = followed
+                if not _is_of(followed.quota, limit_milli, ratio):
                     # A resize is in progress. The kernel refuses the kubelet's quotas below a
                     # burst, and on v1 those of the pod below one of a container.
                     strategy = CpuBurst()
         of_pod = None
         if decided.group.quota is None:
-            of_pod = self._known(pod.group, pod_cpu_limit_milli(pod.api_pod), ratio)
+            of_pod = self._followed(pod.group, pod_cpu_limit_milli(pod.api_pod), ratio)
         elif pod.group in self._before:
             self._wake()
         values = cpu_burst.pod_burst(
@@ -158,8 +158,8 @@ class CpuBursting:
             BurstPod(
                 None if of_pod is None else _microseconds(of_pod.quota),
                 {
-                    name: self._measured(strategy, pod.containers[name], known)
-                    for name, known in groups.items()
+                    name: self._measured(strategy, pod.containers[name], followed)
+                    for name, followed in groups.items()
                 },
             ),
         )
@@ -167,31 +167,31 @@ class CpuBursting:
         saves = saves and strategy.policy != "none"
         if of_pod is not None:
             files |= self._of_group(pod.group, of_pod, values.pod, saves)
-        for name, known in groups.items():
-            files |= self._of_group(pod.containers[name], known, values.containers[name], saves)
+        for name, followed in groups.items():
+            files |= self._of_group(pod.containers[name], followed, values.containers[name], saves)
         return files
 
-    def _known(self, group: str, limit_milli: int | None, ratio: float) -> _Group | None:
+    def _followed(self, group: str, limit_milli: int | None, ratio: float) -> _Group | None:
         """None for a group that is gone or has no quota."""
         try:
             present = self._controllers.read(group, self._quota_file)
             if present is None:
                 return None
-            known = self._before.get(group) or self._first(group, present)
-            known.present_quota = self._quota(group, present, known)
+            followed = self._before.get(group) or self._first(group, present)
+            followed.present_quota = self._quota(group, present, followed)
         except CgroupError:
             return None
         # A kubelet may write what a quota was scaled to, and a write may have failed.
-        if present not in (known.base, known.present, known.wanted) or (
-            _is_of(known.present_quota, limit_milli, ratio)
-            and not _is_of(known.quota, limit_milli, ratio)
+        if present not in (followed.base, followed.present, followed.wanted) or (
+            _is_of(followed.present_quota, limit_milli, ratio)
+            and not _is_of(followed.quota, limit_milli, ratio)
         ):
-            known.base, known.quota = present, known.present_quota
-        if known.quota == NO_QUOTA:
+            followed.base, followed.quota = present, followed.present_quota
+        if followed.quota == NO_QUOTA:
             return None
-        known.present = present
-        self._groups[group] = known
-        return known
+        followed.present = present
+        self._groups[group] = followed
+        return followed
 
     def _first(self, group: str, present: str) -> _Group:
         """Raises CgroupError."""
@@ -200,66 +200,66 @@ class CpuBursting:
         quota = self._quota(group, base)
         return _Group(base, quota, present, quota, present)
 
-    def _quota(self, group: str, text: str, known: _Group | None = None) -> CpuQuota:
+    def _quota(self, group: str, text: str, followed: _Group | None = None) -> CpuQuota:
         """Raises CgroupError."""
-        if known is not None and text == known.base:
-            return known.quota
+        if followed is not None and text == followed.base:
+            return followed.quota
         resources = limits.parsed(self._controllers, group, {self._quota_file: text})
         return resources.quota or NO_QUOTA
 
-    def _measured(self, strategy: CpuBurst, group: str, known: _Group) -> BurstContainer:
-        limit, quota = _microseconds(known.quota), _microseconds(known.present_quota)
+    def _measured(self, strategy: CpuBurst, group: str, followed: _Group) -> BurstContainer:
+        limit, quota = _microseconds(followed.quota), _microseconds(followed.present_quota)
         if strategy.policy not in cpu_burst.SCALING:
             return BurstContainer(limit, quota)
         counters = self._use.throttling(group)
         periods = 0 if counters is None else counters.throttled_periods
-        throttled = known.throttled_periods is not None and periods > known.throttled_periods
-        known.throttled_periods = periods
-        return BurstContainer(limit, quota, throttled, self._limited(strategy, group, known))
+        throttled = followed.throttled_periods is not None and periods > followed.throttled_periods
+        followed.throttled_periods = periods
+        return BurstContainer(limit, quota, throttled, self._limited(strategy, group, followed))
 
-    def _limited(self, strategy: CpuBurst, group: str, known: _Group) -> bool:
+    def _limited(self, strategy: CpuBurst, group: str, followed: _Group) -> bool:
         capacity = cpu_burst.token_capacity(strategy)
         if capacity is None:
             return False
         used_seconds, now = self._use.cpu_seconds(group), self._clock()
         if used_seconds is not None:
             percent = passed = 0.0
-            if known.used_seconds is not None and now > known.at:
-                passed = now - known.at
-                cores = max(0.0, used_seconds - known.used_seconds) / passed
-                percent = 100 * cores * PERIOD_MICROSECONDS / _microseconds(known.quota)
-            known.tokens = cpu_burst.tokens(capacity, known.tokens, percent, passed)
-            known.used_seconds, known.at = used_seconds, now
-        return known.tokens is not None and known.tokens <= 0
+            if followed.used_seconds is not None and now > followed.at:
+                passed = now - followed.at
+                cores = max(0.0, used_seconds - followed.used_seconds) / passed
+                percent = 100 * cores * PERIOD_MICROSECONDS / _microseconds(followed.quota)
+            followed.tokens = cpu_burst.tokens(capacity, followed.tokens, percent, passed)
+            followed.used_seconds, followed.at = used_seconds, now
+        return followed.tokens is not None and followed.tokens <= 0
 
     def _of_group(
-        self, group: str, known: _Group, values: CpuValues, saves: bool
+        self, group: str, followed: _Group, values: CpuValues, saves: bool
     ) -> Mapping[Key, str]:
         files: dict[Key, str] = {}
-        key, known.wanted = (group, self._quota_file), known.base
+        key, followed.wanted = (group, self._quota_file), followed.base
         quota = values.quota
-        if quota is not None and quota.microseconds > _microseconds(known.quota):
+        if quota is not None and quota.microseconds > _microseconds(followed.quota):
             try:
                 resources = LinuxResources(quota=quota)
-                known.wanted = limits.text(self._controllers, *key, resources, known.present)
+                followed.wanted = limits.text(self._controllers, *key, resources, followed.present)
             except CgroupError:  # the group is gone
                 return files
-        if known.wanted != known.base or not self._original_is_base(key, known):
-            files[key] = known.wanted
+        if followed.wanted != followed.base or not self._original_is_base(key, followed):
+            files[key] = followed.wanted
         if saves:
-            period = known.quota.period_microseconds
+            period = followed.quota.period_microseconds
             burst = values.burst_microseconds * period // PERIOD_MICROSECONDS
             files[group, self._burst_file] = str(burst)
         return files
 
-    def _original_is_base(self, key: Key, known: _Group) -> bool:
+    def _original_is_base(self, key: Key, followed: _Group) -> bool:
         """Makes a base that another process has written the original value. Returns whether it
         is."""
         journalled = self._originals.get(key)
-        if journalled is None or journalled.value == known.base:
+        if journalled is None or journalled.value == followed.base:
             return True
         try:
-            self._journal.update_values([OriginalValue(*key, known.base)], [key])
+            self._journal.update_values([OriginalValue(*key, followed.base)], [key])
         except JournalError:  # the file counts as wanted until the journal can be written
             return False
         return True

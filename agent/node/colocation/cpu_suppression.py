@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -14,7 +14,7 @@ from agent.allocate.colocation.be_suppress import BePool, NodeUse, Suppression
 from agent.allocate.pools import Decision
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import CgroupError, Controllers
-from agent.cgroup.journal import Journal
+from agent.cgroup.journal import Journal, OriginalValue
 from agent.cgroup.order import parent
 from agent.model.cpu.cpuset import EMPTY, union
 from agent.model.cpu.policies import BeOnOwned
@@ -86,6 +86,7 @@ class CpuSuppression:
         """The quota of the kubelet's group of all BE pods. On v1 no group in it may have a larger
         one."""
         quotas: dict[Key, str] = {}
+        originals = self._journal.values  # sorted at each read
         for pod in pods:
             above = parent(pod.group)
             if pod.qos is not QoS.BE or not is_qos_root(above):
@@ -96,7 +97,7 @@ class CpuSuppression:
                 continue
             for group in (pod.group, *pod.containers.values()):
                 with contextlib.suppress(CgroupError, ValueError):
-                    own = self._own_quota(group)
+                    own = self._own_quota(group, originals)
                     if be_suppress.within(own, of_all) != own:
                         quotas |= self._quota(group, of_all)
         return quotas
@@ -110,9 +111,9 @@ class CpuSuppression:
             for file in limits.files(self._controllers, resources)
         }
 
-    def _own_quota(self, group: str) -> CpuQuota:
+    def _own_quota(self, group: str, originals: Mapping[Key, OriginalValue]) -> CpuQuota:
         """The quota of a v1 group before suppression. Raises CgroupError, ValueError."""
-        journalled = self._journal.values.get((group, limits.QUOTA))
+        journalled = originals.get((group, limits.QUOTA))
         text = journalled.value if journalled else self._controllers.read(group, limits.QUOTA) or ""
         texts = {limits.QUOTA: text}
         return limits.parsed(self._controllers, group, texts).quota or NO_QUOTA
