@@ -485,7 +485,7 @@ class PodEvents:
         node: NodeNotes | None = None,
         limits: Iterable[RefusedLimit] = (),
         places: Mapping[Key, NearNodes] = MappingProxyType({}),
-        disturbed: Mapping[str, str] = MappingProxyType({}),
+        disturbed: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         """Records the warnings of a pass that are due.
 
@@ -504,7 +504,7 @@ class PodEvents:
             if problem := place.problem(name):
                 notes.setdefault((uid, FAR_FROM_DEVICES), []).append(problem)
         for uid, sentences in disturbed.items():
-            notes[uid, DISTURBED] = [sentences]
+            notes[uid, DISTURBED] = list(sentences)
         by_uid = {pod.runtime_uid: pod for pod in api_pods.values()} if notes else {}
         events: dict[tuple[Regarding, str], tuple[str, float]] = {}
         for (uid, reason), texts in notes.items():

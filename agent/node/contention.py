@@ -460,7 +460,7 @@ class Contention:
         self._cores: Mapping[int, CpuSet] = {}
         self._waits: tuple[CpuWait, ...] = ()
         self._delays: Mapping[str, float] = {}
-        self._sentences: Mapping[str, str] = {}
+        self._sentences: Mapping[str, tuple[str, ...]] = {}
         self._hurried = False
         self._problem = Problem(log, f"{self._path}: ")
         self._thread = Periodic("contention", LOOK_SECONDS, self._look_again, NOW_SECONDS)
@@ -487,7 +487,7 @@ class Contention:
         with self._lock:
             return self._delays
 
-    def sentences(self) -> Mapping[str, str]:
+    def sentences(self) -> Mapping[str, tuple[str, ...]]:
         """About the pods that are disturbed, by uid."""
         with self._lock:
             return self._sentences
@@ -520,7 +520,7 @@ class Contention:
         self._usual.add({pod.name: waited[pod] for pod in parties} | {_ALL: now.waited})
         uids = {pod.party.name: pod.sampled.uid for pod in pods}
         about = {
-            uids[of.cpu.pod]: "; ".join(sentences(of, also_without_wait=False)) for of in disturbed
+            uids[of.cpu.pod]: tuple(sentences(of, also_without_wait=False)) for of in disturbed
         }
         with self._lock:
             new = about.keys() - self._sentences.keys()

@@ -522,7 +522,7 @@ class _Usage(NamedTuple):
     """Returns the batch and mid resources."""
     past: Callable[[], PastHour] | None = None
     """Returns the load and pressure of the last hour; None if nothing is sampled."""
-    disturbed: Callable[[], Mapping[str, str]] = dict
+    disturbed: Callable[[], Mapping[str, tuple[str, ...]]] = dict
     """Returns by uid what disturbs a pod, in sentences."""
     colocation: Callable[[Controllers, Journal], Colocation] | None = None
     """Makes what follows the strategies; None if nothing does."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -152,7 +152,7 @@ class Reporter:
         sources: Sources | None = None,
         kai: KaiPlacements | None = None,
         follow_usage: FollowUsage | None = None,
-        disturbed: Callable[[], Mapping[str, str]] = dict,
+        disturbed: Callable[[], Mapping[str, Sequence[str]]] = dict,
     ) -> None:
         self.metrics = metrics
         self._kai = kai

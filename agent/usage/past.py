@@ -59,7 +59,7 @@ class PastHour(msgspec.Struct, frozen=True):
     pools: tuple[PastPool, ...] = ()
     pods: Mapping[str, PastLoad] = {}
     """By uid."""
-    disturbed: Mapping[str, str] = {}
+    disturbed: Mapping[str, tuple[str, ...]] = {}
     """By uid, what disturbs a pod now and who does it, in sentences."""
 
 

@@ -160,7 +160,7 @@ class SimulatedEvents:
         refusals: tuple[ClaimRefusal, ...] = (),
         unallocated: tuple[Unallocated, ...] = (),
         created: str = "abcd",
-        disturbed: Mapping[str, str] = MappingProxyType({}),
+        disturbed: Mapping[str, list[str]] = MappingProxyType({}),
     ) -> list[tuple[str, str, str]]:
         """The Events of one pass."""
         before = len(self.recorded)
@@ -216,15 +216,15 @@ def test_an_event_is_repeated_while_its_cause_lasts() -> None:
 def test_a_pod_that_is_disturbed_gets_an_event_when_it_lasts_whatever_the_amounts_are() -> None:
     simulated = SimulatedEvents()
     for _ in range(3):
-        assert simulated.run_pass(disturbed={"a": f"a waited {simulated.now} ms"}) == []
+        assert simulated.run_pass(disturbed={"a": [f"a waited {simulated.now} ms"]}) == []
         simulated.now += DISTURBED_SECONDS / 3
-    (event,) = simulated.run_pass(disturbed={"a": "a waited 9 ms"})
+    (event,) = simulated.run_pass(disturbed={"a": ["a waited 9 ms"]})
     assert event == ("a", DISTURBED, "a waited 9 ms")
     for _ in range(2):
         simulated.now += PAUSE_SECONDS
-        assert simulated.run_pass(disturbed={"a": f"a waited {simulated.now} ms"}) == []
+        assert simulated.run_pass(disturbed={"a": [f"a waited {simulated.now} ms"]}) == []
     simulated.now += REPEAT_SECONDS
-    assert simulated.run_pass(disturbed={"a": "a waited 8 ms", "gone": "x"})
+    assert simulated.run_pass(disturbed={"a": ["a waited 8 ms"], "gone": ["x"]})
 
 
 def test_a_claim_of_a_pod_without_containers_gets_an_event_if_its_refusal_lasts() -> None:

@@ -234,7 +234,9 @@ def test_load_and_pressure_of_the_last_hour_are_beside_the_owners(
         cpus=values(1.0, 3.0), memory_bytes=values(1 << 30, 1 << 30), cpu_pressure=values(0.0, 0.31)
     )
     pools = (PastPool("LS", 0, PastLoad(cpus=values(2.0, 5.0))),)
-    waits = {"db": "ns/db waited 310 ms of each second for CPUs 1: 310 ms batch/hog (BE); and more"}
+    waits = {
+        "db": ("ns/db waited 310 ms of each second for CPUs 1: 310 ms batch/hog (BE)", "and more")
+    }
     node.past = lambda: PastHour(
         time.time() - 3600, load, {0: load, 1: load}, pools, {"db": load}, waits
     )

@@ -314,7 +314,7 @@ const hourOf = pod => {
   const made = chartsOf(loadOfPod(pod), `of ${pod.title}`, {cpus: countOf(pod.own)}, moves);
   const disturbed = hour && hour.disturbed[pod.uid];
   return [
-    ...disturbed ? [element('h3', {text: 'Who disturbs it'}), ...disturbed.split('; ').map(text => element('p', {text}))] : [],
+    ...disturbed ? [element('h3', {text: 'Who disturbs it'}), ...disturbed.map(text => element('p', {text}))] : [],
     ...made.length ? [element('h3', {text: 'Load and pressure in the last hour'}), ...made] : [],
   ];
 };

@@ -121,7 +121,7 @@ def _pod(
     if disturbed := observed.hour.disturbed.get(uid) if observed.hour else None:
         yield ()
         yield (Piece("Who disturbs it", BOLD),)
-        for sentence in disturbed.split("; "):
+        for sentence in disturbed:
             yield from _fact("", sentence, columns, alarm=True)
     of_hour = list(past.rows(past.of_pod(observed.hour, uid), columns - _MARGINS, ability))
     if of_hour:

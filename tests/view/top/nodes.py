@@ -156,7 +156,7 @@ def hour(observed: NodeObservation) -> PastHour:
         "u2": PastLoad(_minutes(lambda _: 2.0), throttled_cpus=_minutes(lambda _: 1.25)),
         "u4": PastLoad(_minutes(lambda minute: 0.16 if minute >= 50 else None)),
     }
-    waits = "ns/b waited 310 ms of each second for CPUs 2: 310 ms batch/hog (BE)"
+    waits = ("ns/b waited 310 ms of each second for CPUs 2: 310 ms batch/hog (BE)",)
     pools = tuple(
         PastPool(
             pool.kind,

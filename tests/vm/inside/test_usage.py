@@ -237,7 +237,7 @@ def test_who_has_the_cpus_of_a_pod_is_named_and_nobody_else(groups: Groups, tmp_
         return {"ns/api", "ns/hog", "ns/limited"} <= waits.keys()
 
     eventually("the waits are long", known)
-    sentences = contention.sentences()
+    sentences = {uid: "; ".join(of_pod) for uid, of_pod in contention.sentences().items()}
     first_two = {party.name for party, _ in waits["ns/api"].takers[:2]}
     assert first_two == {"ns/hog", UNIT.strip("/")}
     assert re.search(r" for CPUs 6: \d+ ms its own quota", sentences["limited"])
@@ -282,7 +282,7 @@ def test_who_grew_is_named_for_the_stalls_of_others(groups: Groups, tmp_path: Pa
 
     eventually("the victim is stalled", stalls)
     contention.step()
-    sentences = contention.sentences()
+    sentences = {uid: "; ".join(of_pod) for uid, of_pod in contention.sentences().items()}
     assert "of each second for memory: ns/hog (BE) grew by " in sentences["victim"]
     assert "ns/idle" not in sentences["victim"]
 
