@@ -40,6 +40,8 @@ from agent.model.devices import (
     pci,
     resource_slice,
 )
+from agent.model.dra import cpu_parameters, prepared_claim, resource_claim
+from agent.model.dra.cpu_parameters import ParametersError
 from agent.model.node_slo import NodeSlo, node_slo
 from agent.model.nrt import node_annotations, node_status, resource_topology
 from agent.model.objects import ObjectError, decoded
@@ -710,6 +712,82 @@ def _objects() -> Iterator[Target]:
             },
         },
         raises={ObjectError: "ResourceSlice "},
+    )
+    yield json_target(
+        "ResourceClaim",
+        resource_claim.decode,
+        {
+            "metadata": {"name": "c", "namespace": "ns", "uid": "u"},
+            "status": {
+                "allocation": {
+                    "devices": {
+                        "results": [
+                            {
+                                "request": "a",
+                                "driver": resource_claim.DRIVER,
+                                "pool": "n",
+                                "device": "numa-node-0",
+                                "adminAccess": False,
+                                "shareID": "s",
+                                "consumedCapacity": {"cpu": "2", "memory": "1Gi"},
+                            }
+                        ],
+                        "config": [
+                            {
+                                "source": "FromClaim",
+                                "requests": ["a"],
+                                "opaque": {
+                                    "driver": resource_claim.DRIVER,
+                                    "parameters": {
+                                        "apiVersion": cpu_parameters.API_VERSION,
+                                        "kind": cpu_parameters.KIND,
+                                        "cpuBindPolicy": "FullPCPUs",
+                                        "cpuExclusivePolicy": "PCPULevel",
+                                        "spread": "Evenly",
+                                        "shared": True,
+                                        "memoryPolicy": "Bind",
+                                        "cpus": "0-1",
+                                    },
+                                },
+                            }
+                        ],
+                    }
+                },
+                "reservedFor": [{"resource": "pods", "name": "p", "uid": "u"}],
+            },
+        },
+        raises={ObjectError: "ResourceClaim "},
+    )
+    yield json_target(
+        "CpuParameters",
+        cpu_parameters.parsed,
+        {"apiVersion": "v1alpha1", "cpuConfig": {"cpuset": "0-1"}},
+        raises={ParametersError: ""},
+    )
+    yield json_target(
+        "prepared claims",
+        prepared_claim.decode,
+        {
+            "claims": [
+                {
+                    "uid": "u",
+                    "namespace": "ns",
+                    "name": "c",
+                    "groups": [
+                        {
+                            "request": "a",
+                            "pool": "n",
+                            "device": "numa-node-0",
+                            "cpus": "0-1",
+                            "share": "s",
+                            "exclusive": "PCPULevel",
+                            "amounts": {"memory": 1},
+                        }
+                    ],
+                }
+            ]
+        },
+        raises={JsonError: ""},
     )
     yield json_target(
         "Lease",

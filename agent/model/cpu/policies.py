@@ -100,6 +100,26 @@ class BeOnOwned(enum.StrEnum):
     NEVER = "never"
 
 
+class CpuGrouping(enum.StrEnum):
+    """What one device of the DRA driver for CPUs is (`dra-devices`)."""
+
+    NUMA_NODE = "numa-node"
+    L3_CACHE = "l3-cache"
+    CORE = "core"
+
+
+class GroupOrder(enum.StrEnum):
+    """The order of these devices, of which kube-scheduler takes the first that fits
+    (`dra-order`)."""
+
+    DEVICES_LAST = "devices-last"
+    """NUMA nodes with fewer GPUs and other devices first, so that CPUs stay near to these."""
+    NUMA_NODE = "numa-node"
+    """By id."""
+    SPREAD = "spread"
+    """The one with the most unclaimed CPUs first."""
+
+
 class NumaExclusive(enum.StrEnum):
     """Whether pods on one NUMA node and pods on several must not be on a NUMA node together."""
 

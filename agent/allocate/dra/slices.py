@@ -1,0 +1,109 @@
+"""ResourceSlices of the driver `cpu.topolet.io`: the devices of a node as the API has them.
+
+All of a node's devices are one pool. kube-scheduler takes the first device that fits, in the order
+of the slices (by name) and of the devices in them, so the order is part of what is published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from agent.allocate.dra.groups import CpuGroup
+from agent.model.cpu.layout import Layout
+from agent.model.devices import resource_slice
+from agent.model.dra.resource_claim import CPU, DRIVER, HUGE_PAGES, MEMORY
+from agent.model.quantities import amount
+
+API_VERSION: Final = "resource.k8s.io/v1"
+MOST_DEVICES: Final = 128
+"""The API's limit for a slice (Kubernetes: ResourceSliceMaxDevices in resource/v1/types.go)."""
+_MOST_TEXT: Final = 64
+"""The longest text of an attribute (DeviceAttributeMaxValueLength)."""
+
+Device = dict[str, Any]
+
+
+def devices(groups: Sequence[CpuGroup], layout: Layout, *, whole_cores: bool) -> list[Device]:
+    """The devices of a slice, in the order of the groups.
+
+    `whole_cores`: whether amounts of CPUs are rounded up to whole cores."""
+    step = layout.threads if whole_cores else 1
+    return [_device(group, layout, step) for group in groups]
+
+
+def slices(node_name: str, of_node: Sequence[Device], generation: int) -> list[dict[str, Any]]:
+    """The objects for these devices; none without devices. Their names sort as the devices do.
+
+    `generation`: that of the pool, which a scheduler reads only when all slices of the highest
+        generation are there."""
+    parts = [
+        of_node[start : start + MOST_DEVICES] for start in range(0, len(of_node), MOST_DEVICES)
+    ]
+    return [
+        {
+            "apiVersion": API_VERSION,
+            "kind": resource_slice.KIND,
+            "metadata": {"name": slice_name(node_name, index)},
+            "spec": {
+                "driver": DRIVER,
+                "nodeName": node_name,
+                "pool": {
+                    "name": node_name,
+                    "generation": generation,
+                    "resourceSliceCount": len(parts),
+                },
+                "devices": part,
+            },
+        }
+        for index, part in enumerate(parts)
+    ]
+
+
+def slice_name(node_name: str, index: int) -> str:
+    """The name of a node's slice."""
+    return f"{node_name}-{DRIVER}-{index:02}"
+
+
+def _device(group: CpuGroup, layout: Layout, step: int) -> Device:
+    attributes: dict[str, Any] = {
+        resource_slice.NUMA_NODE: {"int": group.node},
+        _named("socketID"): {"int": group.socket},
+        _named("smt"): {"bool": layout.threads > 1},
+        _named("threadsPerCore"): {"int": layout.threads},
+        _named("l3Count"): {"int": group.caches},
+        _named("freeCores"): {"int": layout.whole(group.free.mask).bit_count()},
+    }
+    if group.core_kind is not None:
+        attributes[_named("coreType")] = {"string": group.core_kind[:_MOST_TEXT]}
+    # An external allocator chooses among these. A list that is too long for the API is left out.
+    if len(str(group.cpus)) <= _MOST_TEXT:
+        attributes[_named("cpuIDs")] = {"string": str(group.cpus)}
+    device: Device = {"name": group.name, "attributes": attributes}
+    if not group.whole:
+        device["allowMultipleAllocations"] = True
+        device["capacity"] = _capacity(group, step)
+    return device
+
+
+def _capacity(group: CpuGroup, step: int) -> Mapping[str, Any]:
+    """A claim that does not say how much it wants gets the least CPU, and no memory."""
+    cpus = len(group.cpus) // step * step
+    capacity = {_named(CPU): _amount(cpus, str(step), str(step), str(step))}
+    if group.memory_bytes:
+        value = amount(MEMORY, group.memory_bytes)
+        capacity[_named(MEMORY)] = _amount(value, "0", "0")
+    for size_bytes, pool_bytes in sorted(group.hugepages.items()):
+        if pool_bytes:
+            size = amount(MEMORY, size_bytes)
+            value = amount(MEMORY, pool_bytes)
+            capacity[_named(f"{HUGE_PAGES}{size}")] = _amount(value, "0", "0", size)
+    return capacity
+
+
+def _amount(value: object, default: str, least: str, step: str = "") -> dict[str, Any]:
+    valid = {"min": least, "step": step} if step else {"min": least}
+    return {"value": str(value), "requestPolicy": {"default": default, "validRange": valid}}
+
+
+def _named(name: str) -> str:
+    return f"{DRIVER}/{name}"

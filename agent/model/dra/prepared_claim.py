@@ -1,0 +1,81 @@
+"""Prepared ResourceClaims: the CPUs that the node has chosen for them. The agent keeps them in a
+file, because the kubelet does not repeat the preparation of pods that run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from agent.model import bounds
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.cpu.policies import ExclusivePolicy
+
+MAX_BYTES = 16 << 20
+"""A reader accepts no larger file."""
+
+
+class PreparedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The CPUs of one request of a claim."""
+
+    request: str
+    pool: str
+    device: str
+    cpus: str = ""
+    """As a list; "" for admin access."""
+    share: str | None = None
+    exclusive: ExclusivePolicy = ExclusivePolicy.NONE
+    shared: bool = False
+    """Whether its containers run on the shared pool too."""
+    bind_memory: bool = False
+    """Whether the memory of its containers comes from the NUMA nodes of the CPUs alone."""
+    amounts: Mapping[str, int] = {}
+    """The memory and huge pages that the claim has, in bytes."""
+
+    @property
+    def cpu_set(self) -> CpuSet:
+        return CpuSet.parse(self.cpus)
+
+
+class PreparedClaim(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A claim with the CPUs that it keeps until the kubelet unprepares it."""
+
+    uid: str
+    namespace: str
+    name: str
+    groups: tuple[PreparedGroup, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The name in logs and errors."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def cpus(self) -> CpuSet:
+        return union(each.cpu_set for each in self.groups)
+
+    def of_request(self, request: str) -> tuple[PreparedGroup, ...]:
+        """Those of one request of the claim; all for ""."""
+        return tuple(
+            each
+            for each in self.groups
+            if request in ("", each.request, each.request.partition("/")[0])
+        )
+
+
+class _PreparedClaims(msgspec.Struct, frozen=True):
+    claims: tuple[PreparedClaim, ...]
+
+
+_decoder = msgspec.json.Decoder(_PreparedClaims)
+
+
+def encode(claims: Iterable[PreparedClaim]) -> bytes:
+    """JSON, one line, sorted by uid."""
+    in_order = tuple(sorted(claims, key=lambda claim: claim.uid))
+    return msgspec.json.encode(_PreparedClaims(in_order)) + b"\n"
+
+
+def decode(text: bytes) -> tuple[PreparedClaim, ...]:
+    """Raises JsonError."""
+    return bounds.decode(_decoder, text).claims

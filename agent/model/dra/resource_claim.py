@@ -1,0 +1,205 @@
+"""ResourceClaims (resource.k8s.io/v1), as far as the driver `cpu.topolet.io` reads them: which
+devices of it a scheduler allocated, how much of each, and with which parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.model.dra import cpu_parameters
+from agent.model.dra.cpu_parameters import CpuParameters, ParametersError
+from agent.model.objects import ObjectError, ObjectIdentity, decoded
+from agent.model.quantities import Quantity, QuantityError, milli, whole
+
+KIND: Final = "ResourceClaim"
+DRIVER: Final = "cpu.topolet.io"
+PEER: Final = "dra.cpu"
+"""The driver name of dra-driver-cpu, whose parameters are read too."""
+CPU: Final = "cpu"
+MEMORY: Final = "memory"
+HUGE_PAGES: Final = "hugepages_"
+"""The capacities of a device. The API allows no other character in the names of huge pages; the
+size follows as in resource names: `hugepages_2Mi`."""
+
+MAX_RESULTS: Final = 32
+MAX_CONFIGS: Final = 64
+"""Those of the claim and those of its DeviceClasses, 32 each."""
+MAX_CONSUMERS: Final = 256
+"""The API's limits (Kubernetes: AllocationResultsMaxSize, DeviceConfigMaxSize and
+ResourceClaimReservedForMaxSize in resource/v1/types.go)."""
+
+
+class ClaimedGroup(msgspec.Struct, frozen=True):
+    """What a claim has of one device."""
+
+    request: str
+    """The request in the claim; `request/subrequest` for one of a prioritized list."""
+    pool: str
+    device: str
+    cpu_milli: int | None = None
+    """None for a whole device."""
+    amounts: Mapping[str, int] = {}
+    """The other capacities by name, in bytes."""
+    share: str | None = None
+    """The share's id; None if nobody else may have a part of the device."""
+    admin: bool = False
+    """The claim looks at the device and takes nothing of it."""
+    parameters: CpuParameters = CpuParameters()
+
+
+class ClaimConsumer(msgspec.Struct, frozen=True):
+    """A pod that the claim is reserved for."""
+
+    name: str = ""
+    uid: str = ""
+
+
+class CpuResourceClaim(msgspec.Struct, frozen=True):
+    """A ResourceClaim with CPUs."""
+
+    uid: str
+    namespace: str
+    name: str
+    allocated: bool
+    """Whether a scheduler has allocated it."""
+    groups: tuple[ClaimedGroup, ...] = ()
+    """What it has of devices of this driver, in the order of the allocation."""
+    consumers: tuple[ClaimConsumer, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The name in logs and errors."""
+        return f"{self.namespace}/{self.name}"
+
+
+class _ClaimResult(msgspec.Struct, frozen=True, rename="camel"):
+    request: str
+    driver: str
+    pool: str
+    device: str
+    admin_access: bool | None = None
+    share: str | None = msgspec.field(default=None, name="shareID")
+    consumed_capacity: dict[str, Quantity] | None = None
+
+
+class _Opaque(msgspec.Struct, frozen=True):
+    driver: str
+    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Config(msgspec.Struct, frozen=True):
+    source: str
+    requests: tuple[str, ...] | None = None
+    opaque: _Opaque | None = None
+
+
+class _Devices(msgspec.Struct, frozen=True):
+    results: tuple[_ClaimResult, ...] | None = None
+    config: tuple[_Config, ...] | None = None
+
+
+class _Allocation(msgspec.Struct, frozen=True):
+    devices: _Devices = _Devices()
+
+
+class _ClaimConsumer(ClaimConsumer, frozen=True):
+    resource: str = ""
+
+
+class _ClaimStatus(msgspec.Struct, frozen=True, rename="camel"):
+    allocation: _Allocation | None = None
+    reserved_for: tuple[_ClaimConsumer, ...] | None = None
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    metadata: ObjectIdentity
+    status: _ClaimStatus = _ClaimStatus()
+
+
+_decoder: Final = msgspec.json.Decoder(_Claim)
+_OF_CLASS: Final = "FromClass"
+
+
+def decode(text: bytes) -> CpuResourceClaim:
+    """Raises ObjectError, also for parameters that can't be read."""
+    claim = decoded(text, KIND, _decoder)
+    metadata, status = claim.metadata, claim.status
+    title = f"{metadata.namespace}/{metadata.name}"
+    if not metadata.uid:
+        raise ObjectError(KIND, title, "metadata.uid: is missing")
+    allocation = status.allocation
+    devices = allocation.devices if allocation is not None else _Devices()
+    results = [each for each in devices.results or () if each.driver == DRIVER]
+    configs = devices.config or ()
+    consumers = status.reserved_for or ()
+    for field, entries, most in (
+        ("allocation.devices.results", devices.results or (), MAX_RESULTS),
+        ("allocation.devices.config", configs, MAX_CONFIGS),
+        ("reservedFor", consumers, MAX_CONSUMERS),
+    ):
+        if len(entries) > most:
+            raise ObjectError(KIND, title, f"status.{field}: has more than {most} entries")
+    parameters = tuple(_parameters(configs, title)) if results else ()
+    return CpuResourceClaim(
+        metadata.uid,
+        metadata.namespace,
+        metadata.name,
+        allocation is not None,
+        tuple(_group(each, parameters, title) for each in results),
+        tuple(ClaimConsumer(each.name, each.uid) for each in consumers if each.resource == "pods"),
+    )
+
+
+_Parameters = tuple[tuple[str, ...], CpuParameters]
+"""The requests that the parameters are for, none for all; and the parameters."""
+
+
+def _parameters(configs: Iterable[_Config], title: str) -> Iterator[_Parameters]:
+    """Those for this driver. Raises ObjectError."""
+    for index, config in enumerate(configs):
+        if config.opaque is None or config.opaque.driver not in (DRIVER, PEER):
+            continue
+        field = f"status.allocation.devices.config[{index}]"
+        requests = config.requests or ()
+        try:
+            of_config = cpu_parameters.parsed(bytes(config.opaque.parameters))
+        except ParametersError as error:
+            raise ObjectError(KIND, title, f"{field}.opaque.parameters: {error}") from None
+        if of_config.cpus and (config.source == _OF_CLASS or len(requests) != 1):
+            # The CPUs of a class would be those of all its claims.
+            text = "names CPUs, and is not of the claim, for one request"
+            raise ObjectError(KIND, title, f"{field}: {text}")
+        yield requests, of_config
+
+
+def _group(result: _ClaimResult, parameters: Iterable[_Parameters], title: str) -> ClaimedGroup:
+    """Later parameters override earlier ones: the API server lists those of the class first."""
+    of_request = CpuParameters()
+    request, _, _ = result.request.partition("/")
+    for requests, of_config in parameters:
+        if not requests or result.request in requests or request in requests:
+            of_request = of_config.over(of_request)
+    amounts = {}
+    cpu_milli = None
+    for key, quantity in (result.consumed_capacity or {}).items():
+        name = key.removeprefix(f"{DRIVER}/")
+        try:
+            if name == CPU:
+                cpu_milli = milli(quantity)
+            else:
+                amounts[name] = whole(quantity)
+        except QuantityError as error:
+            field = f"status.allocation.devices.results: consumedCapacity {key[:60]}"
+            raise ObjectError(KIND, title, f"{field}: {error}") from None
+    return ClaimedGroup(
+        result.request,
+        result.pool,
+        result.device,
+        cpu_milli,
+        amounts,
+        result.share,
+        bool(result.admin_access),
+        of_request,
+    )

@@ -1,0 +1,171 @@
+"""The CPUs that a claim gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.dra.groups import GroupRules, groups
+from agent.allocate.dra.preparation import (
+    PreparationError,
+    PreparationRules,
+    counted,
+    prepared,
+)
+from agent.model.cpu import layout as layouts
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.layout import NOTHING_HELD
+from agent.model.cpu.policies import BindPolicy, CpuGrouping, ExclusivePolicy
+from agent.model.dra.cpu_parameters import ClaimMemoryPolicy, CpuParameters, CpuSpread
+from agent.model.dra.prepared_claim import PreparedClaim, PreparedGroup
+from agent.model.dra.resource_claim import ClaimedGroup, CpuResourceClaim
+from tests.allocate.dra.node import ALL, FOUR_NODES
+
+LAYOUT = layouts.of_topology(FOUR_NODES)
+RULES = PreparationRules()
+FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
+
+
+def group(count: int | None, device: str = "numa-node-0", **fields: Any) -> ClaimedGroup:
+    cpu_milli = None if count is None else count * 1000
+    request = fields.pop("request", "a")
+    pool = fields.pop("pool", "n1")
+    admin = fields.pop("admin", False)
+    parameters = CpuParameters(**fields)
+    return ClaimedGroup(request, pool, device, cpu_milli, admin=admin, parameters=parameters)
+
+
+def prepare(
+    *claimed: ClaimedGroup,
+    others: str = "",
+    rules: PreparationRules = RULES,
+    grouping: CpuGrouping = CpuGrouping.NUMA_NODE,
+    counts: Any = NOTHING_HELD,
+) -> PreparedClaim:
+    of_node = groups(
+        FOUR_NODES,
+        LAYOUT,
+        ALL,
+        CpuSet.parse(others),
+        GroupRules(grouping),
+        {},
+        pool_left=True,
+    )
+    claim = CpuResourceClaim("u", "ns", "c", True, claimed)
+    by_name = {each.name: each for each in of_node}
+    return prepared(claim, "n1", by_name, LAYOUT, counts, rules)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "others", "cpus"),
+    [
+        (group(4), "", "0-3"),
+        (group(4), "0-1", "4-7"),  # one L3 cache
+        (group(3), "0,3", "4-6"),
+        (group(4, cpu_bind_policy=SPREAD), "", "0,2,4,6"),
+        (group(4, spread=CpuSpread.EVENLY), "", "0-1,4-5"),
+        (group(2, spread=CpuSpread.EVENLY, cpu_bind_policy=SPREAD), "", "0,4"),
+        (group(6, spread=CpuSpread.EVENLY), "0-1", "2-7"),
+        (group(2, "numa-node-3"), "", "24-25"),
+        (group(2, cpus="5,7"), "0-3", "5,7"),
+        (group(None, "numa-node-2"), "", "16-23"),
+        (group(4, admin=True), "0-7", ""),
+        (ClaimedGroup("a", "n1", "numa-node-0", 1500), "", "0-1"),
+    ],
+)
+def test_the_cpus_of_a_device(claimed: ClaimedGroup, others: str, cpus: str) -> None:
+    (of_request,) = prepare(claimed, others=others).groups
+    assert of_request.cpus == cpus
+
+
+def test_a_core_is_given_whole() -> None:
+    (of_request,) = prepare(group(None, "core-4"), grouping=CpuGrouping.CORE).groups
+    assert of_request.cpus == "4-5"
+
+
+def test_requests_of_a_claim_share_no_cpu() -> None:
+    claim = prepare(group(4), group(4, request="b"), group(1, "numa-node-1", request="c"))
+    assert [each.cpus for each in claim.groups] == ["0-3", "4-7", "8"]
+
+
+def test_exclusive_claims_avoid_the_cores_of_each_other() -> None:
+    other = PreparedGroup("a", "n1", "numa-node-0", "0", exclusive=ExclusivePolicy.PCPU_LEVEL)
+    counts = counted({"v": PreparedClaim("v", "ns", "d", (other,))})
+    exclusive = group(1, cpu_exclusive_policy=ExclusivePolicy.PCPU_LEVEL, cpu_bind_policy=SPREAD)
+    assert prepare(exclusive, others="0", counts=counts).groups[0].cpus == "2"
+    assert prepare(group(7), others="0", counts=counts).groups[0].cpus == "1-7"
+
+
+def test_what_is_kept_of_the_parameters() -> None:
+    bound = group(1, shared=True, memory_policy=ClaimMemoryPolicy.BIND)
+    (of_request,) = prepare(bound).groups
+    assert (of_request.shared, of_request.bind_memory) == (True, True)
+    of_node = PreparationRules(bind_memory=True)
+    assert prepare(group(1), rules=of_node).groups[0].bind_memory
+    free = group(1, memory_policy=ClaimMemoryPolicy.ANY)
+    assert not prepare(free, rules=of_node).groups[0].bind_memory
+
+
+@pytest.mark.parametrize(
+    ("claimed", "others", "message"),
+    [
+        (group(5), "0-3", "device numa-node-0: the claim needs 5 CPUs, and 4 are free (4-7)"),
+        (
+            group(4, cpu_bind_policy=FULL),
+            "0,2,4",
+            "the claim needs 4 CPUs by FullPCPUs, and 2 are free (1,3,5-7)",
+        ),
+        (group(1, "numa-node-9"), "", "request a: device numa-node-9 does not exist"),
+        (group(1, pool="n2"), "", "pool n2 is not of this node"),
+        (group(1, cpus="9"), "", "numa-node-0 has no CPUs 9, which the claim names"),
+        (group(1, cpus="1-2"), "", "the claim names 2 CPUs (1-2), and has 1"),
+        (group(2, cpus="1-2"), "2", "CPUs 2, which the claim names, are not free"),
+    ],
+)
+def test_what_the_node_does_not_have_is_refused(
+    claimed: ClaimedGroup, others: str, message: str
+) -> None:
+    with pytest.raises(PreparationError) as raised:
+        prepare(claimed, others=others)
+    assert str(raised.value).startswith("ResourceClaim ns/c, request a")
+    assert message in str(raised.value)
+
+
+@pytest.mark.hypothesis
+@given(st.data())
+def test_claims_never_share_a_cpu(draw: st.DataObject) -> None:
+    """Any sequence of claims: each gets exactly what it has, of its own device, or is refused."""
+    claims: dict[str, PreparedClaim] = {}
+    for index in range(draw.draw(st.integers(1, 8))):
+        taken = EMPTY
+        for claim in claims.values():
+            taken |= claim.cpus
+        node = draw.draw(st.integers(0, 3))
+        count = draw.draw(st.integers(1, 8))
+        claimed = group(
+            count,
+            f"numa-node-{node}",
+            cpu_bind_policy=draw.draw(st.sampled_from((None, FULL, SPREAD))),
+            cpu_exclusive_policy=draw.draw(st.sampled_from(ExclusivePolicy)),
+            spread=draw.draw(st.sampled_from((None, *CpuSpread))),
+        )
+        whole_cores = draw.draw(st.booleans())
+        try:
+            claim = prepare(
+                claimed,
+                others=str(taken),
+                counts=counted(claims),
+                rules=PreparationRules(whole_cores=whole_cores),
+            )
+        except PreparationError:
+            if not whole_cores and claimed.parameters.cpu_bind_policy is None:
+                of_device = CpuSet(range(8 * node, 8 * node + 8))
+                assert len(of_device - taken) < count
+            continue
+        assert len(claim.cpus) == count
+        assert not claim.cpus & taken
+        assert claim.cpus <= CpuSet(range(8 * node, 8 * node + 8))
+        claims[str(index)] = claim

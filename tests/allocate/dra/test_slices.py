@@ -1,0 +1,89 @@
+"""ResourceSlices of a node."""
+
+from __future__ import annotations
+
+import json
+
+from agent.allocate.dra.groups import GroupRules, groups
+from agent.allocate.dra.slices import MOST_DEVICES, devices, slices
+from agent.model.cpu import layout as layouts
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.policies import CpuGrouping
+from agent.model.devices.resource_slice import DraDevice, decode
+from conformance import machines
+from tests.allocate.dra.node import ALL, FOUR_NODES, topology
+
+LAYOUT = layouts.of_topology(FOUR_NODES)
+
+
+def test_a_device_is_a_numa_node_with_cpus_memory_and_huge_pages() -> None:
+    claimed = CpuSet.parse("8-10")
+    _, of_node, *_ = groups(
+        FOUR_NODES, LAYOUT, ALL - CpuSet((15,)), claimed, GroupRules(), {}, pool_left=True
+    )
+    (device,) = devices((of_node,), LAYOUT, whole_cores=False)
+    assert device == {
+        "name": "numa-node-1",
+        "allowMultipleAllocations": True,
+        "attributes": {
+            "resource.kubernetes.io/numaNode": {"int": 1},
+            "cpu.topolet.io/socketID": {"int": 0},
+            "cpu.topolet.io/smt": {"bool": True},
+            "cpu.topolet.io/threadsPerCore": {"int": 2},
+            "cpu.topolet.io/l3Count": {"int": 2},
+            "cpu.topolet.io/freeCores": {"int": 1},
+            "cpu.topolet.io/cpuIDs": {"string": "8-14"},
+        },
+        "capacity": {
+            "cpu.topolet.io/cpu": {
+                "value": "7",
+                "requestPolicy": {"default": "1", "validRange": {"min": "1", "step": "1"}},
+            },
+            "cpu.topolet.io/memory": {
+                "value": "7Gi",
+                "requestPolicy": {"default": "0", "validRange": {"min": "0"}},
+            },
+            "cpu.topolet.io/hugepages_2Mi": {
+                "value": "1Gi",
+                "requestPolicy": {"default": "0", "validRange": {"min": "0", "step": "2Mi"}},
+            },
+        },
+    }
+
+
+def test_amounts_are_whole_cores_where_a_node_gives_no_others() -> None:
+    rules = GroupRules(whole_cores=True)
+    of_node = groups(FOUR_NODES, LAYOUT, ALL, EMPTY, rules, {}, pool_left=True)
+    first, *_ = devices(of_node, LAYOUT, whole_cores=True)
+    policy = {"default": "2", "validRange": {"min": "2", "step": "2"}}
+    assert first["capacity"]["cpu.topolet.io/cpu"] == {"value": "8", "requestPolicy": policy}
+
+
+def test_a_large_node_has_several_slices_of_one_pool() -> None:
+    machine = topology(tuple(machines.cpus((2, 1, 100, 2), "adjacent", None)))
+    layout = layouts.of_topology(machine)
+    rules = GroupRules(CpuGrouping.CORE)
+    of_node = groups(machine, layout, machine.online, EMPTY, rules, {}, pool_left=True)
+    assert len(of_node) == 200
+    objects = slices("n1", devices(of_node, layout, whole_cores=True), 7)
+    assert [each["metadata"]["name"] for each in objects] == [
+        "n1-cpu.topolet.io-00",
+        "n1-cpu.topolet.io-01",
+    ]
+    assert [len(each["spec"]["devices"]) for each in objects] == [MOST_DEVICES, 72]
+    pool = {"name": "n1", "generation": 7, "resourceSliceCount": 2}
+    assert all(each["spec"]["pool"] == pool for each in objects)
+    device = objects[0]["spec"]["devices"][0]
+    assert not {"capacity", "allowMultipleAllocations"} & device.keys()
+    # The node's own reader of slices understands them.
+    located = decode(json.dumps(objects[1]).encode())
+    assert located[DraDevice("cpu.topolet.io", "n1", "core-398")].nodes == CpuSet((1,))
+
+
+def test_a_list_that_is_too_long_for_the_api_is_left_out() -> None:
+    machine = topology(tuple(machines.cpus((1, 1, 100, 2), "adjacent", None)))
+    layout = layouts.of_topology(machine)
+    odd = CpuSet(range(1, 200, 2))
+    of_node = groups(machine, layout, odd, EMPTY, GroupRules(), {}, pool_left=True)
+    (device,) = devices(of_node, layout, whole_cores=False)
+    assert "cpu.topolet.io/cpuIDs" not in device["attributes"]
