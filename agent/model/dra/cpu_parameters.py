@@ -1,8 +1,8 @@
 """The opaque parameters of a ResourceClaim or a DeviceClass on CPUs.
 
 A claim's author, an administrator (DeviceClass) or an external allocator writes them. An external
-allocator that chooses the CPUs itself writes them in the schema of dra-driver-cpu (there: OpaqueConfig
-in api/v1alpha1), for that driver or for this one, or as `cpus` in the schema of this driver.
+allocator that chooses the CPUs itself names them in this schema or in that of dra-driver-cpu
+(OpaqueConfig in its api/v1alpha1), for the one driver or the other.
 """
 
 from __future__ import annotations
