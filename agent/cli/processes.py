@@ -116,6 +116,7 @@ def _run_agent(settings: AgentSettings, arguments: argparse.Namespace) -> int:
 
 def _check_agent(settings: AgentSettings) -> None:
     from agent.model.settings.agent import AGENT_PORT
+    from agent.model.settings.colocation import feature_modes
     from agent.node.devices import configured_actions
     from agent.node.loop import excluded
     from agent.node.node_local import named_reserved, static_options
@@ -126,6 +127,7 @@ def _check_agent(settings: AgentSettings) -> None:
     socket_path(settings.runtime_endpoint)
     pages_address(settings.http, AGENT_PORT)
     configured_actions(settings)
+    feature_modes(settings)
     named_reserved(settings)
 
 

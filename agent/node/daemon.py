@@ -42,6 +42,7 @@ from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
 from agent.model.settings.agent import AGENT_PORT, AgentSettings
+from agent.model.settings.colocation import FeatureMode, feature_modes
 from agent.node import device_visibility, node_local
 from agent.node.change_log import PodEvents
 from agent.node.cluster_view import ClusterCache, ClusterState, ClusterView, cluster_objects
@@ -396,12 +397,12 @@ class _Agent:
         from agent.node.colocation.writer import Colocation
         from agent.telemetry.usage_metrics import follow_colocation
 
-        acts = settings.colocation == "act"
+        modes = feature_modes(settings)
         memory_qos = PodMemoryQos(
             controllers,
             view.allocatable_bytes,
             lambda: self.kubelet_configuration.known,
-            acts=acts,
+            acts=modes[PodMemoryQos.name] is FeatureMode.ACT,
         )
         on_owned = BeOnOwned(settings.be_on_owned)
         colocation = Colocation(
@@ -419,7 +420,7 @@ class _Agent:
             self.sources,
             wake,
             os.path.join(settings.state_dir, COLOCATION_FILE),
-            acts=acts,
+            modes,
         )
         follow_colocation(self.metrics, colocation.measured)
         return colocation

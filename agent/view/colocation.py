@@ -9,6 +9,7 @@ import msgspec
 from agent.allocate.colocation.be_suppress import BeAmount, Suppression
 from agent.host import files
 from agent.model import bounds
+from agent.model.settings.colocation import FeatureMode
 from agent.view.format import count, printable, printable_json
 
 SCHEMA_VERSION: Final = 1
@@ -20,6 +21,7 @@ class ShownFeature(msgspec.Struct, frozen=True):
     """A feature."""
 
     name: str
+    mode: FeatureMode
     files: int
     """So many files of cgroups have, or would have, a value of it."""
     problem: str = ""
@@ -28,9 +30,9 @@ class ShownFeature(msgspec.Struct, frozen=True):
 class ShownColocation(msgspec.Struct, frozen=True):
     """What the last second has brought."""
 
-    acts: bool
-    """False: the agent only observes."""
     features: tuple[ShownFeature, ...]
+    suppresses: bool
+    """False: the rest is what BE pods would have, if cpu-suppression acted."""
     be_cpus: str = ""
     """The CPUs of suppressed BE pods; "" if their pool is theirs."""
     be_quota_milli: int | None = None
@@ -46,13 +48,13 @@ def shown(
     suppression: Suppression,
     failed: tuple[str, ...],
     *,
-    acts: bool,
+    suppresses: bool,
 ) -> ShownColocation:
-    """The values for people. `acts`: whether the agent writes them."""
+    """The values for people. `suppresses`: whether BE pods have those of the suppression."""
     quota = suppression.quota
     return ShownColocation(
-        acts,
         features,
+        suppresses,
         "" if suppression.cpus is None else str(suppression.cpus),
         None if quota is None else 1000 * quota.microseconds // quota.period_microseconds,
         suppression.amount,
@@ -70,18 +72,22 @@ def read(path: str) -> ShownColocation:
 
 def as_text(colocation: ShownColocation) -> str:
     """A line for each feature, then the terms of what BE pods get."""
-    verb = "has" if colocation.acts else "would have"
-    lines = ["Colocation on this node:" if colocation.acts else "Colocation, which only observes:"]
+    lines = ["Colocation on this node:"]
     width = max((len(feature.name) for feature in colocation.features), default=0)
+    modes = max((len(feature.mode) for feature in colocation.features), default=0)
     for feature in colocation.features:
+        verb = "has" if feature.mode is FeatureMode.ACT else "would have"
         about = f"{verb} {count(feature.files, 'file')} of cgroups" if feature.files else "nothing"
-        problem = f"; {feature.problem}" if feature.problem else ""
-        lines.append(f"  {feature.name:<{width}}  {about}{problem}")
+        if feature.mode is FeatureMode.OFF:
+            about = ""
+        elif feature.problem:
+            about += f"; {feature.problem}"
+        lines.append(f"  {feature.name:<{width}}  {feature.mode:<{modes}}  {about}".rstrip())
     if (amount := colocation.amount) is not None:
         lines += ["CPU of BE pods:", *(f"  {line}" for line in _terms(amount))]
         if colocation.be_cpus:
             lines.append(
-                f"  they {'have' if colocation.acts else 'would have'} CPUs "
+                f"  they {'have' if colocation.suppresses else 'would have'} CPUs "
                 f"{colocation.be_cpus} of their pool"
             )
         if colocation.be_quota_milli is not None:

@@ -73,6 +73,7 @@ def test_help_lists_every_command_and_each_has_its_own_help(topolet: Topolet) ->
             "--cpu-policy 'foo' is not one of dynamic, none, static",
         ),
         (["agent", "--gpu-actions=x"], 2, "gpu-actions: "),
+        (["agent", "--colocation-features=x"], 2, "colocation-features: 'x': 'x' is none of "),
         (["agent", "--reserved-cpus=x"], 2, "reserved-cpus: "),
         (["agent", "--exclude=///"], 2, "exclude: "),
         (["agent", "--http=x:y"], 2, "address 'x:y' is not ADDRESS or ADDRESS:PORT"),

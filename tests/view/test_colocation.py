@@ -7,6 +7,7 @@ import json
 from agent.allocate.colocation.be_suppress import BeAmount, Suppression
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import CpuQuota
+from agent.model.settings.colocation import FeatureMode
 from agent.view.colocation import ShownFeature, as_json, as_text, shown
 
 AMOUNT = BeAmount(usable=6000, other_pods=2500, applications=0, machine=800, least=None)
@@ -14,17 +15,19 @@ AMOUNT = BeAmount(usable=6000, other_pods=2500, applications=0, machine=800, lea
 
 def test_the_terms_of_what_be_pods_get_are_told() -> None:
     features = (
-        ShownFeature("cpu-suppression", 0),
-        ShownFeature("cpu-priority", 2),
-        ShownFeature("memory-qos", 0, "this machine has cgroup v1"),
+        ShownFeature("cpu-suppression", FeatureMode.ACT, 0),
+        ShownFeature("cpu-priority", FeatureMode.OBSERVE, 2),
+        ShownFeature("cpu-burst", FeatureMode.OFF, 0),
+        ShownFeature("memory-qos", FeatureMode.ACT, 0, "this machine has cgroup v1"),
     )
     cpus = Suppression(cpus=CpuSet.parse("2-4"), amount=AMOUNT)
-    told = shown(features, cpus, ("/a cpu.idle: why",), acts=True)
+    told = shown(features, cpus, ("/a cpu.idle: why",), suppresses=True)
     assert as_text(told) == (
         "Colocation on this node:\n"
-        "  cpu-suppression  nothing\n"
-        "  cpu-priority     has 2 files of cgroups\n"
-        "  memory-qos       nothing; this machine has cgroup v1\n"
+        "  cpu-suppression  act      nothing\n"
+        "  cpu-priority     observe  would have 2 files of cgroups\n"
+        "  cpu-burst        off\n"
+        "  memory-qos       act      nothing; this machine has cgroup v1\n"
         "CPU of BE pods:\n"
         "  share of the node that may be in use      6000\n"
         "  used by pods that are not BE             -2500\n"
@@ -38,10 +41,10 @@ def test_the_terms_of_what_be_pods_get_are_told() -> None:
     assert json.loads(as_json(told))["amount"]["machine"] == 800
 
 
-def test_an_agent_that_observes_says_so() -> None:
+def test_what_suppression_would_do_is_told_as_such() -> None:
     least = BeAmount(usable=6000, other_pods=6000, applications=0, machine=800, least=1000)
-    told = shown((), Suppression(quota=CpuQuota(100_000), amount=least), (), acts=False)
-    text = as_text(told)
-    assert text.startswith("Colocation, which only observes:\n")
+    quota = Suppression(CpuSet.parse("1"), CpuQuota(100_000), least)
+    text = as_text(shown((), quota, (), suppresses=False))
+    assert "  they would have CPUs 1 of their pool\n" in text
     assert "  at least, by strategy                     1000\n" in text
     assert "  their quota together is 1000 milli-CPU\n" in text

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from agent.model.devices.visibility import UnrequestedGpus
+from agent.model.settings.colocation import FEATURES
 from agent.model.settings.options import (
     HOLD_SECONDS,
     HOOK_FAILURE_POLICY,
@@ -191,6 +192,14 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "observe: it only reports what it would do; off: it gives back what it has changed"
         ),
     ] = "off"
+    colocation_features: Annotated[
+        str,
+        msgspec.Meta(
+            description="with colocation: FEATURE=MODE, separated by commas, for features that do "
+            "less than colocation says; a MODE is off, observe or act, and FEATURE is one of "
+            + ", ".join(FEATURES)
+        ),
+    ] = ""
     be_on_owned: Annotated[
         Literal["in-proportion", "last", "never"],
         msgspec.Meta(

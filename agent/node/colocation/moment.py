@@ -55,9 +55,11 @@ class Feature(Protocol):
     """A feature. It is called from the thread of the passes."""
 
     name: str
+    """One of `model.settings.colocation.FEATURES`."""
 
     def wanted(self, moment: Moment) -> WantedFiles:
-        """What it wants now. Files that it wants no more get their values back."""
+        """What it wants now. Files that it wants no more get their values back. A feature that is
+        off gets a moment without pods and strategies."""
 
 
 def colocated(

@@ -21,6 +21,7 @@ from agent.model.cpu.topology import Topology
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import is_qos_root
+from agent.model.settings.colocation import FeatureMode
 from agent.node.colocation.cpu_suppression import CpuSuppression
 from agent.node.colocation.moment import ColocatedPod, Feature, Key, Moment, WantedFiles, colocated
 from agent.node.sources import SourceName, Sources
@@ -30,6 +31,8 @@ from agent.view.colocation import ShownColocation, ShownFeature, shown
 log = logging.getLogger(__name__)
 
 _MOST_NAMED: Final = 5
+_NOTHING: Final = Moment()
+"""What a feature that is off sees: it wants nothing then, and gives back what it has changed."""
 TOLD_SECONDS: Final = 5.0
 CHECK_SECONDS: Final = 5.0
 """Files whose wanted contents do not change are compared so often."""
@@ -53,7 +56,7 @@ class Colocation:
     `excludes`: whether the agent leaves the pod alone.
     `wake`: lets the agent make a pass, which writes the cpusets of BE pods.
     `path`: the file for people, at most every TOLD_SECONDS.
-    `acts`: False computes and reports, and writes nothing."""
+    `modes`: of each feature, by its name."""
 
     def __init__(
         self,
@@ -67,9 +70,8 @@ class Colocation:
         sources: Sources,
         wake: Callable[[], None],
         path: str,
+        modes: Mapping[str, FeatureMode],
         clock: Callable[[], float] = time.monotonic,
-        *,
-        acts: bool,
     ) -> None:
         self._controllers = controllers
         self._journal = journal
@@ -82,7 +84,8 @@ class Colocation:
         self._wake = wake
         self._path = path
         self._clock = clock
-        self._acts = acts
+        self._modes = modes
+        self._suppresses = modes[suppression.name] is FeatureMode.ACT
         self._contents: Mapping[Key, str] | None = None
         self._checked_at = 0.0
         self._told: ShownColocation | None = None
@@ -112,18 +115,28 @@ class Colocation:
     def step(self) -> None:
         """Computes, writes what differs, and gives back what is wanted no more."""
         moment = self._moment()
-        wanted = {feature.name: feature.wanted(moment) for feature in self._features}
-        contents = {key: text for of in wanted.values() for key, text in of.files.items()}
+        wanted = {
+            feature.name: feature.wanted(
+                _NOTHING if self._modes[feature.name] is FeatureMode.OFF else moment
+            )
+            for feature in self._features
+        }
+        contents = {
+            key: text
+            for name, of in wanted.items()
+            if self._modes[name] is FeatureMode.ACT
+            for key, text in of.files.items()
+        }
         failed, now = self.state.failed, self._clock()
         # Reading hundreds of files each second costs more than all else.
         if contents != self._contents or now - self._checked_at >= CHECK_SECONDS:
-            failed = self._write(contents) if self._acts else ()
+            failed = self._write(contents)
             self._contents, self._checked_at = contents, now
         self.state = Colocated(wanted, failed)
         problems = (f"{name}: {of.problem}" for name, of in wanted.items() if of.problem)
         self._sources.report(SourceName.COLOCATION, (*problems, *failed[:_MOST_NAMED]))
         self._tell()
-        be_cpus = self._suppression.now.cpus if self._acts else None
+        be_cpus = self._suppression.now.cpus if self._suppresses else None
         if be_cpus != self._be_cpus:
             self._be_cpus = be_cpus
             self._wake()
@@ -140,10 +153,11 @@ class Colocation:
         if now - self._told_at < TOLD_SECONDS:
             return
         features = tuple(
-            ShownFeature(name, len(of.files), of.problem) for name, of in self.state.wanted.items()
+            ShownFeature(name, self._modes[name], len(of.files), of.problem)
+            for name, of in self.state.wanted.items()
         )
         failed = self.state.failed[:_MOST_NAMED]
-        told = shown(features, self._suppression.now, failed, acts=self._acts)
+        told = shown(features, self._suppression.now, failed, suppresses=self._suppresses)
         if told == self._told:
             return
         self._told, self._told_at = told, now

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,6 +20,8 @@ from agent.model.node_slo import CpuQos, NodeSlo, QosClass, ResourceQos
 from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import KubeClass
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.colocation import FeatureMode, feature_modes
 from agent.node.colocation.cpu_burst import CpuBursting
 from agent.node.colocation.cpu_priority import CpuPriority
 from agent.node.colocation.cpu_suppression import CpuSuppression
@@ -90,7 +92,11 @@ class ColocatedNode:
         groups.make("/kubepods")
         self.start()
 
-    def start(self, *, acts: bool = True) -> Colocation:
+    def start(self, features: str = "", *, acts: bool = True) -> Colocation:
+        """`features`: the modes of features that do less."""
+        switch: Literal["act", "observe"] = "act" if acts else "observe"
+        settings = AgentSettings(colocation=switch, colocation_features=features)
+        modes = feature_modes(settings)
         self.journal = Journal(self.folder / "journal")
         self.suppression = CpuSuppression(
             self.controllers, self.journal, lambda: self.use, clock=lambda: self.now
@@ -112,7 +118,7 @@ class ColocatedNode:
                     self.controllers,
                     lambda: self.allocatable_bytes,
                     lambda: self.kubelet,
-                    acts=acts,
+                    acts=modes[PodMemoryQos.name] is FeatureMode.ACT,
                 ),
             ),
             lambda: (self.pods, self.api_pods),
@@ -121,8 +127,8 @@ class ColocatedNode:
             Sources(self.problems.__setitem__),
             self.wake,
             str(self.folder / COLOCATION_FILE),
+            modes,
             lambda: self.now,
-            acts=acts,
         )
         return self.colocation
 

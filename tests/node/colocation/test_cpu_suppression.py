@@ -68,6 +68,16 @@ def test_be_pods_lose_cpus_at_once_and_get_them_back_later(node: ColocatedNode) 
     assert not node.colocation.holds()
 
 
+def test_suppression_that_observes_leaves_be_pods_their_cpus(node: ColocatedNode) -> None:
+    topology = machine(2, 4)
+    node.start("cpu-suppression=observe").follow(topology, decided(topology))
+    node.strategies = suppressing("cpuset")
+    node.use = used(1.0)
+    node.colocation.step()
+    assert node.suppression.now.cpus == CpuSet.parse("0-2,4-5")
+    assert not node.passes
+
+
 def test_the_quota_of_all_be_pods_is_never_below_that_of_one_of_them(node: ColocatedNode) -> None:
     if node.controllers.version("cpu") != 1:
         pytest.skip("v2 allows any quota below another")

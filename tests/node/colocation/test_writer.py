@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from agent.cgroup.limits import IDLE, weight_file
+from agent.model.settings.colocation import FeatureMode
 from agent.node.colocation.cpu_priority import CpuPriority
 from agent.node.colocation.writer import CHECK_SECONDS, TOLD_SECONDS
 from agent.usage import COLOCATION_FILE
@@ -46,19 +49,36 @@ def test_observing_writes_nothing(node: ColocatedNode) -> None:
     assert not observing.holds()
 
 
+@pytest.mark.parametrize("mode", [FeatureMode.OBSERVE, FeatureMode.OFF])
+def test_a_feature_that_acts_no_more_gives_back_what_it_had_changed(
+    node: ColocatedNode, mode: FeatureMode
+) -> None:
+    weight = weight_file(node.controllers)
+    batch = node.run("batch", "besteffort")
+    node.groups.path(batch, weight).write_text("77")
+    node.colocation.step()
+    assert node.value(batch, IDLE) == "1"
+    observing = node.start(f"cpu-priority={mode}")
+    observing.step()
+    assert (node.value(batch, IDLE), node.value(batch, weight)) == ("0", "77")
+    wanted = {(batch, IDLE): "1"} if mode is FeatureMode.OBSERVE else {}
+    assert observing.state.wanted[CpuPriority.name].files == wanted
+    assert not observing.holds()
+
+
 def test_people_are_told_what_it_does_at_most_every_five_seconds(node: ColocatedNode) -> None:
     node.run("batch", "besteffort")
     node.colocation.step()
     told = colocation.read(str(node.folder / COLOCATION_FILE))
-    assert told.acts
-    assert ShownFeature(CpuPriority.name, 1) in told.features
+    assert told.suppresses
+    assert ShownFeature(CpuPriority.name, FeatureMode.ACT, 1) in told.features
     node.strategies = Strategies()
     node.colocation.step()
     assert colocation.read(str(node.folder / COLOCATION_FILE)) == told
     node.now += TOLD_SECONDS
     node.colocation.step()
     last = colocation.read(str(node.folder / COLOCATION_FILE))
-    assert ShownFeature(CpuPriority.name, 0) in last.features
+    assert ShownFeature(CpuPriority.name, FeatureMode.ACT, 0) in last.features
 
 
 def test_what_another_program_changes_is_corrected_within_seconds(node: ColocatedNode) -> None:
