@@ -310,6 +310,15 @@ def apply_texts(
     return ValueOutcome(pass_.changes())
 
 
+def differing(controllers: Controllers, wanted: Mapping[tuple[str, str], str]) -> list[ValueWrite]:
+    """What `apply_texts` would write, by group and file; a file that can't be read is left out.
+    Writes nothing."""
+    pass_ = LimitsPass(controllers)
+    for (group, file), content in sorted(wanted.items()):
+        pass_.request_text(group, file, content)
+    return pass_.steps()
+
+
 def weight_file(controllers: Controllers) -> str:
     """The file with the weight of a group."""
     return SHARES if controllers.version("cpu") == 1 else WEIGHT

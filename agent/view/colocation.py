@@ -25,6 +25,10 @@ class ShownFeature(msgspec.Struct, frozen=True):
     files: int
     """So many files of cgroups have, or would have, a value of it."""
     problem: str = ""
+    would_write: int = 0
+    """So many of them have other contents, if the feature only observes."""
+    first: tuple[str, ...] = ()
+    """The first of these, as group, file, present and wanted content."""
 
 
 class ShownColocation(msgspec.Struct, frozen=True):
@@ -82,7 +86,12 @@ def as_text(colocation: ShownColocation) -> str:
             about = ""
         elif feature.problem:
             about += f"; {feature.problem}"
+        if feature.would_write:
+            about += f"; it would write {feature.would_write} of them:"
         lines.append(f"  {feature.name:<{width}}  {feature.mode:<{modes}}  {about}".rstrip())
+        lines += [f"    {change}" for change in feature.first]
+        if (more := feature.would_write - len(feature.first)) > 0:
+            lines.append(f"    and {more} more")
     if (amount := colocation.amount) is not None:
         lines += ["CPU of BE pods:", *(f"  {line}" for line in _terms(amount))]
         if colocation.be_cpus:

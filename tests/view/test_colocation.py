@@ -16,7 +16,7 @@ AMOUNT = BeAmount(usable=6000, other_pods=2500, applications=0, machine=800, lea
 def test_the_terms_of_what_be_pods_get_are_told() -> None:
     features = (
         ShownFeature("cpu-suppression", FeatureMode.ACT, 0),
-        ShownFeature("cpu-priority", FeatureMode.OBSERVE, 2),
+        ShownFeature("cpu-priority", FeatureMode.OBSERVE, 4, "", 3, ("/a cpu.idle: 0 -> 1",)),
         ShownFeature("cpu-burst", FeatureMode.OFF, 0),
         ShownFeature("memory-qos", FeatureMode.ACT, 0, "this machine has cgroup v1"),
     )
@@ -25,7 +25,9 @@ def test_the_terms_of_what_be_pods_get_are_told() -> None:
     assert as_text(told) == (
         "Colocation on this node:\n"
         "  cpu-suppression  act      nothing\n"
-        "  cpu-priority     observe  would have 2 files of cgroups\n"
+        "  cpu-priority     observe  would have 4 files of cgroups; it would write 3 of them:\n"
+        "    /a cpu.idle: 0 -> 1\n"
+        "    and 2 more\n"
         "  cpu-burst        off\n"
         "  memory-qos       act      nothing; this machine has cgroup v1\n"
         "CPU of BE pods:\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +36,16 @@ _NOTHING: Final = Moment()
 """What a feature that is off sees: it wants nothing then, and gives back what it has changed."""
 TOLD_SECONDS: Final = 5.0
 CHECK_SECONDS: Final = 5.0
-"""Files whose wanted contents do not change are compared so often."""
+"""Files whose wanted contents do not change are compared so often, those of features that observe
+at most so often."""
+
+
+class WouldWrite(msgspec.Struct, frozen=True):
+    """What a feature that observes would write if it acted."""
+
+    files: int = 0
+    first: tuple[str, ...] = ()
+    """The first of them, as text."""
 
 
 class Colocated(msgspec.Struct, frozen=True):
@@ -45,6 +55,8 @@ class Colocated(msgspec.Struct, frozen=True):
     """By the name of the feature."""
     failed: tuple[str, ...] = ()
     """The writes that failed."""
+    would_write: Mapping[str, WouldWrite] = {}
+    """By the name of a feature that observes."""
 
 
 class Colocation:
@@ -88,6 +100,7 @@ class Colocation:
         self._suppresses = modes[suppression.name] is FeatureMode.ACT
         self._contents: Mapping[Key, str] | None = None
         self._checked_at = 0.0
+        self._compared_at: float | None = None
         self._told: ShownColocation | None = None
         self._told_at = -TOLD_SECONDS
         self._problem = Problem(log, f"{path}: ")
@@ -132,7 +145,10 @@ class Colocation:
         if contents != self._contents or now - self._checked_at >= CHECK_SECONDS:
             failed = self._write(contents)
             self._contents, self._checked_at = contents, now
-        self.state = Colocated(wanted, failed)
+        would_write = self.state.would_write
+        if self._compared_at is None or now - self._compared_at >= CHECK_SECONDS:
+            would_write, self._compared_at = self._would_write(wanted), now
+        self.state = Colocated(wanted, failed, would_write)
         problems = (f"{name}: {of.problem}" for name, of in wanted.items() if of.problem)
         self._sources.report(SourceName.COLOCATION, (*problems, *failed[:_MOST_NAMED]))
         self._tell()
@@ -152,12 +168,17 @@ class Colocation:
         now = self._clock()
         if now - self._told_at < TOLD_SECONDS:
             return
-        features = tuple(
-            ShownFeature(name, self._modes[name], len(of.files), of.problem)
-            for name, of in self.state.wanted.items()
-        )
-        failed = self.state.failed[:_MOST_NAMED]
-        told = shown(features, self._suppression.now, failed, suppresses=self._suppresses)
+        state = self.state
+        features = []
+        for name, of in state.wanted.items():
+            would = state.would_write.get(name, WouldWrite())
+            features.append(
+                ShownFeature(
+                    name, self._modes[name], len(of.files), of.problem, would.files, would.first
+                )
+            )
+        failed = state.failed[:_MOST_NAMED]
+        told = shown(tuple(features), self._suppression.now, failed, suppresses=self._suppresses)
         if told == self._told:
             return
         self._told, self._told_at = told, now
@@ -202,6 +223,17 @@ class Colocation:
             outcomes.append(limits.apply_texts(self._controllers, self._journal, wanted))
         self._held = frozenset(held)
         return tuple(self._reported(outcomes))
+
+    def _would_write(self, wanted: Mapping[str, WantedFiles]) -> dict[str, WouldWrite]:
+        """Reads the files of the features that observe."""
+        would: dict[str, WouldWrite] = {}
+        for name, of in wanted.items():
+            if self._modes[name] is FeatureMode.OBSERVE:
+                writes = limits.differing(self._controllers, of.files)
+                first = (f"{one.group} {one.file}: {one.old} -> {one.new}" for one in writes)
+                named = tuple(itertools.islice(first, _MOST_NAMED))
+                would[name] = WouldWrite(len(writes), named)
+        return would
 
     def _reported(self, outcomes: Iterable[ValueOutcome]) -> Iterator[str]:
         for outcome in outcomes:

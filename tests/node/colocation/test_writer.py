@@ -49,6 +49,16 @@ def test_observing_writes_nothing(node: ColocatedNode) -> None:
     assert not observing.holds()
 
 
+def test_a_feature_that_observes_tells_what_it_would_write(node: ColocatedNode) -> None:
+    groups = [node.run(f"batch-{number}", "besteffort") for number in range(7)]
+    node.groups.path(groups[0], IDLE).write_text("1")
+    node.start("cpu-priority=observe").step()
+    told = colocation.read(str(node.folder / COLOCATION_FILE))
+    (priority,) = (one for one in told.features if one.name == CpuPriority.name)
+    assert (priority.files, priority.would_write) == (7, 6)
+    assert priority.first == tuple(f"{group} {IDLE}: 0 -> 1" for group in groups[1:6])
+
+
 @pytest.mark.parametrize("mode", [FeatureMode.OBSERVE, FeatureMode.OFF])
 def test_a_feature_that_acts_no_more_gives_back_what_it_had_changed(
     node: ColocatedNode, mode: FeatureMode
