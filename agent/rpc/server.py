@@ -1,12 +1,13 @@
-"""A gRPC server on a unix socket: unary calls, bytes in and out. Importing this module loads
+"""A gRPC server on a unix socket: bytes in and out. Importing this module loads
 grpcio, so it is imported only if an option enables such a server."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import grpc
@@ -18,6 +19,8 @@ _CODES: Final = {each.value[0]: each for each in grpc.StatusCode}
 ServicerContext: TypeAlias = grpc.ServicerContext
 Method = Callable[[bytes, ServicerContext], bytes]
 """Raises RpcError for a status other than OK."""
+Stream = Callable[[bytes, ServicerContext], Iterator[bytes]]
+"""A call with any number of replies, which occupies a thread until it ends."""
 
 
 class GrpcServer:
@@ -35,7 +38,9 @@ class GrpcServer:
         threads: int,
         max_calls: int,
         max_message_bytes: int = 1 << 20,
+        streams: Mapping[str, tuple[str, Stream]] = MappingProxyType({}),
     ) -> None:
+        """`streams`: by service, the name and the handler of its one call, which is a stream."""
         self._pool = ThreadPoolExecutor(threads, service.rpartition(".")[2])
         self._server = grpc.server(
             self._pool,
@@ -51,7 +56,15 @@ class GrpcServer:
             for name, method in methods.items()
         }
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, handlers),)
+            (
+                grpc.method_handlers_generic_handler(service, handlers),
+                *(
+                    grpc.method_handlers_generic_handler(
+                        of_stream, {name: grpc.unary_stream_rpc_method_handler(stream)}
+                    )
+                    for of_stream, (name, stream) in streams.items()
+                ),
+            )
         )
         self._path = path
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
@@ -60,8 +73,10 @@ class GrpcServer:
     def _bind(self, service: str) -> int:
         """Binds the socket, with mode 0600 from the start, and returns its inode. grpcio accepts
         only a path, and creates the socket with the mode of the umask: it does so in a folder that
-        others can't enter, from which the socket is renamed."""
-        private = f"{self._path}.new"
+        others can't enter, from which the socket is renamed. A kubelet that watches the folder
+        ignores names with a dot at their start."""
+        folder, name = os.path.split(self._path)
+        private = os.path.join(folder, f".{name}")
         socket = f"{private}/s"
         os.makedirs(private, exist_ok=True)
         try:

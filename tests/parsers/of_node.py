@@ -30,6 +30,7 @@ from agent.discover import cpus as numa
 from agent.discover import sysfs_devices as fpga
 from agent.discover import sysfs_devices as network
 from agent.discover.sysfs import DiscoveryError
+from agent.dra.service import DraService
 from agent.hooks import carriers
 from agent.hooks.requests import UNCHANGED, Changes
 from agent.hooks.visibility import RefusedError, device_changes
@@ -56,6 +57,7 @@ from agent.model.devices import device_files, visibility
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.model.devices.visibility import Mount
+from agent.model.dra.prepared_claim import PreparedClaim
 from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import NotificationError
 from agent.model.objects import ObjectError
@@ -69,7 +71,14 @@ from agent.nri import conflicts, link, messages, service
 from agent.nri.service import PluginCall, PluginService, PluginStats
 from agent.nri.ttrpc import PLUGIN, REQUEST, RESPONSE, RUNTIME, MuxError, Session, encode
 from agent.nri.ttrpc import Message as TtrpcMessage
-from agent.proto import cri_pb2, koordinator_hooks_pb2, nri_pb2, podresources_pb2, ttrpc_pb2
+from agent.proto import (
+    cri_pb2,
+    dra_pb2,
+    koordinator_hooks_pb2,
+    nri_pb2,
+    podresources_pb2,
+    ttrpc_pb2,
+)
 from agent.proxy import gate as cri
 from agent.rpc import frames, grpc, headers, unary
 from agent.rpc.grpc import MessageError, RpcError
@@ -510,6 +519,29 @@ def _koordinator() -> Iterator[Target]:
         sandbox,
         raises={DecodeError: ""},
     )
+
+
+class _NoClaims:
+    """Prepares nothing."""
+
+    def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
+        return PreparedClaim(uid, namespace, name)
+
+    def unprepare(self, uid: str) -> None:
+        pass
+
+    def devices(self) -> tuple[tuple[str, str, str], ...]:
+        return ()
+
+
+def _dra() -> Iterator[Target]:
+    service = DraService(_NoClaims(), "/dra.sock")
+    claim = dra_pb2.Claim(namespace="ns", name="c", uid="u")
+    request = dra_pb2.PrepareRequest(claims=[claim])
+    for name, call in (("prepare", service.prepare), ("unprepare", service.unprepare)):
+        yield message_target(f"claims to {name}", call, request, raises={RpcError: ""})
+    status = dra_pb2.RegistrationStatus(plugin_registered=False, error="e")
+    yield message_target("RegistrationStatus", service.notified, status, raises={RpcError: ""})
 
 
 def _state_files(name: str) -> list[bytes]:
@@ -1082,6 +1114,7 @@ def targets(folder: Path) -> Iterator[Target]:
     yield from _runtime()
     yield from _nri()
     yield from _koordinator()
+    yield from _dra()
     yield from _kubelet()
     yield from _pod_resources()
     yield from _device_names()

@@ -17,6 +17,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "allocate.placement.published:ByAmounts.rating",
         "allocate.nrt.score:_balanced_allocation",
         "allocate.score:spread",
+        "dra.service:DraService.health",
         "http.limits:_Entry.age_order",
         "kube.events:Recorder.__init__",
         "kube.listwatch:ListWatch._watch",

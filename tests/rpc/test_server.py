@@ -84,7 +84,7 @@ def test_a_server_that_stops_leaves_the_socket_of_its_successor(tmp_path: Path) 
 
 def test_a_folder_of_a_killed_server_is_used_again(tmp_path: Path) -> None:
     path = tmp_path / "hooks.sock"
-    stale = tmp_path / "hooks.sock.new"
+    stale = tmp_path / ".hooks.sock"
     stale.mkdir(mode=0o777)
     server = _started(path)
     assert _answered(path) == b"a"

@@ -64,7 +64,8 @@ def prepared(
             cpus = _cpus(claimed, group, free, layout, counts, rules, where)
         taken |= cpus
         of_requests.append(_of_request(claimed, cpus, rules))
-    return PreparedClaim(claim.uid, claim.namespace, claim.name, tuple(of_requests))
+    identity = claim.uid, claim.namespace, claim.name
+    return PreparedClaim(*identity, tuple(of_requests), claim.pod_claim)
 
 
 def _of_request(claimed: ClaimedGroup, cpus: CpuSet, rules: PreparationRules) -> PreparedGroup:

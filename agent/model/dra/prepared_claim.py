@@ -36,6 +36,11 @@ class PreparedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     def cpu_set(self) -> CpuSet:
         return CpuSet.parse(self.cpus)
 
+    @property
+    def base_request(self) -> str:
+        """The request without its subrequest."""
+        return self.request.partition("/")[0]
+
 
 class PreparedClaim(msgspec.Struct, frozen=True, omit_defaults=True):
     """A claim with the CPUs that it keeps until the kubelet unprepares it."""
@@ -44,6 +49,8 @@ class PreparedClaim(msgspec.Struct, frozen=True, omit_defaults=True):
     namespace: str
     name: str
     groups: tuple[PreparedGroup, ...] = ()
+    pod_claim: str = ""
+    """The name in the pod, if the claim was made from a template for one."""
 
     @property
     def title(self) -> str:
@@ -57,10 +64,14 @@ class PreparedClaim(msgspec.Struct, frozen=True, omit_defaults=True):
     def of_request(self, request: str) -> tuple[PreparedGroup, ...]:
         """Those of one request of the claim; all for ""."""
         return tuple(
-            each
-            for each in self.groups
-            if request in ("", each.request, each.request.partition("/")[0])
+            each for each in self.groups if request in ("", each.request, each.base_request)
         )
+
+    @property
+    def requests(self) -> Mapping[str, tuple[PreparedGroup, ...]]:
+        """By request, without its subrequest."""
+        names = dict.fromkeys(each.base_request for each in self.groups)
+        return {name: self.of_request(name) for name in names}
 
 
 class _PreparedClaims(msgspec.Struct, frozen=True):

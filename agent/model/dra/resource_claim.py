@@ -3,6 +3,7 @@ devices of it a scheduler allocated, how much of each, and with which parameters
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -67,6 +68,8 @@ class CpuResourceClaim(msgspec.Struct, frozen=True):
     groups: tuple[ClaimedGroup, ...] = ()
     """What it has of devices of this driver, in the order of the allocation."""
     consumers: tuple[ClaimConsumer, ...] = ()
+    pod_claim: str = ""
+    """The name in the pod, if the claim was made from a template for one."""
 
     @property
     def title(self) -> str:
@@ -113,12 +116,22 @@ class _ClaimStatus(msgspec.Struct, frozen=True, rename="camel"):
     reserved_for: tuple[_ClaimConsumer, ...] | None = None
 
 
+class _ClaimMetadata(ObjectIdentity, frozen=True, rename="camel"):
+    annotations: dict[str, str] | None = None
+
+
 class _Claim(msgspec.Struct, frozen=True):
-    metadata: ObjectIdentity
+    metadata: _ClaimMetadata
     status: _ClaimStatus = _ClaimStatus()
 
 
 _decoder: Final = msgspec.json.Decoder(_Claim)
+_POD_CLAIM: Final = "resource.kubernetes.io/pod-claim-name"
+_MAX_NAME: Final = 63
+"""Names of claims in pods are labels of DNS."""
+_UID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
+_REQUEST: Final = re.compile(r"[0-9a-z-]{1,63}(?:/[0-9a-z-]{1,63})?")
+"""File names are made of both."""
 _OF_CLASS: Final = "FromClass"
 
 
@@ -127,8 +140,8 @@ def decode(text: bytes) -> CpuResourceClaim:
     claim = decoded(text, KIND, _decoder)
     metadata, status = claim.metadata, claim.status
     title = f"{metadata.namespace}/{metadata.name}"
-    if not metadata.uid:
-        raise ObjectError(KIND, title, "metadata.uid: is missing")
+    if not _UID.fullmatch(metadata.uid):
+        raise ObjectError(KIND, title, "metadata.uid: is missing, or is no uid")
     allocation = status.allocation
     devices = allocation.devices if allocation is not None else _Devices()
     results = [each for each in devices.results or () if each.driver == DRIVER]
@@ -149,6 +162,7 @@ def decode(text: bytes) -> CpuResourceClaim:
         allocation is not None,
         tuple(_group(each, parameters, title) for each in results),
         tuple(ClaimConsumer(each.name, each.uid) for each in consumers if each.resource == "pods"),
+        (metadata.annotations or {}).get(_POD_CLAIM, "")[:_MAX_NAME],
     )
 
 
@@ -176,6 +190,9 @@ def _parameters(configs: Iterable[_Config], title: str) -> Iterator[_Parameters]
 
 def _group(result: _ClaimResult, parameters: Iterable[_Parameters], title: str) -> ClaimedGroup:
     """Later parameters override earlier ones: the API server lists those of the class first."""
+    if not _REQUEST.fullmatch(result.request):
+        field = "status.allocation.devices.results: request"
+        raise ObjectError(KIND, title, f"{field}: {result.request[:60]!r} is no name")
     of_request = CpuParameters()
     request, _, _ = result.request.partition("/")
     for requests, of_config in parameters:

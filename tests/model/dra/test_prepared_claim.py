@@ -17,7 +17,7 @@ CLAIM = PreparedClaim("u-1", "n", "c", GROUPS)
 
 
 def test_the_file_has_all_fields() -> None:
-    claims = (CLAIM, PreparedClaim("u-2", "n", "d"))
+    claims = (CLAIM, PreparedClaim("u-2", "n", "d", pod_claim="e"))
     assert decode(encode(reversed(claims))) == claims
 
 
@@ -27,6 +27,7 @@ def test_a_container_has_the_cpus_of_its_request() -> None:
     assert CLAIM.of_request("a") == GROUPS[:1]
     assert CLAIM.of_request("a/first") == GROUPS[:1]
     assert CLAIM.of_request("c") == ()
+    assert CLAIM.requests == {"a": GROUPS[:1], "b": GROUPS[1:]}
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b'{"claims": [1]}', b'{"claims": [{"uid": 1}]}'])

@@ -19,7 +19,8 @@ from agent.model.dra.resource_claim import (
 )
 from agent.model.objects import ObjectError
 
-METADATA = {"name": "c", "namespace": "n", "uid": "u-1", "labels": {"a": "b"}}
+POD_CLAIM = {"resource.kubernetes.io/pod-claim-name": "cpus"}
+METADATA = {"name": "c", "namespace": "n", "uid": "u-1", "annotations": POD_CLAIM}
 
 
 def claim(
@@ -88,6 +89,7 @@ def test_the_parts_of_this_driver() -> None:
             ),
         ),
         (ClaimConsumer("p", "u"),),
+        "cpus",
     )
 
 
@@ -129,6 +131,8 @@ def test_an_external_allocator_writes_the_schema_of_dra_driver_cpu() -> None:
             "status.reservedFor: has more than 256 entries",
         ),
         (b'{"metadata": {"name": "c"}}', "metadata.uid: is missing"),
+        (b'{"metadata": {"name": "c", "uid": "../a"}}', "metadata.uid: is missing, or is no uid"),
+        (claim([outcome("../a")]), "request: '../a' is no name"),
         (b'{"metadata": {"name": 1}}', "metadata.name"),
         (b"{", "is not JSON"),
     ],
