@@ -422,7 +422,7 @@ class _Agent:
             os.path.join(settings.state_dir, COLOCATION_FILE),
             modes,
         )
-        follow_colocation(self.metrics, colocation.measured)
+        follow_colocation(self.metrics, colocation.measured, lambda: memory_qos.above_mark_bytes)
         return colocation
 
     def _contention(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -212,6 +212,18 @@ _COLOCATION_UNSUPPORTED: Final = _USAGE.gauge(
 _COLOCATION_FAILED: Final = _USAGE.gauge(
     "colocation_failed_files", "Files that colocation could not write in the last second."
 )
+_BE_LEFT: Final = _USAGE.gauge(
+    "colocation_be_left_cpus",
+    "CPUs that all others leave to BE pods below the share of the node that may be in use.",
+)
+_BE_AT_MINIMUM: Final = _USAGE.gauge(
+    "colocation_be_at_minimum",
+    "1 while BE pods run and suppression leaves them no more CPU than they keep in any case.",
+)
+_ABOVE_MARK: Final = _USAGE.gauge(
+    "colocation_above_mark_bytes",
+    "Memory above their marks of BE containers from which the agent reclaimed in the last second.",
+)
 
 DECLARED: Final = _USAGE.all
 """These metrics."""
@@ -388,19 +400,40 @@ def follow_offers(metrics: AgentMetrics, offers: Callable[[], Mapping[str, int]]
     metrics.add(read)
 
 
+class ColocationMeasures(NamedTuple):
+    """What the last second of colocation has brought."""
+
+    files: Mapping[str, int]
+    """The number of files by feature."""
+    unsupported: Collection[str]
+    """The features that can't have what a strategy wants."""
+    failed: int
+    """The number of files that could not be written."""
+    left_cpus: float | None
+    """What all others leave to BE pods; None if it is not measured."""
+    at_minimum: bool
+    """Whether BE pods run on the least that suppression leaves them."""
+
+
 def follow_colocation(
     metrics: AgentMetrics,
-    read: Callable[[], tuple[Mapping[str, int], Iterable[str], int]],
+    read: Callable[[], ColocationMeasures],
+    above_mark_bytes: Callable[[], int],
 ) -> None:
-    """Exports with each scrape the number of files by feature, the features that this machine
-    can't have, and the number of files that could not be written. To be called once."""
+    """Exports these values with each scrape. To be called once.
+
+    `above_mark_bytes`: returns the memory above their marks of BE containers."""
 
     def values() -> Iterable[Metric]:
-        files, unsupported, failed = read()
+        measures = read()
+        left = measures.left_cpus
         return (
-            Metric(_COLOCATION_FILES, {(name,): number for name, number in files.items()}),
-            Metric(_COLOCATION_UNSUPPORTED, {(name,): 1 for name in unsupported}),
-            single(_COLOCATION_FAILED, failed),
+            Metric(_COLOCATION_FILES, {(name,): number for name, number in measures.files.items()}),
+            Metric(_COLOCATION_UNSUPPORTED, {(name,): 1 for name in measures.unsupported}),
+            single(_COLOCATION_FAILED, measures.failed),
+            Metric(_BE_LEFT, {} if left is None else {(): left}),
+            single(_BE_AT_MINIMUM, int(measures.at_minimum)),
+            single(_ABOVE_MARK, above_mark_bytes()),
         )
 
     metrics.add(values)

@@ -69,7 +69,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "TopoletSourceUnreadable": (
         {'topolet_source_problems{source="journal"}': "1x40"},
-        {'topolet_source_problems{source="journal"}': "0x40"},
+        {
+            'topolet_source_problems{source="journal"}': "0x40",
+            'topolet_source_problems{source="colocation"}': "1x40",
+        },
     ),
     "TopoletCPUOverlap": (
         {
@@ -123,8 +126,24 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'topolet_gpu_missing{pci_bus_id="0000:07:00.0"}': "1x40"},
         {'topolet_device_healthy{type="gpu", id="GPU-1"}': "1x40"},
     ),
+    "TopoletColocationUnsupported": (
+        {'topolet_colocation_unsupported{feature="memory-qos"}': "1x40"},
+        {'topolet_colocation_unsupported{feature="memory-qos"}': "1x5 stale"},
+    ),
+    "TopoletColocationNotWritten": (
+        {"topolet_colocation_failed_files": "3x40"},
+        {"topolet_colocation_failed_files": "3 0x40"},
+    ),
+    "TopoletBatchStarved": (
+        {"topolet_colocation_be_at_minimum": "1x40"},
+        {"topolet_colocation_be_at_minimum": "1x8 0 1x40"},
+    ),
+    "TopoletMemoryNotReclaimed": (
+        {"topolet_colocation_above_mark_bytes": "9x40"},
+        {"topolet_colocation_above_mark_bytes": "9x8 0 9x40"},
+    ),
 }
-AT_MINUTES = 14
+AT_MINUTES = 16
 
 
 def declared() -> set[str]:

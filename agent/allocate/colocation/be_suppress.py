@@ -29,6 +29,7 @@ _STEPS: Final = 10
 _UNCHANGED: Final = 100
 """A quota stays while it is less than this part of the node from the wanted one."""
 _QUOTA_OF_MILLI: Final = PERIOD_MICROSECONDS // 1000
+_LEAST_MILLI: Final = 1000 * LEAST_CPUS
 
 
 class NodeUse(msgspec.Struct, frozen=True):
@@ -60,10 +61,14 @@ class BeAmount(msgspec.Struct, frozen=True):
     """None: the floors of cpuset and quota alone."""
 
     @property
+    def left(self) -> int:
+        """What all others leave; it may be negative."""
+        return self.usable - self.other_pods - self.applications - self.machine
+
+    @property
     def milli(self) -> int:
         """It may be negative: cpuset and quota have floors."""
-        left = self.usable - self.other_pods - self.applications - self.machine
-        return left if self.least is None else max(left, self.least)
+        return self.left if self.least is None else max(self.left, self.least)
 
 
 class BePool(msgspec.Struct, frozen=True):
@@ -90,6 +95,14 @@ class Suppression(msgspec.Struct, frozen=True):
     """All BE pods together have it."""
     amount: BeAmount | None = None
     """The last one that was measured; None before the first."""
+
+    @property
+    def at_minimum(self) -> bool:
+        """Whether others leave to BE pods no more than they keep in any case."""
+        if self.amount is None:
+            return False
+        floor = LEAST_QUOTA_MICROSECONDS // _QUOTA_OF_MILLI if self.cpus is None else _LEAST_MILLI
+        return self.amount.left <= max(floor, self.amount.least or 0)
 
 
 def suppression(

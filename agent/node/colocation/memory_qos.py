@@ -49,9 +49,13 @@ class PodMemoryQos:
         self._reason = ""
         self._reclaimable: list[tuple[str, MemoryValues]] = []
         self._first = 0
+        self.above_mark_bytes = 0
+        """The use above their marks of the containers of which the last second has read it; 0 only
+        if no container is above its mark, or nothing is reclaimed."""
 
     def wanted(self, moment: Moment) -> WantedFiles:
         pods = [pod for pod in moment.pods if pod.strategies.memory_qos.enable]
+        self.above_mark_bytes = 0
         if not pods:
             return WantedFiles()
         version = self._controllers.version("memory")
@@ -98,6 +102,7 @@ class PodMemoryQos:
         highs: dict[Key, str] = {}
         problem = ""
         left = _MOST_IN_A_SECOND
+        above = 0
         self._first = (self._first + 1) % max(1, len(self._reclaimable))
         turns = (*self._reclaimable[self._first :], *self._reclaimable[: self._first])
         for group, values in turns:
@@ -107,7 +112,9 @@ class PodMemoryQos:
                     high, lost = self._next_high(group, values.high_bytes, left)
                     highs[group, limits.MEMORY_HIGH] = high
                 if values.mark_bytes is not None and left and not lost and self._acts:
-                    lost = min(left, memory_qos.reclaimed(values, self._used(group)))
+                    used = self._used(group)
+                    above += max(0, used - values.mark_bytes)
+                    lost = min(left, memory_qos.reclaimed(values, used))
                     if lost:
                         self._write(group, lost)
                 left = max(0, left - lost)
@@ -115,6 +122,7 @@ class PodMemoryQos:
                 continue
             except (CgroupError, ValueError) as error:
                 problem = str(error)
+        self.above_mark_bytes = above
         return highs, problem
 
     def _next_high(self, group: str, wanted: int, left: int) -> tuple[str, int]:

@@ -21,11 +21,12 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Pod
-from agent.model.pod.qos import is_qos_root
+from agent.model.pod.qos import QoS, is_qos_root
 from agent.model.settings.colocation import FeatureMode
 from agent.node.colocation.cpu_suppression import CpuSuppression
 from agent.node.colocation.moment import ColocatedPod, Feature, Key, Moment, WantedFiles, colocated
 from agent.node.sources import SourceName, Sources
+from agent.telemetry.usage_metrics import ColocationMeasures
 from agent.usage.strategies import Strategies
 from agent.view.colocation import ShownColocation, ShownFeature, shown
 
@@ -157,12 +158,18 @@ class Colocation:
             self._be_cpus = be_cpus
             self._wake()
 
-    def measured(self) -> tuple[dict[str, int], Collection[str], int]:
-        """For metrics: the number of files by feature, the features that can't have what a strategy
-        wants, and the number of failed writes."""
-        wanted, failed = self.state.wanted, self.state.failed
-        numbers = {name: len(of.files) for name, of in wanted.items()}
-        return numbers, [name for name, of in wanted.items() if of.problem], len(failed)
+    def measured(self) -> ColocationMeasures:
+        """For metrics."""
+        wanted, suppression = self.state.wanted, self._suppression.now
+        amount = suppression.amount
+        batch = self._suppresses and any(pod.qos is QoS.BE for pod in self._colocated)
+        return ColocationMeasures(
+            {name: len(of.files) for name, of in wanted.items()},
+            [name for name, of in wanted.items() if of.problem],
+            len(self.state.failed),
+            None if amount is None else amount.left / 1000,
+            batch and suppression.at_minimum,
+        )
 
     def _tell(self) -> None:
         now = self._clock()

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from agent.allocate.colocation.be_suppress import (
     LEAST_CPUS,
     LEAST_QUOTA_MICROSECONDS,
+    BeAmount,
     BePool,
     NodeUse,
     Suppression,
@@ -148,6 +149,21 @@ def test_cpus_of_lsr_pods(on_owned: BeOnOwned, of_owned: int, others: int) -> No
     cpus = suppression(BY_CPUSET, IDLE, pool, Suppression()).cpus
     assert cpus is not None
     assert (len(cpus & owned), len(cpus - owned)) == (of_owned, others)
+
+
+@pytest.mark.parametrize(
+    ("suppressed", "at_minimum"),
+    [
+        (Suppression(), False),
+        (Suppression(CpuSet.parse("0-1"), amount=BeAmount(6000, 4000, 0, 0, None)), True),
+        (Suppression(CpuSet.parse("0-2"), amount=BeAmount(6000, 3999, 0, 0, None)), False),
+        (Suppression(CpuSet.parse("0-2"), amount=BeAmount(6000, 3000, 0, 0, 3000)), True),
+        (Suppression(quota=CpuQuota(2000), amount=BeAmount(6000, 7000, 0, 0, None)), True),
+        (Suppression(quota=CpuQuota(2100), amount=BeAmount(6000, 5979, 0, 0, None)), False),
+    ],
+)
+def test_be_pods_are_at_their_minimum(suppressed: Suppression, at_minimum: bool) -> None:
+    assert suppressed.at_minimum is at_minimum
 
 
 def test_a_pool_without_cpus_gives_none() -> None:

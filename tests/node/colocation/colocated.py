@@ -101,6 +101,12 @@ class ColocatedNode:
         self.suppression = CpuSuppression(
             self.controllers, self.journal, lambda: self.use, clock=lambda: self.now
         )
+        self.memory_qos = PodMemoryQos(
+            self.controllers,
+            lambda: self.allocatable_bytes,
+            lambda: self.kubelet,
+            acts=modes[PodMemoryQos.name] is FeatureMode.ACT,
+        )
         self.colocation = Colocation(
             self.controllers,
             self.journal,
@@ -114,12 +120,7 @@ class ColocatedNode:
                     self.wake,
                     lambda: self.now,
                 ),
-                PodMemoryQos(
-                    self.controllers,
-                    lambda: self.allocatable_bytes,
-                    lambda: self.kubelet,
-                    acts=modes[PodMemoryQos.name] is FeatureMode.ACT,
-                ),
+                self.memory_qos,
             ),
             lambda: (self.pods, self.api_pods),
             lambda: self.strategies,

@@ -78,6 +78,19 @@ def test_suppression_that_observes_leaves_be_pods_their_cpus(node: ColocatedNode
     assert not node.passes
 
 
+def test_only_be_pods_that_run_are_at_their_minimum(node: ColocatedNode) -> None:
+    topology = machine(2, 4)
+    node.colocation.follow(topology, decided(topology))
+    node.strategies = suppressing("cpuset")
+    node.use = used(4.5)
+    node.colocation.step()
+    alone = node.colocation.measured()
+    assert (alone.left_cpus, alone.at_minimum) == (1.5, False)
+    node.run("batch", "besteffort")
+    node.colocation.step()
+    assert node.colocation.measured().at_minimum
+
+
 def test_the_quota_of_all_be_pods_is_never_below_that_of_one_of_them(node: ColocatedNode) -> None:
     if node.controllers.version("cpu") != 1:
         pytest.skip("v2 allows any quota below another")

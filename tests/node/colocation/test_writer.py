@@ -8,6 +8,8 @@ from agent.cgroup.limits import IDLE, weight_file
 from agent.model.settings.colocation import FeatureMode
 from agent.node.colocation.cpu_priority import CpuPriority
 from agent.node.colocation.writer import CHECK_SECONDS, TOLD_SECONDS
+from agent.telemetry.metrics import AgentMetrics
+from agent.telemetry.usage_metrics import follow_colocation
 from agent.usage import COLOCATION_FILE
 from agent.usage.strategies import Strategies
 from agent.view import colocation
@@ -100,3 +102,17 @@ def test_what_another_program_changes_is_corrected_within_seconds(node: Colocate
     node.now += CHECK_SECONDS
     node.colocation.step()
     assert node.value(batch, IDLE) == "1"
+
+
+def test_what_it_has_brought_is_on_the_page_of_metrics(node: ColocatedNode) -> None:
+    node.run("batch", "besteffort")
+    metrics = AgentMetrics()
+    follow_colocation(metrics, node.colocation.measured, lambda: 7)
+    node.colocation.step()
+    page = metrics.render().splitlines()
+    assert {
+        'topolet_colocation_files{feature="cpu-priority"} 1',
+        "topolet_colocation_failed_files 0",
+        "topolet_colocation_be_at_minimum 0",
+        "topolet_colocation_above_mark_bytes 7",
+    } <= set(page)
