@@ -32,12 +32,15 @@ class Original(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why the value was replaced, for an agent that starts later; None for most."""
 
 
-class OriginalValue(msgspec.Struct, frozen=True):
+class OriginalValue(msgspec.Struct, frozen=True, omit_defaults=True):
     """The content of a file other than `cpuset.cpus`, without the line end."""
 
     group: str
     file: str
     value: str
+    written: tuple[str, ...] = ()
+    """The agent's own contents that the file may have: any other is that of another program. Empty
+    where the kernel changes the file, too."""
 
 
 class JournalError(Exception):

@@ -114,15 +114,16 @@ class LimitsPass:
         except (CgroupError, ValueError) as error:
             self.fail(group, file, error)
 
-    def request_original(self, group: str, file: str, original: str) -> None:
-        """Requests the original content of the file."""
+    def request_original(self, entry: OriginalValue) -> None:
+        """Requests the original content of the file. That of another program stays."""
+        group, file = entry.group, entry.file
         try:
             old = self._present(group, file)
-            if file == MEMS and not original and self._controllers.version("cpuset") == 1:
+            if file == MEMS and not entry.value and self._controllers.version("cpuset") == 1:
                 note = "was empty: its value stays"
                 self._settle(group, file, WriteState.RIGHT, old, old, note)
             else:
-                self._compare(group, file, old, original)
+                self._compare(group, file, old, original(entry, old))
         except (CgroupError, ValueError) as error:
             self.fail(group, file, error)
 
@@ -266,7 +267,6 @@ def apply(
 
     `migrate`: on v1, the pages of a group move when its memory nodes change."""
     pass_ = LimitsPass(controllers)
-    lifts = set()
     for group, resources in sorted(wanted.items()):
         shared = group == "/" or is_qos_root(group)
         for file in files(controllers, resources, migrate=migrate):
@@ -274,11 +274,8 @@ def apply(
                 pass_.fail(group, file, f"{group!r} is shared by pods, and the kubelet's own")
             else:
                 pass_.request(group, file, resources)
-                lifted = resources.quota == NO_QUOTA and resources.shares is None
-                if lifted and file in (QUOTA, MAX):
-                    lifts.add((group, file))
     try:
-        _journal_originals(controllers, journal, pass_, lifts)
+        _journal_originals(controllers, journal, pass_)
     except JournalError as error:
         for step in pass_.steps():
             pass_.fail(step.group, step.file, str(error))
@@ -302,7 +299,7 @@ def apply_texts(
             weights |= {group} if file == IDLE else set()
     try:
         _journal_weights(controllers, journal, weights)
-        _journal_originals(controllers, journal, pass_, ())
+        _journal_originals(controllers, journal, pass_)
     except JournalError as error:
         for step in pass_.steps():
             pass_.fail(step.group, step.file, str(error))
@@ -329,25 +326,28 @@ def _journal_weights(controllers: Controllers, journal: Journal, groups: Collect
     file = weight_file(controllers)
     new = []
     for group in groups:
-        if (group, file) in journal:
+        entry = journal.values.get((group, file))
+        if entry is not None and not entry.written:
             continue
         with contextlib.suppress(CgroupError):  # the write of cpu.idle fails too
             if (present := controllers.read(group, file)) is not None:
-                new.append(OriginalValue(group, file, present))
-    journal.update_values(new)
+                value = present if entry is None else original(entry, present)
+                new.append(OriginalValue(group, file, value))
+    journal.update_values(new, [(each.group, each.file) for each in new])
 
 
 def restore(
     controllers: Controllers, journal: Journal, only: Collection[tuple[str, str]] | None = None
 ) -> ValueOutcome:
     """Restores the original value of every journalled file, or of those in `only` (group and name),
-    and removes the restored entries. Empty memory nodes become empty again on v2; when the kernel
-    refuses that, they become those of the parent, and the note says so. On v1 such a group keeps
-    its nodes."""
+    and removes the restored entries. What another program has written since the agent did, as a
+    kubelet does with every resize, is the original. Empty memory nodes become empty again on v2;
+    when the kernel refuses that, they become those of the parent, and the note says so. On v1 such
+    a group keeps its nodes."""
     pass_ = LimitsPass(controllers)
-    for (group, file), original in journal.values.items():
-        if only is None or (group, file) in only:
-            pass_.request_original(group, file, original.value)
+    for key, entry in journal.values.items():
+        if only is None or key in only:
+            pass_.request_original(entry)
     pass_.run()
     changes = pass_.changes()
     settled = [(each.group, each.file) for each in changes if each.state is not WriteState.FAILED]
@@ -358,26 +358,46 @@ def restore(
     return ValueOutcome(changes)
 
 
-def _journal_originals(
-    controllers: Controllers,
-    journal: Journal,
-    pass_: LimitsPass,
-    lifts: Collection[tuple[str, str]],
-) -> None:
-    """Journals the values that the writes replace. If another process sets a quota again that the
-    agent lifts, as a kubelet does with every resize, that value becomes the original.
+def original(entry: OriginalValue, present: str) -> str:
+    """The content that the file would have without the agent: the journalled one, or the present
+    one if another program has written that since. Raises CgroupError."""
+    own = (entry.value, *entry.written)
+    try:
+        by_agent = not entry.written or any(same(entry.file, present, each) for each in own)
+    except ValueError as error:
+        message = f"cannot understand {entry.file} of {entry.group!r}: {error}"
+        raise CgroupError(message) from error
+    return entry.value if by_agent else present
 
-    `lifts`: group and file of these quotas.
 
-    Raises JournalError."""
-    new = [
-        OriginalValue(step.group, step.file, step.old)
-        for step in pass_.steps()
-        if (step.group, step.file) not in journal or (step.group, step.file) in lifts
-    ]
-    if new:
-        ended = [key for key in journal.values if not controllers.has(*key)]
-        journal.update_values(new, ended + [(value.group, value.file) for value in new])
+def _journal_originals(controllers: Controllers, journal: Journal, pass_: LimitsPass) -> None:
+    """Journals the values that the writes replace, and those that they write. Raises
+    JournalError."""
+    entries = journal.values
+    changed = []
+    for step in pass_.steps():
+        entry = entries.get((step.group, step.file))
+        try:
+            new = _entry(step, entry)
+        except CgroupError as error:
+            pass_.fail(step.group, step.file, error)
+        else:
+            changed += [new] if new != entry else []
+    replaced = [(each.group, each.file) for each in changed]
+    if not entries.keys() >= set(replaced):
+        replaced += [key for key in entries if not controllers.has(*key)]
+    journal.update_values(changed, replaced)
+
+
+def _entry(step: ValueWrite, before: OriginalValue | None) -> OriginalValue:
+    """The entry of a file before this write. A write that fails leaves the old content. Raises
+    CgroupError."""
+    value = step.old if before is None else original(before, step.old)
+    # The kernel changes nodes when it loses some, and a write may have a step between.
+    written = () if step.file in (MEMS, MIGRATE) else (step.old, step.new)
+    return OriginalValue(
+        step.group, step.file, value, tuple(each for each in written if each != value)
+    )
 
 
 QUOTA: Final = "cpu.cfs_quota_us"

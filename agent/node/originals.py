@@ -254,7 +254,7 @@ def _values(
         except (CgroupError, ValueError):
             continue
         if text != present:
-            differing.append(OriginalValue(group, file, text))
+            differing.append(OriginalValue(group, file, text, (present,)))
     return tuple(differing)
 
 
@@ -375,7 +375,11 @@ def _original_values(
     group = container.group or "/"
     original = journal.originals.get(group)
     cpuset = original.cpus if original else ""
-    texts = {file: original.value for (of, file), original in journal.values.items() if of == group}
+    texts = {
+        file: limit_files.original(entry, controllers.read(group, file) or "")
+        for (of, file), entry in journal.values.items()
+        if of == group
+    }
     return msgspec.structs.replace(
         limit_files.parsed(controllers, group, texts),
         cpuset=cpuset or str(hierarchy.effective_cpus("/")),

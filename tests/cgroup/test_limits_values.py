@@ -278,11 +278,72 @@ def test_originals_are_on_disk_before_the_first_write(machine: Machine) -> None:
     machine.handles.before_write = record
     machine.apply(container=FULL)
     assert recorded == [4, 4, 4, 4]
-    originals = machine.journal.values
+    originals = {key: each.value for key, each in machine.journal.values.items()}
     machine.apply(
         container=LinuxResources(shares=4096, quota=CpuQuota(10_000), memory_limit_bytes=4096)
     )
-    assert machine.journal.values == originals, "the first value is kept"
+    assert {key: each.value for key, each in machine.journal.values.items()} == originals
+    assert recorded == [4] * 7
+
+
+OTHERS = ("cpu.max", "cpu.weight", "memory.max", "memory.min", "memory.oom.group")
+
+
+@pytest.mark.parametrize("kills", range(12))
+@pytest.mark.parametrize("others", [(), OTHERS])
+def test_what_another_program_has_written_since_stays(
+    v2: Machine, kills: int, others: tuple[str, ...]
+) -> None:
+    """Whenever the agent was killed between its writes, of which each file has two."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill() -> None:
+        if len(v2.handles.writes) == kills:
+            raise Killed
+
+    theirs = {
+        "cpu.max": "30000 100000",
+        "cpu.weight": "7",
+        "memory.max": "8388608",
+        "memory.min": "4096",
+        "memory.oom.group": "1",
+    }
+    before = {file: v2.text(f"{CONTAINER}/{file}") for file in theirs}
+    v2.handles.before_write = kill
+    with contextlib.suppress(Killed):
+        for times in (1, 2):
+            v2.apply(
+                container=LinuxResources(
+                    shares=1024 * times,
+                    quota=CpuQuota(50_000 * times),
+                    memory_limit_bytes=times << 20,
+                )
+            )
+            wanted = {(CONTAINER, "memory.min"): str(times << 20)}
+            wanted |= {(CONTAINER, "memory.oom.group"): "1"} if times == 1 else {}
+            values.apply_texts(v2.controllers, v2.journal, wanted)
+    v2.handles.before_write = lambda: None
+    changed = [file for file in others if (CONTAINER, file) in v2.journal.values]
+    for file in changed:
+        v2.put(f"{CONTAINER}/{file}", theirs[file])
+    journal = Journal(v2.journal.path)
+    assert values.restore(v2.controllers, journal).ok
+    # "1" of memory.oom.group is the agent's own content too.
+    left = {file: theirs[file] for file in changed if file != "memory.oom.group"}
+    assert {file: v2.text(f"{CONTAINER}/{file}") for file in theirs} == before | left
+    assert not journal.values
+
+
+def test_the_weight_of_a_group_that_becomes_idle_is_the_original(v2: Machine) -> None:
+    """The kernel changes the weight of such a group."""
+    v2.put(f"{CONTAINER}/cpu.idle", "0")
+    v2.apply(container=LinuxResources(shares=1024))
+    values.apply_texts(v2.controllers, v2.journal, {(CONTAINER, "cpu.idle"): "1"})
+    v2.put(f"{CONTAINER}/cpu.weight", "0")
+    values.restore(v2.controllers, Journal(v2.journal.path))
+    assert v2.text(f"{CONTAINER}/cpu.weight") == "1"
 
 
 def test_a_failed_write_of_the_journal_stops_every_write(machine: Machine) -> None:

@@ -196,7 +196,7 @@ class CpuBursting:
     def _first(self, group: str, present: str) -> _Group:
         """Raises CgroupError."""
         journalled = self._originals.get((group, self._quota_file))
-        base = present if journalled is None else journalled.value
+        base = present if journalled is None else limits.original(journalled, present)
         quota = self._quota(group, base)
         return _Group(base, quota, present, quota, present)
 

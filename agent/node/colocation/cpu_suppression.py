@@ -114,6 +114,8 @@ class CpuSuppression:
     def _own_quota(self, group: str, originals: Mapping[Key, OriginalValue]) -> CpuQuota:
         """The quota of a v1 group before suppression. Raises CgroupError, ValueError."""
         journalled = originals.get((group, limits.QUOTA))
-        text = journalled.value if journalled else self._controllers.read(group, limits.QUOTA) or ""
+        text = self._controllers.read(group, limits.QUOTA) or ""
+        if journalled is not None:
+            text = limits.original(journalled, text)
         texts = {limits.QUOTA: text}
         return limits.parsed(self._controllers, group, texts).quota or NO_QUOTA

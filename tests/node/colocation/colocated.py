@@ -16,7 +16,7 @@ from agent.cgroup.journal import Journal
 from agent.cgroup.limits import MAX, QUOTA
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.node_slo import CpuQos, NodeSlo, QosClass, ResourceQos
+from agent.model.node_slo import CpuQos, MemoryQos, NodeSlo, QosClass, ResourceQos
 from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import KubeClass
@@ -42,6 +42,17 @@ BATCH_IDLES = Strategies(
         )
     )
 )
+
+
+def memory_qos(ls: MemoryQos | None = None, be: MemoryQos | None = None) -> Strategies:
+    """`ls`: of LSR pods, too."""
+    of_services = QosClass(memory_qos=ls or MemoryQos())
+    classes = ResourceQos(
+        lsr_class=of_services,
+        ls_class=of_services,
+        be_class=QosClass(memory_qos=be or MemoryQos()),
+    )
+    return Strategies(NodeSlo(resource_qos_strategy=classes))
 
 
 class FileGroups:

@@ -222,6 +222,23 @@ def test_a_resize_while_no_agent_ran_is_the_limit(bursts: Bursts) -> None:
     assert [bursts.quota(each) for each in (group, main)] == [30_000, 30_000]
 
 
+def test_a_resize_while_no_agent_ran_is_not_undone(bursts: Bursts) -> None:
+    """By `topolet restore`, or by an agent with --colocation=off."""
+    node = bursts.node
+    group = node.run("api", "burstable", {"main": 100})
+    main = f"{group}/main"
+    node.groups.process(main, *SPINS)
+    bursts.step()
+    bursts.step_throttled(main)
+    for each in (group, main):
+        node.set_quota(each, 300)
+    node.start()
+    limits.restore(node.controllers, node.journal)
+    assert [bursts.quota(each) for each in (group, main)] == [30_000, 30_000]
+    assert [bursts.burst(each) for each in (group, main)] == [0, 0]
+    assert not node.journal.values
+
+
 def test_a_normalized_quota_is_that_of_the_limit(bursts: Bursts) -> None:
     node = bursts.node
     main = f"{node.run('api', 'burstable', {'main': 120})}/main"

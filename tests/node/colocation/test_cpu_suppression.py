@@ -9,6 +9,7 @@ import pytest
 from agent.allocate.colocation.be_suppress import NodeUse
 from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules
+from agent.cgroup import limits
 from agent.cgroup.limits import QUOTA
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
@@ -110,7 +111,16 @@ def test_the_quota_of_all_be_pods_is_never_below_that_of_one_of_them(node: Coloc
     node.use = used(5.0)
     node.colocation.step()
     assert [node.value(group, QUOTA) for group in groups] == ["100000"] * 3 + ["50000"]
-    node.strategies = Strategies()
+    resized = f"{other}/main"
+    node.groups.path(other, QUOTA).write_text("60000")
+    node.groups.path(resized, QUOTA).write_text("60000")
+    node.use = used(7.0)
     node.colocation.step()
-    assert [node.value(group, QUOTA) for group in groups] == ["-1", "400000", "300000", "50000"]
+    groups = (*groups, resized)
+    assert [node.value(group, QUOTA) for group in groups] == ["2000"] * 5
+    node.groups.path(resized, QUOTA).write_text("1000")
+    node.start()
+    limits.restore(node.controllers, node.journal)
+    quotas = ["-1", "400000", "300000", "60000", "1000"]
+    assert [node.value(group, QUOTA) for group in groups] == quotas
     assert not node.journal.values

@@ -14,13 +14,13 @@ from agent.allocate.colocation.memory_qos import RECLAIMED_BYTES
 from agent.cgroup.hierarchy import Controllers, Handles
 from agent.cgroup.limits import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, OOM_GROUP
 from agent.kubelet.configuration import KubeletConfiguration
-from agent.model.node_slo import MemoryQos, NodeSlo, QosClass, ResourceQos
+from agent.model.node_slo import MemoryQos
 from agent.model.pod.apiobjects import ApiContainer
 from agent.model.pod.qos import QOS_LABEL
 from agent.node.colocation.memory_qos import RECLAIM, PodMemoryQos
 from agent.node.sources import SourceName
 from agent.usage.strategies import Strategies
-from tests.node.colocation.colocated import ColocatedNode, FileGroups
+from tests.node.colocation.colocated import ColocatedNode, FileGroups, memory_qos
 
 GIB: Final = 1 << 30
 FILES: Final = {
@@ -62,12 +62,7 @@ class MemoryNode(ColocatedNode):
         super().__init__(folder, groups, Controllers(str(groups.root), self.kernel))
 
     def want(self, ls: MemoryQos | None = None, be: MemoryQos | None = None) -> None:
-        classes = ResourceQos(
-            lsr_class=QosClass(memory_qos=ls or MemoryQos()),
-            ls_class=QosClass(memory_qos=ls or MemoryQos()),
-            be_class=QosClass(memory_qos=be or MemoryQos()),
-        )
-        self.strategies = Strategies(NodeSlo(resource_qos_strategy=classes))
+        self.strategies = memory_qos(ls, be)
 
     def run_batch(self, name: str, used_bytes: int) -> str:
         group = self.run(name, "besteffort", labels={QOS_LABEL: "BE"}, containers=BATCH)
@@ -115,6 +110,17 @@ def test_requests_are_protected_by_all_groups_above_and_come_back(v2: MemoryNode
     v2.strategies = Strategies()
     v2.start().step()  # the agent was killed
     assert {path: path.read_text() for path in before} == before
+    assert not v2.journal.values
+
+
+def test_what_another_program_sets_while_no_agent_runs_stays(v2: MemoryNode) -> None:
+    service = v2.run("api", "burstable", containers=SERVICE)
+    v2.want(HALF)
+    v2.colocation.step()
+    v2.groups.path(service, MEMORY_LOW).write_text(f"{3 * GIB}\n")
+    v2.strategies = Strategies()
+    v2.start().step()
+    assert v2.values(service, *PROTECTED) == ["0", str(3 * GIB)]
     assert not v2.journal.values
 
 
@@ -197,9 +203,7 @@ def test_more_than_the_node_has_is_cut_and_said(v2: MemoryNode) -> None:
 def test_cgroup_v1_is_a_problem(node: ColocatedNode) -> None:
     if node.controllers.version("memory") == 2:
         pytest.skip("the memory controller of this machine is that of cgroup v2")
-    node.strategies = Strategies(
-        NodeSlo(resource_qos_strategy=ResourceQos(ls_class=QosClass(memory_qos=HALF)))
-    )
+    node.strategies = memory_qos(HALF)
     node.run("api", "burstable", containers=SERVICE)
     node.colocation.step()
     wanted = node.colocation.state.wanted[PodMemoryQos.name]
