@@ -168,6 +168,10 @@ class Cluster:
         select: Query = {"fieldSelector": f"spec.nodeName={node_name}"}
         return wire.listed(path, select, self._transport.get, take, from_cache=True).found
 
+    def claim(self, namespace: str, name: str) -> bytes:
+        """A ResourceClaim as JSON. Raises KubeError and AccessError."""
+        return self._transport.get(objects.claim_path(namespace, name))
+
     def merge_status(self, kind: Kind, name: str, body: Object) -> None:
         """A merge patch of the status. Raises KubeError and AccessError."""
         path = objects.path(kind.group, kind.versions[0], kind.plural, name)

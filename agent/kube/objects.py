@@ -69,6 +69,13 @@ def pod_path(namespace: str, name: str) -> str:
     return f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}"
 
 
+def claim_path(namespace: str, name: str) -> str:
+    """The path of a ResourceClaim."""
+    return (
+        f"/apis/resource.k8s.io/v1/namespaces/{segment(namespace)}/resourceclaims/{segment(name)}"
+    )
+
+
 RECHECK_SECONDS: Final = 300.0
 
 

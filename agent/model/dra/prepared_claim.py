@@ -4,14 +4,16 @@ file, because the kubelet does not repeat the preparation of pods that run."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
 from agent.model import bounds
-from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.bounds import JsonError
+from agent.model.cpu.cpuset import CpuSet, CpuSetError, union
 from agent.model.cpu.policies import ExclusivePolicy
 
-MAX_BYTES = 16 << 20
+MAX_BYTES: Final = 16 << 20
 """A reader accepts no larger file."""
 
 
@@ -75,18 +77,29 @@ class PreparedClaim(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _PreparedClaims(msgspec.Struct, frozen=True):
-    claims: tuple[PreparedClaim, ...]
+    claims: tuple[msgspec.Raw, ...]
 
 
-_decoder = msgspec.json.Decoder(_PreparedClaims)
+_decoder: Final = msgspec.json.Decoder(_PreparedClaims)
+_of_claim: Final = msgspec.json.Decoder(PreparedClaim)
 
 
 def encode(claims: Iterable[PreparedClaim]) -> bytes:
     """JSON, one line, sorted by uid."""
-    in_order = tuple(sorted(claims, key=lambda claim: claim.uid))
-    return msgspec.json.encode(_PreparedClaims(in_order)) + b"\n"
+    in_order = sorted(claims, key=lambda claim: claim.uid)
+    return msgspec.json.encode({"claims": in_order}) + b"\n"
 
 
-def decode(text: bytes) -> tuple[PreparedClaim, ...]:
-    """Raises JsonError."""
-    return bounds.decode(_decoder, text).claims
+def decode(text: bytes) -> tuple[tuple[PreparedClaim, ...], tuple[str, ...]]:
+    """The claims, and a sentence about each one that can't be read. Raises JsonError."""
+    claims, faults = [], []
+    for index, raw in enumerate(bounds.decode(_decoder, text).claims):
+        try:
+            claim = bounds.decode(_of_claim, bytes(raw))
+            for group in claim.groups:
+                CpuSet.parse(group.cpus)
+        except (JsonError, CpuSetError) as error:
+            faults.append(f"claims[{index}] is left out: {error}")
+        else:
+            claims.append(claim)
+    return tuple(claims), tuple(faults)

@@ -1,0 +1,215 @@
+"""The ResourceClaims of the node that have CPUs: the ledger of the DRA driver.
+
+The kubelet prepares a claim before it makes the sandbox of the pod. The claim is read from the API
+server, gets its CPUs of those that the last pass left, and is kept in a file before the answer. The
+next pass takes these CPUs from all others, and until then no frontend starts a container of the
+claim. The file is the truth after a restart, since the kubelet does not repeat itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from agent.allocate.dra.groups import CpuGroup, GroupRules, groups
+from agent.allocate.dra.offer import Offered
+from agent.allocate.dra.preparation import (
+    PreparationError,
+    PreparationRules,
+    counted,
+    prepared,
+)
+from agent.host import files
+from agent.kube.auth import AccessError
+from agent.kube.errors import KubeError
+from agent.model.bounds import JsonError
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.cpu.layout import Layout
+from agent.model.cpu.topology import Topology
+from agent.model.dra import prepared_claim, resource_claim
+from agent.model.dra.prepared_claim import PreparedClaim
+from agent.model.objects import ObjectError
+
+log = logging.getLogger(__name__)
+
+FILE: Final = "claims.json"
+"""In the state folder."""
+
+
+class ClaimFiles(Protocol):
+    """What the runtime tells containers of their claims."""
+
+    def write(self, claim: PreparedClaim, attributes: Mapping[str, Mapping[str, object]]) -> None:
+        """Replaces the files of a claim. Raises OSError."""
+
+    def remove(self, uid: str) -> None:
+        """Raises OSError."""
+
+    def remove_others(self, uids: Collection[str]) -> None:
+        """Removes the files of all claims but these. Raises OSError."""
+
+
+class ClaimMoment(msgspec.Struct, frozen=True):
+    """What a pass has left to claims."""
+
+    topology: Topology
+    layout: Layout
+    offered: Offered
+    near: Mapping[int, int] = {}
+    """By NUMA node, the number of GPUs and other devices there."""
+
+
+class ResourceClaims:
+    """Safe for threads.
+
+    `read`: returns the ResourceClaim of a namespace and a name as JSON. Raises KubeError and
+        AccessError.
+    `path`: the file.
+    `wake`: starts a pass."""
+
+    def __init__(
+        self,
+        read: Callable[[str, str], bytes],
+        node_name: str,
+        path: str,
+        claim_files: ClaimFiles,
+        group_rules: GroupRules,
+        rules: PreparationRules,
+        wake: Callable[[], None],
+    ) -> None:
+        self._read = read
+        self._node_name = node_name
+        self._path = path
+        self._files = claim_files
+        self._group_rules = group_rules
+        self._rules = rules
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._claims = self._stored()
+        self._moment: ClaimMoment | None = None
+        self._cut_files()
+
+    def now(self) -> Mapping[str, PreparedClaim]:
+        """The prepared claims by uid."""
+        return self._claims
+
+    def cpus(self) -> CpuSet:
+        """The CPUs of all of them."""
+        return union(claim.cpus for claim in self._claims.values())
+
+    def follow(self, moment: ClaimMoment) -> None:
+        """Takes what a pass has left."""
+        self._moment = moment
+
+    def groups(self) -> tuple[CpuGroup, ...]:
+        """The devices of the node in order; none before the first pass."""
+        moment = self._moment
+        if moment is None:
+            return ()
+        return groups(
+            moment.topology,
+            moment.layout,
+            moment.offered.cpus,
+            self.cpus(),
+            self._group_rules,
+            moment.near,
+            pool_left=moment.offered.pool_left,
+        )
+
+    def devices(self) -> Iterable[tuple[str, str, str]]:
+        """The pool, the name and, if it is not healthy, the trouble of each device."""
+        moment = self._moment
+        if moment is None:
+            return
+        offline = moment.topology.offline
+        devices = {(self._node_name, device.name): "" for device in self.groups()}
+        for claim in self._claims.values():
+            for group in claim.groups:
+                if lost := group.cpu_set & offline:
+                    devices[group.pool, group.device] = f"CPUs {lost} are offline"
+        yield from ((*device, trouble) for device, trouble in devices.items())
+
+    def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
+        """Gives the claim its CPUs. A claim that has them keeps them. Raises PreparationError."""
+        title = f"ResourceClaim {namespace}/{name}"
+        with self._lock:
+            claim = self._claims.get(uid)
+            if claim is None:
+                claim = self._prepared(namespace, name, uid, title)
+                self._keep({**self._claims, uid: claim}, title)
+            try:
+                self._files.write(claim, {})
+            except OSError as error:
+                raise PreparationError(f"{title}: {files.reason(error)}") from None
+        self._wake()
+        return claim
+
+    def unprepare(self, uid: str) -> None:
+        """The claim loses its CPUs; it may be unknown. Raises PreparationError."""
+        with self._lock:
+            claim = self._claims.get(uid)
+            if claim is not None:
+                others = {key: other for key, other in self._claims.items() if key != uid}
+                self._keep(others, f"ResourceClaim {claim.title}")
+            try:
+                self._files.remove(uid)
+            except OSError as error:
+                # The next start removes it.
+                log.warning("claim %s: %s", uid, files.reason(error))
+        if claim is not None:
+            self._wake()
+
+    def _prepared(self, namespace: str, name: str, uid: str, title: str) -> PreparedClaim:
+        """Raises PreparationError."""
+        try:
+            claim = resource_claim.decode(self._read(namespace, name))
+        except (KubeError, AccessError) as error:
+            raise PreparationError(f"{title}: {error}") from None
+        except ObjectError as error:
+            raise PreparationError(str(error)) from None
+        if claim.uid != uid:
+            raise PreparationError(f"{title}: its uid is {claim.uid}, and not {uid}")
+        if not claim.allocated:
+            raise PreparationError(f"{title}: it is not allocated")
+        moment = self._moment
+        if moment is None:
+            raise PreparationError(f"{title}: the agent has not completed its first pass yet")
+        if moment.offered.reason:
+            raise PreparationError(f"{title}: {moment.offered.reason}")
+        by_name = {group.name: group for group in self.groups()}
+        counts = counted(self._claims)
+        return prepared(claim, self._node_name, by_name, moment.layout, counts, self._rules)
+
+    def _keep(self, claims: Mapping[str, PreparedClaim], title: str) -> None:
+        """Writes the file, and then takes the claims. Raises PreparationError."""
+        try:
+            files.replace(self._path, prepared_claim.encode(claims.values()), durable=True)
+        except OSError as error:
+            text = f"{title}: the agent can't keep it: {files.reason(error)}"
+            raise PreparationError(text) from None
+        self._claims = claims
+
+    def _stored(self) -> Mapping[str, PreparedClaim]:
+        """Raises OSError."""
+        try:
+            claims, faults = prepared_claim.decode(files.read(self._path, prepared_claim.MAX_BYTES))
+        except FileNotFoundError:
+            return {}
+        except JsonError as error:
+            log.error("%s: %s: the CPUs of prepared claims are not known", self._path, error)
+            return {}
+        for fault in faults:
+            log.error("%s: %s", self._path, fault)
+        return {claim.uid: claim for claim in claims}
+
+    def _cut_files(self) -> None:
+        """Removes the files of claims that are gone, and writes those that a reboot removed."""
+        try:
+            self._files.remove_others(self._claims.keys())
+            for claim in self._claims.values():
+                self._files.write(claim, {})
+        except OSError as error:
+            log.warning("files of claims: %s", files.reason(error))

@@ -1,0 +1,48 @@
+"""Which CPUs of a node claims may have."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.allocate.dra.offer import Offered, offered
+from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import Owner
+from tests.allocate.dra.node import FOUR_NODES
+
+OWNERS = (Owner("u", "ns/p", QoS.LSR, "0-3", "40"),)
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "rules", "bound", "strict", "cpus", "pool_left"),
+    [
+        (KubeletCpus(), PoolRules(), "", False, "4-31", False),
+        (KubeletCpus(), PoolRules(), "8-9", False, "4-7,10-31", False),
+        (KubeletCpus(), PoolRules(kubelet_reserved=CpuSet((3, 31))), "", False, "4-30", True),
+        (KubeletCpus(), PoolRules(kubelet_reserved=CpuSet((3,))), "", False, "4-31", False),
+        (KubeletCpus(), PoolRules(node_reserved=CpuSet((30, 31))), "", False, "4-29", False),
+        (KubeletCpus(True), PoolRules(kubelet_reserved=CpuSet((2, 7))), "", True, "7", True),
+    ],
+)
+def test_what_nobody_else_may_give(
+    kubelet: KubeletCpus, rules: PoolRules, bound: str, strict: bool, cpus: str, pool_left: bool
+) -> None:
+    named = CpuSet.parse(bound)
+    of_node = offered(FOUR_NODES, OWNERS, named, kubelet, rules, strict_reservation=strict)
+    assert of_node == Offered(CpuSet.parse(cpus), pool_left)
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "owned", "reason"),
+    [
+        (KubeletCpus(of_dra={"u": {"c": CpuSet((1,))}}), "", "another DRA driver gives CPUs"),
+        (KubeletCpus(True), "", "the kubelet has the static policy"),
+        (KubeletCpus(), "0-31", "other pods own all CPUs"),
+    ],
+)
+def test_a_node_that_offers_nothing_says_why(kubelet: KubeletCpus, owned: str, reason: str) -> None:
+    owners = (Owner("u", "ns/p", QoS.LSE, owned),)
+    of_node = offered(FOUR_NODES, owners, EMPTY, kubelet, PoolRules(), strict_reservation=False)
+    assert not of_node.cpus
+    assert reason in of_node.reason

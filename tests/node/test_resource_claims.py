@@ -1,0 +1,189 @@
+"""The agent's ledger of ResourceClaims."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.allocate.dra.groups import GroupRules
+from agent.allocate.dra.offer import Offered
+from agent.allocate.dra.preparation import PreparationError, PreparationRules
+from agent.dra.cdi import CdiFiles
+from agent.kube.errors import NotFoundError
+from agent.model.cpu import layout as layouts
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.dra.resource_claim import DRIVER
+from agent.node.resource_claims import FILE, ClaimMoment, ResourceClaims
+from tests.allocate.dra.node import ALL, FOUR_NODES
+
+EVERYTHING = Offered(ALL)
+LAYOUT = layouts.of_topology(FOUR_NODES)
+
+
+class ClaimsOfServer:
+    """The ResourceClaims of an API server, and the passes that were asked for."""
+
+    def __init__(self) -> None:
+        self.claims: dict[tuple[str, str], dict[str, Any]] = {}
+        self.passes = 0
+
+    def add(self, name: str, cpus: int, device: str = "numa-node-0", **metadata: str) -> None:
+        entry = {"request": "cpus", "driver": DRIVER, "pool": "n1", "device": device}
+        entry["consumedCapacity"] = {f"{DRIVER}/cpu": str(cpus)}  # type: ignore[assignment]
+        self.claims["ns", name] = {
+            "metadata": {"name": name, "namespace": "ns", "uid": f"u-{name}", **metadata},
+            "status": {"allocation": {"devices": {"results": [entry]}}},
+        }
+
+    def read(self, namespace: str, name: str) -> bytes:
+        if (namespace, name) not in self.claims:
+            raise NotFoundError(f"resourceclaims {name!r} not found")
+        return json.dumps(self.claims[namespace, name]).encode()
+
+    def wake(self) -> None:
+        self.passes += 1
+
+
+@pytest.fixture
+def server() -> ClaimsOfServer:
+    return ClaimsOfServer()
+
+
+@pytest.fixture
+def start(server: ClaimsOfServer, tmp_path: Path) -> Callable[..., ResourceClaims]:
+    def started(offered: Offered | None = EVERYTHING) -> ResourceClaims:
+        claims = ResourceClaims(
+            server.read,
+            "n1",
+            str(tmp_path / FILE),
+            CdiFiles(str(tmp_path / "cdi"), str(tmp_path / "plugin")),
+            GroupRules(),
+            PreparationRules(),
+            server.wake,
+        )
+        if offered is not None:
+            claims.follow(ClaimMoment(FOUR_NODES, LAYOUT, offered))
+        return claims
+
+    return started
+
+
+Start = Callable[..., ResourceClaims]
+
+
+def cpus_of(claims: ResourceClaims) -> Mapping[str, str]:
+    return {claim.name: str(claim.cpus) for claim in claims.now().values()}
+
+
+def cdi_files(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "cdi").iterdir())
+
+
+def test_a_claim_keeps_its_cpus_until_it_is_unprepared(
+    server: ClaimsOfServer, start: Start, tmp_path: Path
+) -> None:
+    for name in "abc":
+        server.add(name, 4)
+    claims = start()
+    claims.prepare("ns", "a", "u-a")
+    claims.prepare("ns", "b", "u-b")
+    assert cpus_of(claims) == {"a": "0-3", "b": "4-7"}
+    assert server.passes == 2
+    # The kubelet asks again after its own restart, also when the claim has been deleted.
+    server.claims.clear()
+    assert str(claims.prepare("ns", "a", "u-a").cpus) == "0-3"
+    server.add("c", 4)
+    with pytest.raises(PreparationError, match="ResourceClaim ns/c, request cpus: device numa-no"):
+        claims.prepare("ns", "c", "u-c")
+    claims.unprepare("u-a")
+    claims.unprepare("u-a")
+    assert str(claims.prepare("ns", "c", "u-c").cpus) == "0-3"
+    assert cdi_files(tmp_path) == [
+        "cpu.topolet.io-claim_u-b.json",
+        "cpu.topolet.io-claim_u-c.json",
+    ]
+
+
+def test_a_restarted_agent_knows_the_claims(
+    server: ClaimsOfServer, start: Start, tmp_path: Path
+) -> None:
+    """Also after a reboot, which empties the runtime's folder."""
+    server.add("a", 4)
+    start().prepare("ns", "a", "u-a")
+    for name in cdi_files(tmp_path):
+        os.unlink(tmp_path / "cdi" / name)
+    (tmp_path / "cdi" / "cpu.topolet.io-claim_gone.json").write_text("{}")
+    again = start(None)
+    assert cpus_of(again) == {"a": "0-3"}
+    assert cdi_files(tmp_path) == ["cpu.topolet.io-claim_u-a.json"]
+    assert again.cpus() == CpuSet(range(4))
+
+
+@pytest.mark.parametrize(
+    ("name", "uid", "offered", "message"),
+    [
+        ("gone", "u", Offered(ALL), "ResourceClaim ns/gone: .*not found"),
+        ("a", "other", Offered(ALL), "ResourceClaim ns/a: its uid is u-a, and not other"),
+        ("a", "u-a", None, "the agent has not completed its first pass yet"),
+        ("a", "u-a", Offered(reason="the kubelet has the static"), "ns/a: the kubelet has the"),
+        ("a", "u-a", Offered(CpuSet((31,))), "device numa-node-0 does not exist"),
+    ],
+)
+def test_a_claim_that_the_node_cannot_have_is_refused(
+    server: ClaimsOfServer,
+    start: Start,
+    name: str,
+    uid: str,
+    offered: Offered | None,
+    message: str,
+) -> None:
+    server.add("a", 4)
+    claims = start(offered)
+    with pytest.raises(PreparationError, match=message):
+        claims.prepare("ns", name, uid)
+    assert cpus_of(claims) == {}
+
+
+def test_a_claim_that_is_not_allocated_is_refused(server: ClaimsOfServer, start: Start) -> None:
+    server.add("a", 4)
+    server.claims["ns", "a"]["status"] = {}
+    with pytest.raises(PreparationError, match="ResourceClaim ns/a: it is not allocated"):
+        start().prepare("ns", "a", "u-a")
+
+
+def test_a_claim_that_cannot_be_kept_is_refused(
+    server: ClaimsOfServer, start: Start, tmp_path: Path
+) -> None:
+    """A restarted agent would give its CPUs to another claim."""
+    server.add("a", 4)
+    claims = start()
+    (tmp_path / f".{FILE}.tmp").mkdir()
+    with pytest.raises(PreparationError, match="ResourceClaim ns/a: the agent can't keep it: "):
+        claims.prepare("ns", "a", "u-a")
+    assert cpus_of(claims) == {}
+
+
+def test_a_torn_file_does_not_stop_the_agent(start: Start, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("{")
+    assert cpus_of(start()) == {}
+
+
+def test_cpus_that_are_offline_are_a_trouble_of_their_device(
+    server: ClaimsOfServer, start: Start
+) -> None:
+    server.add("a", 4)
+    claims = start()
+    claims.prepare("ns", "a", "u-a")
+    assert {trouble for _, _, trouble in claims.devices()} == {""}
+    without = FOUR_NODES.cpus[2:]
+    topology = type(FOUR_NODES)(
+        without, FOUR_NODES.numa_nodes, CpuSet((0, 1)), FOUR_NODES.isolated, FOUR_NODES.smt
+    )
+    claims.follow(ClaimMoment(topology, layouts.of_topology(topology), Offered(ALL)))
+    troubles = {device: trouble for _, device, trouble in claims.devices() if trouble}
+    assert troubles == {"numa-node-0": "CPUs 0-1 are offline"}
