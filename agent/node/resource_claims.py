@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import msgspec
 
 from agent.allocate.dra.groups import CpuGroup, GroupRules, groups
-from agent.allocate.dra.offer import Offered
+from agent.allocate.dra.offer import OfferedCpus
 from agent.allocate.dra.preparation import (
     PreparationError,
     PreparationRules,
@@ -57,7 +57,7 @@ class ClaimMoment(msgspec.Struct, frozen=True):
 
     topology: Topology
     layout: Layout
-    offered: Offered
+    offered: OfferedCpus
     near: Mapping[int, int] = {}
     """By NUMA node, the number of GPUs and other devices there."""
 

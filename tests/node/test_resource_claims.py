@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.allocate.dra.groups import GroupRules
-from agent.allocate.dra.offer import Offered
+from agent.allocate.dra.offer import OfferedCpus
 from agent.allocate.dra.preparation import PreparationError, PreparationRules
 from agent.dra.cdi import CdiFiles
 from agent.kube.errors import NotFoundError
@@ -21,7 +21,7 @@ from agent.model.dra.resource_claim import DRIVER
 from agent.node.resource_claims import FILE, ClaimMoment, ResourceClaims
 from tests.allocate.dra.node import ALL, FOUR_NODES
 
-EVERYTHING = Offered(ALL)
+EVERYTHING = OfferedCpus(ALL)
 LAYOUT = layouts.of_topology(FOUR_NODES)
 
 
@@ -56,7 +56,7 @@ def server() -> ClaimsOfServer:
 
 @pytest.fixture
 def start(server: ClaimsOfServer, tmp_path: Path) -> Callable[..., ResourceClaims]:
-    def started(offered: Offered | None = EVERYTHING) -> ResourceClaims:
+    def started(offered: OfferedCpus | None = EVERYTHING) -> ResourceClaims:
         claims = ResourceClaims(
             server.read,
             "n1",
@@ -127,11 +127,11 @@ def test_a_restarted_agent_knows_the_claims(
 @pytest.mark.parametrize(
     ("name", "uid", "offered", "message"),
     [
-        ("gone", "u", Offered(ALL), "ResourceClaim ns/gone: .*not found"),
-        ("a", "other", Offered(ALL), "ResourceClaim ns/a: its uid is u-a, and not other"),
+        ("gone", "u", OfferedCpus(ALL), "ResourceClaim ns/gone: .*not found"),
+        ("a", "other", OfferedCpus(ALL), "ResourceClaim ns/a: its uid is u-a, and not other"),
         ("a", "u-a", None, "the agent has not completed its first pass yet"),
-        ("a", "u-a", Offered(reason="the kubelet has the static"), "ns/a: the kubelet has the"),
-        ("a", "u-a", Offered(CpuSet((31,))), "device numa-node-0 does not exist"),
+        ("a", "u-a", OfferedCpus(reason="the kubelet has the static"), "ns/a: the kubelet has the"),
+        ("a", "u-a", OfferedCpus(CpuSet((31,))), "device numa-node-0 does not exist"),
     ],
 )
 def test_a_claim_that_the_node_cannot_have_is_refused(
@@ -139,7 +139,7 @@ def test_a_claim_that_the_node_cannot_have_is_refused(
     start: Start,
     name: str,
     uid: str,
-    offered: Offered | None,
+    offered: OfferedCpus | None,
     message: str,
 ) -> None:
     server.add("a", 4)
@@ -184,6 +184,6 @@ def test_cpus_that_are_offline_are_a_trouble_of_their_device(
     topology = type(FOUR_NODES)(
         without, FOUR_NODES.numa_nodes, CpuSet((0, 1)), FOUR_NODES.isolated, FOUR_NODES.smt
     )
-    claims.follow(ClaimMoment(topology, layouts.of_topology(topology), Offered(ALL)))
+    claims.follow(ClaimMoment(topology, layouts.of_topology(topology), OfferedCpus(ALL)))
     troubles = {device: trouble for _, device, trouble in claims.devices() if trouble}
     assert troubles == {"numa-node-0": "CPUs 0-1 are offline"}

@@ -17,7 +17,7 @@ from agent.model.cpu.topology import Topology
 from agent.model.snapshot import Owner
 
 
-class Offered(msgspec.Struct, frozen=True):
+class OfferedCpus(msgspec.Struct, frozen=True):
     """The CPUs that claims may have, also those that claims have."""
 
     cpus: CpuSet = EMPTY
@@ -35,24 +35,24 @@ def offered(
     rules: PoolRules,
     *,
     strict_reservation: bool,
-) -> Offered:
+) -> OfferedCpus:
     """What the node offers.
 
     `owners`: those of CPUs, without claims.
     `bound`: the CPUs that annotations of pods name that are bound to the node.
     `strict_reservation`: whether a static kubelet keeps pods off what it reserves."""
     if kubelet.of_dra:
-        return Offered(reason="another DRA driver gives CPUs of this node")
+        return OfferedCpus(reason="another DRA driver gives CPUs of this node")
     others = union(owner.claimed for owner in owners) | bound | rules.kept
     reserved = rules.kubelet_reserved & topology.online
     if kubelet.static:
         if not strict_reservation:
-            return Offered(
+            return OfferedCpus(
                 reason="the kubelet has the static policy, and its pods share what it reserves: "
                 "set its option strict-cpu-reservation, or its policy to none"
             )
         cpus = reserved - others
-        return Offered(cpus, reason="" if cpus else "the kubelet reserves no CPU that is free")
+        return OfferedCpus(cpus, reason="" if cpus else "the kubelet reserves no CPU that is free")
     cpus = topology.online - others - reserved
     pool_left = bool(reserved - others)
-    return Offered(cpus, pool_left, "" if cpus else "other pods own all CPUs")
+    return OfferedCpus(cpus, pool_left, "" if cpus else "other pods own all CPUs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.dra.offer import Offered, offered
+from agent.allocate.dra.offer import OfferedCpus, offered
 from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.pod.qos import QoS
@@ -30,7 +30,7 @@ def test_what_nobody_else_may_give(
 ) -> None:
     named = CpuSet.parse(bound)
     of_node = offered(FOUR_NODES, OWNERS, named, kubelet, rules, strict_reservation=strict)
-    assert of_node == Offered(CpuSet.parse(cpus), pool_left)
+    assert of_node == OfferedCpus(CpuSet.parse(cpus), pool_left)
 
 
 @pytest.mark.parametrize(
