@@ -6,6 +6,7 @@ a file system that a reboot empties (`/run`): groups end with a boot, but their 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -45,6 +46,26 @@ class OriginalValue(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class JournalError(Exception):
     """The journal can't be written; the message names the file and the reason."""
+
+
+def stored_values(path: Path, cpuset: str) -> dict[tuple[str, str], str]:
+    """The original contents by group and file, for a process that only reads them: invalid lines
+    are left out. Raises OSError.
+
+    `cpuset`: the name for the file of CPUs."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return {}
+    stored: dict[tuple[str, str], str] = {}
+    for line in filter(None, lines):
+        with contextlib.suppress(ValueError, RecursionError):
+            entry = _parse(line)
+            if isinstance(entry, Original):
+                stored.setdefault((entry.group, cpuset), entry.cpus)
+            else:
+                stored.setdefault((entry.group, entry.file), entry.value)
+    return stored
 
 
 class Journal:

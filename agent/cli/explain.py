@@ -16,6 +16,9 @@ With --now it looks twice at everything that runs on the pod's node, and prints 
 long the pod waited for CPUs in between and who had them, and in further ones who presses on its
 memory or disks or shares its cores. That needs no scheduler either.
 
+With --values it prints each file of the pod's cgroups that has a value of Topolet, and what decides
+about it: the strategy or annotation, where that comes from, and what it says. It asks as --now.
+
 With the word node and a resource (`topolet explain node batch-cpu`) it prints how the agent of this
 node computed how much of it the node offers; `topolet explain node strategies` prints Koordinator's
 strategies that the agent of this node follows, and where each one comes from, and `topolet explain
@@ -100,7 +103,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "its cores; here: only if it is this node",
     )
     parser.add_argument(
-        "--context", metavar="NAME", help="with --place and --now: context of the kubeconfig"
+        "--values",
+        nargs="?",
+        const="anywhere",
+        choices=("anywhere", "here"),
+        help="what Topolet has set in the cgroups of the pod, by which strategy or annotation; "
+        "here: only if it is this node",
+    )
+    parser.add_argument(
+        "--context",
+        metavar="NAME",
+        help="with --place, --now and --values: context of the kubeconfig",
     )
     options.add_arguments(parser, SETTINGS)
 
@@ -114,6 +127,8 @@ def run(arguments: argparse.Namespace) -> int:
             return _place(arguments, settings)
         if arguments.now:
             return _now(arguments, settings)
+        if arguments.values:
+            return _values(arguments, settings)
         found = (_offline if arguments.objects else _online)(arguments, settings)
     except (
         SettingsError,
@@ -256,6 +271,28 @@ def _now(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
     except OSError as error:
         return format.unwritten("explain", error)
     return 0
+
+
+def _values(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
+    """Prints what Topolet has set in a pod's cgroups. Returns the exit code. Raises ExplainError
+    and OSError."""
+    from agent.cgroup.hierarchy import CgroupError
+    from agent.node.colocation import pod_values
+    from agent.rpc.grpc import RpcError
+    from agent.view import pod_values as pod_values_view
+
+    title = _running_pod(arguments, "--values")
+    try:
+        values = pod_values.values_now(settings, title)
+        reason = f"the runtime of this node has no pod {title}"
+    except (CgroupError, JsonError, RpcError) as error:
+        values, reason = None, str(error)
+    if values is None and arguments.values == "here":
+        raise ExplainError(reason)
+    if values is None:
+        return _on_its_node(arguments, settings, "--values")
+    json = arguments.output == "json"
+    return _printed((pod_values_view.as_json if json else pod_values_view.as_text)(values))
 
 
 def _running_pod(arguments: argparse.Namespace, flag: str) -> str:

@@ -432,7 +432,7 @@ def follow_colocation(
             Metric(_COLOCATION_UNSUPPORTED, {(name,): 1 for name in measures.unsupported}),
             single(_COLOCATION_FAILED, measures.failed),
             Metric(_BE_LEFT, {} if left is None else {(): left}),
-            single(_BE_AT_MINIMUM, int(measures.at_minimum)),
+            single(_BE_AT_MINIMUM, 1 if measures.at_minimum else 0),
             single(_ABOVE_MARK, above_mark_bytes()),
         )
 

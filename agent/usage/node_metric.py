@@ -15,7 +15,7 @@ from agent.model.devices.device_object import GPU_CORE, GPU_MEMORY, GPU_MEMORY_R
 from agent.model.objects import ObjectError, converted
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.numa_request import kube_class_of
-from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL, PriorityClass, QoS
+from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL, KubeClass, PriorityClass, QoS
 from agent.model.pod.resource_request import priority_band
 from agent.model.quantities import amount, cpu
 from agent.usage.gpus import UsedGpu
@@ -283,10 +283,13 @@ _QOS_OF_KUBERNETES: Final[Mapping[str, QoS]] = {
 
 def qos_of_pod(pod: ApiPod) -> QoS:
     """The QoS class as koordlet reports it: that of the label, else by that of Kubernetes."""
-    label = pod.labels.get(QOS_LABEL, "")
-    if label in tuple(QoS):
-        return QoS(label)
-    return _QOS_OF_KUBERNETES[pod.kube_class or kube_class_of(pod)]
+    return reported_qos(pod.labels, pod.kube_class or kube_class_of(pod))
+
+
+def reported_qos(labels: Mapping[str, str], kube_class: KubeClass) -> QoS:
+    """The same of a pod with these labels and this class of Kubernetes."""
+    label = labels.get(QOS_LABEL, "")
+    return QoS(label) if label in tuple(QoS) else _QOS_OF_KUBERNETES[kube_class]
 
 
 def priority_class_of_pod(pod: ApiPod) -> str:

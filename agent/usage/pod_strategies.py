@@ -105,18 +105,23 @@ CLASS_FIELDS: Final[Mapping[QoS, str]] = {
 """The classes of NodeSLO, as fields of `ResourceQos`."""
 
 
+def of_class(slo: NodeSlo, qos: QoS) -> PodStrategies:
+    """The strategies of a pod of this class without annotations."""
+    strategy: QosClass = getattr(slo.resource_qos_strategy, CLASS_FIELDS[qos])
+    return PodStrategies(
+        slo.cpu_burst_strategy,
+        strategy.cpu_qos,
+        strategy.memory_qos,
+        strategy.network_qos,
+        strategy.resctrl_qos,
+    )
+
+
 def of_pod(slo: NodeSlo, pod: ApiPod) -> tuple[PodStrategies, tuple[str, ...]]:
     """The strategies of the pod, and a sentence about each annotation with a bad value: there the
     node's strategy is in force."""
     qos = qos_of_pod(pod)
-    of_class: QosClass = getattr(slo.resource_qos_strategy, CLASS_FIELDS[qos])
-    of_node = PodStrategies(
-        slo.cpu_burst_strategy,
-        of_class.cpu_qos,
-        of_class.memory_qos,
-        of_class.network_qos,
-        of_class.resctrl_qos,
-    )
+    of_node = of_class(slo, qos)
     overridden: dict[str, Any] = {}
     in_force, troubles = [], []
     for key, (field, override) in _OVERRIDES.items():

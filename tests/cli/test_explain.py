@@ -224,7 +224,7 @@ def test_the_place_of_a_pod_of_this_node(state: str, topolet: Topolet) -> None:
     assert "the agent of this node does not know pod ns/other" in other.err
 
 
-@pytest.mark.parametrize("flag", ["--place", "--now"])
+@pytest.mark.parametrize("flag", ["--place", "--now", "--values"])
 def test_a_pod_of_another_node_is_asked_there(
     flag: str, programs: Path, state: str, topolet: Topolet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +244,7 @@ def test_a_pod_of_another_node_is_asked_there(
     assert "pod shop/web has no node" in waiting.err
 
 
-@pytest.mark.parametrize("flag", ["--place", "--now"])
+@pytest.mark.parametrize("flag", ["--place", "--now", "--values"])
 def test_a_running_pod_must_be_named(flag: str, state: str, topolet: Topolet) -> None:
     for words in ((), ("web", "--objects=x"), ("--what-if-drained=n",)):
         assert f"{flag} needs" in topolet("explain", f"{flag}=here", state, *words, code=2).err
@@ -254,5 +254,6 @@ def test_the_error_of_a_runtime_that_does_not_answer_is_shown(
     tmp_path: Path, state: str, topolet: Topolet
 ) -> None:
     endpoint = f"--runtime-endpoint=unix://{tmp_path}/absent.sock"
-    printed = topolet("explain", "web", "--now=here", state, endpoint, code=2)
-    assert "absent.sock" in printed.err
+    for flag in ("--now", "--values"):
+        printed = topolet("explain", "web", f"{flag}=here", state, endpoint, code=2)
+        assert "absent.sock" in printed.err

@@ -1,0 +1,67 @@
+"""Reads what Topolet has set in the cgroups of a pod, for a command on its node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent.cgroup import journal
+from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
+from agent.cri.client import Cri
+from agent.model.pod.pods import Pod
+from agent.model.settings import options
+from agent.model.settings.agent import RestoreSettings
+from agent.node.runtime_view import CgroupLocator, RuntimeView
+from agent.node.usage import sampled_pod
+from agent.usage import STRATEGIES_FILE
+from agent.usage.node_metric import reported_qos
+from agent.usage.strategies import Strategies, read
+from agent.view import pod_values
+from agent.view.pod_values import FileValue, PodValues
+
+
+def values_now(settings: RestoreSettings, title: str) -> PodValues | None:
+    """The values of a pod of this node; None if the runtime does not have the pod. Raises
+    CgroupError, JsonError, OSError and RpcError."""
+    cri = Cri(options.socket_path(settings.runtime_endpoint))
+    hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
+    try:
+        pods = RuntimeView(cri, CgroupLocator(hierarchy)).observe().pods
+        pod = next((pod for pod in pods if pod.title == title), None)
+        if pod is None:
+            return None
+        controllers = Controllers(settings.cgroup_root, hierarchy.handles)
+        return values_of(pod, controllers, settings.state_dir)
+    finally:
+        cri.close()
+        hierarchy.close()
+
+
+def values_of(pod: Pod, controllers: Controllers, state_dir: str) -> PodValues:
+    """Raises JsonError and OSError."""
+    try:
+        strategies = read(os.path.join(state_dir, STRATEGIES_FILE))
+    except FileNotFoundError:
+        strategies = Strategies()
+    qos = reported_qos(pod.labels, pod.kube_class or "guaranteed")
+    values = _values(pod, controllers, Path(state_dir) / "journal")
+    return pod_values.explained(pod.title, qos, strategies, values)
+
+
+def _values(pod: Pod, controllers: Controllers, path: Path) -> Iterator[FileValue]:
+    sampled = sampled_pod(pod)
+    if sampled is None:
+        return
+    names = {sampled.group: "", **{group: name for name, group in sampled.containers.items()}}
+    originals = {
+        key: value
+        for key, value in journal.stored_values(path, pod_values.CPUSET).items()
+        if key[0] in names
+    }
+    for (group, file), original in sorted(originals.items()):
+        present = None
+        with contextlib.suppress(CgroupError):
+            present = controllers.read(group, file)
+        yield FileValue(names[group], file, present, original)

@@ -1,0 +1,98 @@
+"""Why files of a pod's cgroups have their values."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agent.cgroup import limits
+from agent.model.node_slo import (
+    KIND,
+    CpuBurst,
+    CpuQos,
+    MemoryQos,
+    NodeSlo,
+    QosClass,
+    ResourceQos,
+    ResourceThreshold,
+)
+from agent.model.pod.annotations import CPU_BURST
+from agent.model.pod.qos import QoS
+from agent.usage.pod_strategies import PodStrategies
+from agent.usage.strategies import Strategies
+from agent.view.pod_values import CPUSET, FileValue, as_json, as_text, explained
+
+BATCH = QosClass(
+    cpu_qos=CpuQos(enable=True, group_identity=-1), memory_qos=MemoryQos(enable=True, wmark_ratio=9)
+)
+SLO = NodeSlo(
+    resource_used_threshold_with_be=ResourceThreshold(enable=True),
+    resource_qos_strategy=ResourceQos(be_class=BATCH),
+    cpu_burst_strategy=CpuBurst(policy="auto"),
+)
+FROM_OBJECT = Strategies(SLO, {"resourceQOSStrategy": KIND, "cpuBurstStrategy": "pool fast"})
+OWN = PodStrategies(cpu_burst=CpuBurst(policy="cfsQuotaBurstOnly"), own=(CPU_BURST,))
+
+
+def reason(strategies: Strategies, qos: QoS, file: str) -> str:
+    value = FileValue("", file, "7", "7")
+    text = as_text(explained("ns/p", qos, strategies, [value]))
+    assert text.startswith(f"Pod ns/p ({qos}) has of Topolet:\n  {file} 7\n    ")
+    return text.splitlines()[-1].strip()
+
+
+@pytest.mark.parametrize(
+    ("qos", "file", "expected"),
+    [
+        (
+            QoS.BE,
+            limits.IDLE,
+            "cpu-priority: resourceQOSStrategy.beClass.cpuQOS (NodeSLO): groupIdentity -1, "
+            "schedIdle 0",
+        ),
+        (
+            QoS.BE,
+            CPUSET,
+            "cpu-suppression: resourceUsedThresholdWithBE (default): cpuSuppressPolicy cpuset, "
+            "cpuSuppressThresholdPercent 65",
+        ),
+        (QoS.BE, limits.MAX, "the class of the pod, its CPUs, NUMA nodes and batch resources"),
+        (
+            QoS.LS,
+            limits.MAX_BURST,
+            "cpu-burst: cpuBurstStrategy (pool fast of --slo-config): policy auto, "
+            "cpuBurstPercent 1000",
+        ),
+        (QoS.LS, limits.WEIGHT, "the class of the pod, its CPUs, NUMA nodes and batch resources"),
+        (
+            QoS.LSR,
+            limits.MEMORY_LOW,
+            "memory-qos: resourceQOSStrategy.lsrClass.memoryQOS (NodeSLO): lowLimitPercent 0",
+        ),
+    ],
+)
+def test_a_value_has_a_strategy_and_its_origin(qos: QoS, file: str, expected: str) -> None:
+    assert reason(FROM_OBJECT, qos, file) == expected
+
+
+def test_an_annotation_is_stronger_than_the_strategy_of_the_node() -> None:
+    strategies = Strategies(SLO, FROM_OBJECT.origins, pods={"ns/p": OWN})
+    assert reason(strategies, QoS.LS, limits.QUOTA) == (
+        "cpu-burst: koordinator.sh/cpuBurst (annotation of the pod): policy cfsQuotaBurstOnly, "
+        "cfsQuotaBurstPercent 300, cfsQuotaBurstPeriodSeconds -1"
+    )
+
+
+def test_what_a_file_gets_back_is_told() -> None:
+    values = [FileValue("main", limits.IDLE, "1", "0"), FileValue("", CPUSET, None, "")]
+    pod = explained("ns/p", QoS.BE, FROM_OBJECT, values)
+    lines = as_text(pod).splitlines()
+    assert lines[1] == "  container main: cpu.idle 1, and gets 0 back"
+    assert lines[3] == "  cpuset.cpus unreadable, and gets nothing back"
+    assert json.loads(as_json(pod))["values"][0]["terms"] == {"groupIdentity": -1, "schedIdle": 0}
+
+
+def test_a_pod_without_values_of_topolet() -> None:
+    text = as_text(explained("ns/p", QoS.LS, Strategies(), []))
+    assert text == "Pod ns/p (LS) has no value of Topolet in its cgroups.\n"
