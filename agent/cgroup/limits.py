@@ -325,8 +325,9 @@ def _journal_weights(controllers: Controllers, journal: Journal, groups: Collect
     """Raises JournalError."""
     file = weight_file(controllers)
     new = []
+    entries = journal.values  # sorted at each read
     for group in groups:
-        entry = journal.values.get((group, file))
+        entry = entries.get((group, file))
         if entry is not None and not entry.written:
             continue
         with contextlib.suppress(CgroupError):  # the write of cpu.idle fails too
