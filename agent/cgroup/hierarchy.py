@@ -26,6 +26,8 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError
 
 CPUS: Final = "cpuset.cpus"
 MEMS: Final = "cpuset.mems"
+OOM_SCORE_ADJ: Final = "oom_score_adj"
+"""A file of each process of a group (`cgroup.oom_scores`), which groups do not have."""
 _EFFECTIVE: Final = {
     (1, CPUS): "cpuset.effective_cpus",
     (1, MEMS): "cpuset.effective_mems",
@@ -218,6 +220,8 @@ class Controllers:
         # Most hosts with v1 mount both as one.
         if mount := mounted(root, "cpuacct") or self._mounts.get("cpu"):
             self._mounts["cpuacct"] = mount
+        if mount := self._mounts.get("cpu"):
+            self._mounts[OOM_SCORE_ADJ] = mount
         if mount := mounted(root, "blkio"):
             self._mounts["blkio"] = mount
         # The groups of v2 have PSI also where their controllers are those of v1.
@@ -263,6 +267,26 @@ class Controllers:
                 return None
             raise _error("read", path, self.has(group, file), error) from error
 
+    def processes(self, group: str, most: int) -> tuple[int, ...]:
+        """So many processes of the group and of the groups in it at most. Raises CgroupError,
+        GroupGone."""
+        pids: list[int] = []
+        top = self._directory(group, OOM_SCORE_ADJ)
+        for folder, _, _ in os.walk(top):
+            path = f"{folder}/cgroup.procs"
+            try:
+                with open(path, "rb") as file:
+                    pids += map(int, file.read().split())
+            except OSError as error:
+                # A group in it has ended, or is threaded (v2): its processes are those of the top.
+                if folder == top or error.errno not in (errno.ENOENT, errno.ENODEV, _THREADED):
+                    exists = self.has(group, OOM_SCORE_ADJ)
+                    raise _error("read", path, exists, error) from error
+            if len(pids) >= most:
+                break
+        # v2 has 0 for a process that is not in the agent's PID namespace.
+        return tuple(pid for pid in pids[:most] if pid)
+
     def cpu_seconds(self, group: str) -> float | None:
         """The CPU time that the group has used; None if it can't be read."""
         try:
@@ -293,6 +317,7 @@ _MICROSECONDS: Final = 1_000_000
 _NANOSECONDS: Final = 1_000_000_000
 _READ_BYTES: Final = 65_536  # a CPU list of 8,192 lone ids is shorter
 _FEW: Final = 64
+_THREADED: Final = errno.EOPNOTSUPP
 _MAY_NOT: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 

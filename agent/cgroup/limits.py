@@ -41,13 +41,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import resource
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from agent.cgroup.hierarchy import MEMS, CgroupError, Controller, Controllers, GroupGone
+from agent.cgroup import oom_scores
+from agent.cgroup.hierarchy import (
+    MEMS,
+    OOM_SCORE_ADJ,
+    CgroupError,
+    Controller,
+    Controllers,
+    GroupGone,
+)
 from agent.cgroup.journal import Journal, JournalError, OriginalValue
 from agent.cgroup.order import ValueChange, ValueOutcome, WriteState, ancestors, parent
 from agent.model.cpu.cpuset import CpuSet
@@ -288,12 +296,15 @@ def apply_texts(
 ) -> ValueOutcome:
     """Writes these contents of files of groups, in the way of `apply`. The kernel resets the weight
     of a group that is idle no more, so that is journalled with `cpu.idle`. Of the groups that pods
-    share, only the quota and what protects memory are written."""
+    share, only the quota and what protects memory are written. `oom_score_adj` is written to the
+    processes of a group."""
     pass_ = LimitsPass(controllers)
-    weights = set()
+    weights, scores = set(), {}
     for (group, file), content in sorted(wanted.items()):
         if file not in _OF_SHARED and (group == "/" or is_qos_root(group)):
             pass_.fail(group, file, f"{group!r} is shared by pods, and the kubelet's own")
+        elif file == OOM_SCORE_ADJ:
+            scores[group] = content
         else:
             pass_.request_text(group, file, content)
             weights |= {group} if file == IDLE else set()
@@ -304,16 +315,29 @@ def apply_texts(
         for step in pass_.steps():
             pass_.fail(step.group, step.file, str(error))
     pass_.run()
-    return ValueOutcome(pass_.changes())
+    return _outcome(pass_, oom_scores.apply(controllers, journal, scores))
+
+
+def _outcome(pass_: LimitsPass, of_processes: Iterable[ValueChange]) -> ValueOutcome:
+    changes = (*pass_.changes(), *of_processes)
+    return ValueOutcome(tuple(sorted(changes, key=lambda change: (change.group, change.file))))
 
 
 def differing(controllers: Controllers, wanted: Mapping[tuple[str, str], str]) -> list[ValueWrite]:
     """What `apply_texts` would write, by group and file; a file that can't be read is left out.
     Writes nothing."""
     pass_ = LimitsPass(controllers)
+    scores = {}
     for (group, file), content in sorted(wanted.items()):
-        pass_.request_text(group, file, content)
-    return pass_.steps()
+        if file == OOM_SCORE_ADJ:
+            scores[group] = content
+        else:
+            pass_.request_text(group, file, content)
+    of_processes = (
+        ValueWrite(group, OOM_SCORE_ADJ, old, scores[group])
+        for group, old in oom_scores.differing(controllers, scores)
+    )
+    return sorted((*pass_.steps(), *of_processes), key=lambda step: (step.group, step.file))
 
 
 def weight_file(controllers: Controllers) -> str:
@@ -346,11 +370,16 @@ def restore(
     when the kernel refuses that, they become those of the parent, and the note says so. On v1 such
     a group keeps its nodes."""
     pass_ = LimitsPass(controllers)
+    of_processes = []
     for key, entry in journal.values.items():
-        if only is None or key in only:
+        if only is not None and key not in only:
+            continue
+        if entry.file == OOM_SCORE_ADJ:
+            of_processes.append(entry)
+        else:
             pass_.request_original(entry)
     pass_.run()
-    changes = pass_.changes()
+    changes = _outcome(pass_, oom_scores.restore(controllers, of_processes)).changes
     settled = [(each.group, each.file) for each in changes if each.state is not WriteState.FAILED]
     try:
         journal.update_values((), settled)
@@ -627,7 +656,7 @@ _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
     OOM_GROUP: int,
 }
 """The files that only strategies set: what two contents are compared by."""
-OF_STRATEGIES: Final = frozenset(_TEXTS)
+OF_STRATEGIES: Final = frozenset({*_TEXTS, OOM_SCORE_ADJ})
 _OF_SHARED: Final = frozenset({QUOTA, MAX, MEMORY_MIN, MEMORY_LOW})
 """The files that strategies set on groups that pods share."""
 

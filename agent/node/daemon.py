@@ -394,6 +394,7 @@ class _Agent:
         from agent.node.colocation.cpu_priority import CpuPriority
         from agent.node.colocation.cpu_suppression import CpuSuppression
         from agent.node.colocation.memory_qos import PodMemoryQos
+        from agent.node.colocation.oom_scores import OomScores
         from agent.node.colocation.writer import Colocation
         from agent.telemetry.usage_metrics import follow_colocation
 
@@ -413,6 +414,7 @@ class _Agent:
                 CpuPriority(controllers),
                 CpuBursting(controllers, journal, view.shared_use, wake),
                 memory_qos,
+                OomScores(settings.oom_score_adj_min),
             ),
             view.in_cluster,
             strategies.now,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from agent.model.bounds import MAX_CONTAINERS
 from agent.model.node_slo import (
     RECOMMENDED,
     CpuBurst,
@@ -28,6 +29,8 @@ from agent.model.pod.annotations import (
     CPU_QOS,
     MEMORY_QOS,
     NETWORK_QOS,
+    OOM_SCORES,
+    OOM_SCORES_SPEC,
     RESCTRL,
     STRATEGY_BYTES,
     AnnotationError,
@@ -37,6 +40,9 @@ from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.qos import QoS
 from agent.usage.node_metric import qos_of_pod
 
+OomScore = Annotated[int, Meta(ge=-1_000, le=1_000)]
+"""The range of the kernel (proc(5), oom_score_adj)."""
+_OomScores = Annotated[dict[str, OomScore], Meta(max_length=MAX_CONTAINERS)]
 _CacheId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 _MAX_CACHES: Final = 64
 _MAX_BLOCKS: Final = 16
@@ -91,6 +97,10 @@ class PodStrategies(msgspec.Struct, frozen=True):
     """Of the pod, in place of that of its class; None without one."""
     blocks: tuple[IoBlock, ...] = ()
     """The limits of disks for the pod; those of its class are for all its pods together."""
+    oom_score_adj: OomScore | None = None
+    """Of the processes of all containers; None for the kubelet's."""
+    oom_scores: Mapping[str, OomScore] = {}
+    """Of single containers, in place of that of all."""
     own: tuple[str, ...] = ()
     """The annotations of the pod that are in force."""
 
@@ -212,6 +222,18 @@ def _pod_resctrl(_of_node: Any, _: QoS, annotations: _Annotations) -> PodResctrl
     return decoded(annotations, RESCTRL, _resctrl, STRATEGY_BYTES[RESCTRL])
 
 
+_oom_score: Final = msgspec.json.Decoder(OomScore | None)
+_oom_scores: Final = msgspec.json.Decoder(_OomScores | None)
+
+
+def _of_all(_of_node: Any, _: QoS, annotations: _Annotations) -> int | None:
+    return decoded(annotations, OOM_SCORES, _oom_score, STRATEGY_BYTES[OOM_SCORES])
+
+
+def _of_containers(_of_node: Any, _: QoS, annotations: _Annotations) -> Mapping[str, int]:
+    return decoded(annotations, OOM_SCORES_SPEC, _oom_scores, STRATEGY_BYTES[OOM_SCORES_SPEC]) or {}
+
+
 _OVERRIDES: Final[Mapping[str, tuple[str, Callable[[Any, QoS, _Annotations], Any]]]] = {
     CPU_BURST: ("cpu_burst", _cpu_burst),
     CPU_QOS: ("cpu_qos", _cpu_qos),
@@ -219,6 +241,8 @@ _OVERRIDES: Final[Mapping[str, tuple[str, Callable[[Any, QoS, _Annotations], Any
     NETWORK_QOS: ("network_qos", _network_qos),
     BLKIO_QOS: ("blocks", _blocks),
     RESCTRL: ("resctrl", _pod_resctrl),
+    OOM_SCORES: ("oom_score_adj", _of_all),
+    OOM_SCORES_SPEC: ("oom_scores", _of_containers),
 }
 """By annotation, the field that it overrides, and how: the node's value, the class and the
 annotations of the pod give the value in force."""

@@ -9,7 +9,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from agent.cgroup import limits
+from agent.cgroup.hierarchy import OOM_SCORE_ADJ
 from agent.model.node_slo import KIND
+from agent.model.pod.annotations import OOM_SCORES, OOM_SCORES_SPEC
 from agent.model.pod.qos import QoS
 from agent.usage.pod_strategies import CLASS_FIELDS, OVERRIDDEN, PodStrategies, of_class
 from agent.usage.strategies import Strategies
@@ -49,6 +51,7 @@ _SECTIONS: Final = {"cpu_qos": "cpuQOS", "memory_qos": "memoryQOS"}
 """The strategies of classes in JSON."""
 _SUPPRESSION: Final = ("cpuSuppressPolicy", "cpuSuppressThresholdPercent", "cpuSuppressMinPercent")
 _OF_POD: Final = "the class of the pod, its CPUs, NUMA nodes and batch resources"
+_OF_AUTHOR: Final = "annotation of the pod"
 _RESET: Final = f"the kernel resets it with {limits.IDLE}"
 
 
@@ -111,6 +114,9 @@ def explained(
 def _explained(
     value: FileValue, qos: QoS, strategies: Strategies, in_force: PodStrategies
 ) -> ExplainedValue:
+    if value.file == OOM_SCORE_ADJ:
+        key = OOM_SCORES_SPEC if value.container in in_force.oom_scores else OOM_SCORES
+        return ExplainedValue(value, "oom-score", key, _OF_AUTHOR, {})
     threshold = strategies.slo.resource_used_threshold_with_be
     by_quota = value.file in (limits.QUOTA, limits.MAX)
     suppressed = {CPUSET: "cpuset", limits.QUOTA: "cfsQuota", limits.MAX: "cfsQuota"}
@@ -131,7 +137,7 @@ def _explained(
     terms = _terms(strategy, follows.terms)
     for key in in_force.own:
         if OVERRIDDEN[key] == follows.strategy:
-            return ExplainedValue(value, follows.feature, key, "annotation of the pod", terms)
+            return ExplainedValue(value, follows.feature, key, _OF_AUTHOR, terms)
     if follows.strategy in _SECTIONS:
         class_ = CLASS_FIELDS[qos].replace("_class", "Class")
         path = f"{_QOS}.{class_}.{_SECTIONS[follows.strategy]}"

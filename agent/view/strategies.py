@@ -41,7 +41,8 @@ def as_text(strategies: Strategies) -> str:
             field = OVERRIDDEN[key]
             lines.append(f"  {title}  {key}")
             lines += [
-                f"    {path}: {value}" for path, value in _fields(values[field], neutral[field])
+                f"    {path or field}: {value}"
+                for path, value in _fields(values[field], neutral[field])
             ]
     if troubles := (*strategies.troubles, *strategies.pod_troubles):
         lines += ["Bad values, which have no effect:"]

@@ -663,6 +663,27 @@ def test_only_a_pool_with_the_setting_lets_its_agent_enter_network_namespaces(
     }
 
 
+def test_only_a_pool_with_the_setting_lets_its_agent_change_oom_scores(tmp_path: Path) -> None:
+    pools = [
+        {"name": "a", "nodeSelector": {"site": "a"}, "oomScores": True, "networkNamespaces": True},
+        {"name": "b", "nodeSelector": {"site": "b"}, "oomScores": True},
+        {"mode": "reconcile"},
+    ]
+    found = of_kind("DaemonSet", rendered(tmp_path, {"pools": pools}))
+    both = ["DAC_OVERRIDE", "SYS_RESOURCE"]
+    assert {
+        name: (
+            pod_spec(each).get("hostPID", False),
+            agent(each)["securityContext"]["capabilities"].get("add", []),
+        )
+        for name, each in found.items()
+    } == {
+        "topolet-agent-a": (True, ["SYS_ADMIN", "SYS_PTRACE", *both]),
+        "topolet-agent-b": (True, both),
+        "topolet-agent": (False, []),
+    }
+
+
 def test_the_configmap_of_a_pool_is_where_its_agent_reads_strategies(tmp_path: Path) -> None:
     pools = [
         {"name": "gold", "nodeSelector": {"site": "a"}, "sloConfig": "slo"},

@@ -15,6 +15,8 @@ from agent.model.pod.annotations import (
     CPU_QOS,
     MEMORY_QOS,
     NETWORK_QOS,
+    OOM_SCORES,
+    OOM_SCORES_SPEC,
     RESCTRL,
     STRATEGY_BYTES,
 )
@@ -53,6 +55,8 @@ OF_NAMES = {
     "blkio": BLKIO_QOS,
     "network": NETWORK_QOS,
     "resctrl": RESCTRL,
+    "oom": OOM_SCORES,
+    "oom_of": OOM_SCORES_SPEC,
 }
 
 
@@ -155,6 +159,11 @@ def test_disks_and_resctrl_are_of_the_pod_alone() -> None:
         ({"blkio": {"blocks": [{}] * 17}}, "`$.blocks`"),
         ({"resctrl": {"llc": {"schemata": {"range": [0, 101]}}}}, "`$.llc.schemata.range[1]`"),
         ({"resctrl": {"mb": {"schemataPerCache": [{}] * 65}}}, "`$.mb.schemataPerCache`"),
+        ({"oom": "-1001"}, "`int` >= -1000"),
+        ({"oom": "high"}, "is not JSON"),
+        ({"oom": "1" * 17}, "has more than 16 bytes"),
+        ({"oom_of": {"main": 1001}}, "`$[...]`"),
+        ({"oom_of": dict.fromkeys(map(str, range(257)), 1)}, "length <= 256"),
         ({"memory": "{" + " " * 2_000}, "has more than 1024 bytes"),
     ],
 )

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from agent.cgroup import limits
+from agent.cgroup.hierarchy import OOM_SCORE_ADJ
 from agent.model.node_slo import (
     KIND,
     CpuBurst,
@@ -17,7 +18,7 @@ from agent.model.node_slo import (
     ResourceQos,
     ResourceThreshold,
 )
-from agent.model.pod.annotations import CPU_BURST
+from agent.model.pod.annotations import CPU_BURST, OOM_SCORES
 from agent.model.pod.qos import QoS
 from agent.usage.pod_strategies import PodStrategies
 from agent.usage.strategies import Strategies
@@ -57,6 +58,7 @@ def reason(strategies: Strategies, qos: QoS, file: str) -> str:
             "cpu-suppression: resourceUsedThresholdWithBE (default): cpuSuppressPolicy cpuset, "
             "cpuSuppressThresholdPercent 65",
         ),
+        (QoS.LS, OOM_SCORE_ADJ, f"oom-score: {OOM_SCORES} (annotation of the pod)"),
         (QoS.BE, limits.MAX, "the class of the pod, its CPUs, NUMA nodes and batch resources"),
         (
             QoS.LS,

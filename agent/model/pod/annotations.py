@@ -53,6 +53,8 @@ CPU_QOS = "koordinator.sh/cpuQOS"
 BLKIO_QOS = "koordinator.sh/blkioQOS"
 NETWORK_QOS = "koordinator.sh/networkQOS"
 RESCTRL = "node.koordinator.sh/resctrl"
+OOM_SCORES = "koordinator.sh/oom-score-adj"
+OOM_SCORES_SPEC = "koordinator.sh/oom-score-adj-spec"
 STRATEGY_BYTES = {
     CPU_BURST: 1 << 10,
     MEMORY_QOS: 1 << 10,
@@ -60,6 +62,8 @@ STRATEGY_BYTES = {
     BLKIO_QOS: 4 << 10,
     NETWORK_QOS: 1 << 10,
     RESCTRL: 4 << 10,
+    OOM_SCORES: 16,
+    OOM_SCORES_SPEC: 4 << 10,
 }
 """The annotations with which a pod overrides strategies of its node, with the longest length of
 each in bytes."""

@@ -207,6 +207,17 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "on as many as these are of their pool, only when the others do not suffice, or never"
         ),
     ] = "in-proportion"
+    oom_score_adj_min: Annotated[
+        int,
+        msgspec.Meta(
+            ge=-1000,
+            le=1000,
+            description="with colocation: the lowest oom_score_adj that annotations of pods may "
+            "have. A low value protects a pod at the cost of others, and its author writes the "
+            "annotation. 1000 allows only that of BestEffort pods, -997 also that of Guaranteed "
+            "ones, and -1000 that the kernel never kills the processes",
+        ),
+    ] = 1000
     slo_config: Annotated[
         str,
         msgspec.Meta(

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.cgroup import journal
-from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
+from agent.cgroup import journal, oom_scores
+from agent.cgroup.hierarchy import OOM_SCORE_ADJ, CgroupError, Controllers, Hierarchy
 from agent.cri.client import Cri
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
@@ -63,5 +63,8 @@ def _values(pod: Pod, controllers: Controllers, path: Path) -> Iterator[FileValu
     for (group, file), original in sorted(originals.items()):
         present = None
         with contextlib.suppress(CgroupError):
-            present = controllers.read(group, file)
+            if file == OOM_SCORE_ADJ:
+                present = oom_scores.present(controllers, group)
+            else:
+                present = controllers.read(group, file)
         yield FileValue(names[group], file, present, original)

@@ -121,8 +121,10 @@ spec:
   {{- end }}
   tolerations:
   - operator: Exists
-  {{- if .pool.installProxy }}
+  {{- if or .pool.installProxy .pool.oomScores }}
   hostPID: true
+  {{- end }}
+  {{- if .pool.installProxy }}
   terminationGracePeriodSeconds: 300
   {{- end }}
   securityContext:
@@ -151,12 +153,20 @@ spec:
     - {name: TOPOLET_RUNTIME_ENDPOINT, value: "unix://{{ $socket }}"}
     securityContext:
       {{- if .pool.installProxy }}
-      {{- include "topolet.hostSecurity" .root | nindent 6 }}
+      {{- $security := include "topolet.hostSecurity" .root }}
+      {{- if .pool.oomScores }}{{ $security = replace "CHOWN]" "CHOWN, SYS_RESOURCE]" $security }}{{ end }}
+      {{- $security | nindent 6 }}
       {{- else }}
       privileged: false
       allowPrivilegeEscalation: false
       readOnlyRootFilesystem: true
-      capabilities: {drop: [ALL]}
+      capabilities:
+        drop: [ALL]
+        {{- if .pool.oomScores }}
+        add:
+        - DAC_OVERRIDE
+        - SYS_RESOURCE
+        {{- end }}
       {{- end }}
     resources:
       # What the agent had, which has ended.

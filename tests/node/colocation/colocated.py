@@ -26,6 +26,7 @@ from agent.node.colocation.cpu_burst import CpuBursting
 from agent.node.colocation.cpu_priority import CpuPriority
 from agent.node.colocation.cpu_suppression import CpuSuppression
 from agent.node.colocation.memory_qos import PodMemoryQos
+from agent.node.colocation.oom_scores import OomScores
 from agent.node.colocation.writer import Colocation
 from agent.node.sources import Sources
 from agent.usage import COLOCATION_FILE
@@ -93,6 +94,7 @@ class ColocatedNode:
         self.kubelet: KubeletConfiguration | None = KubeletConfiguration("here")
         self.strategies = BATCH_IDLES
         self.excluded = ""
+        self.least_oom_score = -1000
         self.use: NodeUse | None = None
         self.shared_use: SharedUse | None = None
         self.passes: list[CpuSet | None] = []
@@ -132,6 +134,7 @@ class ColocatedNode:
                     lambda: self.now,
                 ),
                 self.memory_qos,
+                OomScores(self.least_oom_score),
             ),
             lambda: (self.pods, self.api_pods),
             lambda: self.strategies,

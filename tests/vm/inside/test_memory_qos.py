@@ -128,7 +128,8 @@ def test_a_service_keeps_its_page_cache_beside_a_neighbour_that_grows(
         node.read_disk(hog, 40, DISK_MB - 40)
     left = node.number(service, "memory.stat", "file")
     print(
-        f"{neighbour}, {qos.min_limit_percent} {qos.low_limit_percent}: {cached / MIB:.1f} -> {left / MIB:.1f} MiB"
+        f"{neighbour}, {qos.min_limit_percent} {qos.low_limit_percent}: "
+        f"{cached / MIB:.1f} -> {left / MIB:.1f} MiB"
     )
     assert node.number(hog, "memory.stat", "anon") >= 64 * MIB, "the neighbour has its memory too"
     assert (left >= cached - _NOISE) == keeps
