@@ -645,6 +645,14 @@ MEMORY_MIN: Final = "memory.min"
 MEMORY_LOW: Final = "memory.low"
 MEMORY_HIGH: Final = "memory.high"
 OOM_GROUP: Final = "memory.oom.group"
+_OF_ANOLIS: Final = (
+    "memory.wmark_ratio",
+    "memory.wmark_scale_factor",
+    "memory.wmark_min_adj",
+    "memory.priority",
+    "memory.use_priority_oom",
+)
+"""Files of Alibaba's kernel that only a koordlet sets."""
 _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
     IDLE: _idle_amount,
     BVT: int,
@@ -654,6 +662,7 @@ _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
     MEMORY_LOW: _memory_amount,
     MEMORY_HIGH: _memory_amount,
     OOM_GROUP: int,
+    **dict.fromkeys(_OF_ANOLIS, int),
 }
 """The files that only strategies set: what two contents are compared by."""
 OF_STRATEGIES: Final = frozenset({*_TEXTS, OOM_SCORE_ADJ})

@@ -387,12 +387,15 @@ class _Agent:
         view: UsageView,
         strategies: StrategiesView,
         wake: Callable[[], None],
+        hierarchy: Hierarchy,
         controllers: Controllers,
         journal: Journal,
+        cri: Cri,
     ) -> Colocation:
         from agent.node.colocation.cpu_burst import CpuBursting
         from agent.node.colocation.cpu_priority import CpuPriority
         from agent.node.colocation.cpu_suppression import CpuSuppression
+        from agent.node.colocation.koordlet import KoordletTakeover
         from agent.node.colocation.memory_qos import PodMemoryQos
         from agent.node.colocation.oom_scores import OomScores
         from agent.node.colocation.writer import Colocation
@@ -406,6 +409,14 @@ class _Agent:
             acts=modes[PodMemoryQos.name] is FeatureMode.ACT,
         )
         on_owned = BeOnOwned(settings.be_on_owned)
+        takeover = KoordletTakeover(
+            hierarchy,
+            Controllers(settings.cgroup_root, Handles(0)),
+            journal,
+            os.path.join(settings.root, "proc"),
+            lambda: self.kubelet_configuration.known,
+            lambda container: cri.container_status(container.id).resources.quota,
+        )
         colocation = Colocation(
             controllers,
             journal,
@@ -423,6 +434,7 @@ class _Agent:
             wake,
             os.path.join(settings.state_dir, COLOCATION_FILE),
             modes,
+            takeover=takeover if settings.colocation == "act" else None,
         )
         follow_colocation(self.metrics, colocation.measured, lambda: memory_qos.above_mark_bytes)
         return colocation
@@ -511,7 +523,7 @@ class _Agent:
             migrate_memory=settings.migrate_memory,
         )
         if usage.colocation is not None:
-            self.colocation = usage.colocation(controllers, journal)
+            self.colocation = usage.colocation(hierarchy, controllers, journal, cri)
             enforcement.held = self.colocation.holds
             enforcement.be_cpus = self.colocation.be_cpus
         return enforcement
@@ -527,7 +539,7 @@ class _Usage(NamedTuple):
     """Returns the load and pressure of the last hour; None if nothing is sampled."""
     disturbed: Callable[[], Mapping[str, tuple[str, ...]]] = dict
     """Returns by uid what disturbs a pod, in sentences."""
-    colocation: Callable[[Controllers, Journal], Colocation] | None = None
+    colocation: Callable[[Hierarchy, Controllers, Journal, Cri], Colocation] | None = None
     """Makes what follows the strategies; None if nothing does."""
 
 

@@ -13,11 +13,12 @@ from typing import Final
 
 import msgspec
 
-from agent.kubelet.configuration import KubeletConfiguration, flags
+from agent.kubelet.configuration import KubeletConfiguration
 from agent.model.audit import Record
 from agent.model.devices.visibility import NodeVisibility
 from agent.model.settings.options import RUNTIME_ENDPOINT
 from agent.model.snapshot import Snapshot
+from agent.node import koordlet_process
 from agent.node.audit import repeated
 from agent.node.kubelet_process import K3S, K3S_ENDPOINT
 from agent.node.own_processes import ProcessPage
@@ -351,19 +352,6 @@ def driver_of(groups: Sequence[str]) -> str:
     return "systemd" if groups[0].endswith(".scope") else "cgroupfs"
 
 
-_KOORDLET_GATES: Final = {
-    "NodeTopologyReport": True,
-    "Accelerators": False,
-    "RDMADevices": False,
-    "BECPUManager": False,
-    "CPUSetAllocator": True,
-    "BatchResource": True,
-    "GPUEnvInject": False,
-    "RDMADeviceInject": False,
-}
-"""koordlet's gates for values that Topolet writes (docs/kubelet.md), and their defaults
-(pkg/features/koordlet_features.go, pkg/koordlet/runtimehooks/config.go)."""
-_GATE_FLAGS: Final = ("feature-gates", "runtime-hooks")
 _PINNING: Final = frozenset(
     {
         "nri-resource-policy-balloons",
@@ -384,26 +372,14 @@ def of_programs(command_lines: Iterable[Sequence[str]], *, proxy: bool) -> dict[
     wrong: dict[NodeCode, str] = {}
     for argv in command_lines:
         program = _NRI_INDEX.sub("", os.path.basename(argv[0])) if argv else ""
-        if program == "koordlet":
-            if gates := koordlet_gates(argv):
+        if program == koordlet_process.PROGRAM:
+            if gates := koordlet_process.gates(argv, koordlet_process.OF_CPUS_AND_DEVICES):
                 wrong[NodeCode.KOORDLET] = f"koordlet runs with {', '.join(gates)}"
         elif program == _DRA_CPUS:
             wrong[NodeCode.DRA_CPUS] = "dra-driver-cpu runs: it gives containers CPUs of claims"
         elif program in _PINNING or (proxy and program == "koord-runtime-proxy"):
             wrong[NodeCode.PINNING] = f"{program} runs: it sets the CPUs of containers"
     return wrong
-
-
-def koordlet_gates(argv: Sequence[str]) -> tuple[str, ...]:
-    """The enabled gates of a koordlet with which it writes values that Topolet writes, sorted."""
-    given = flags(argv)
-    gates = dict(_KOORDLET_GATES)
-    for flag in _GATE_FLAGS:
-        for pair in given.get(flag, "").split(","):
-            name, _, value = pair.strip().partition("=")
-            if name in gates:
-                gates[name] = value.strip().lower() in ("true", "1", "t")
-    return tuple(sorted(name for name, on in gates.items() if on))
 
 
 _GPU_RESOURCES: Final = ("nvidia.com/",)

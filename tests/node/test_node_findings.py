@@ -15,7 +15,6 @@ from agent.node.node_findings import (
     NodeCode,
     driver_of,
     found,
-    koordlet_gates,
     not_permitted,
     of_agent,
     of_free_bytes,
@@ -152,32 +151,10 @@ def test_groups_show_a_runtime_with_another_cgroup_driver_than_the_kubelet() -> 
     ]
 
 
-@pytest.mark.parametrize(
-    ("flags", "gates"),
-    [
-        ((), ("BatchResource", "CPUSetAllocator", "NodeTopologyReport")),
-        (
-            (
-                "--feature-gates=NodeTopologyReport=false,Accelerators=true",
-                "-runtime-hooks=CPUSetAllocator=false,BatchResource=False",
-            ),
-            ("Accelerators",),
-        ),
-        (
-            (
-                "--feature-gates",
-                "NodeTopologyReport=false,CPUSetAllocator=false,BatchResource=false,Other=true",
-            ),
-            (),
-        ),
-    ],
-)
-def test_feature_gates_of_koordlet_that_set_the_same_values(
-    flags: tuple[str, ...], gates: tuple[str, ...]
-) -> None:
-    argv = ("/koordlet", *flags)
-    assert koordlet_gates(argv) == gates
-    assert list(of_programs([argv], proxy=False)) == [NodeCode.KOORDLET] * bool(gates)
+def test_a_koordlet_whose_gates_set_the_same_values_is_named() -> None:
+    others = "NodeTopologyReport=false,CPUSetAllocator=false,BatchResource=false"
+    assert list(of_programs([["/koordlet"]], proxy=False)) == [NodeCode.KOORDLET]
+    assert not of_programs([["/koordlet", f"--feature-gates={others}"]], proxy=False)
 
 
 @pytest.mark.parametrize(

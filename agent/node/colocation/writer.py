@@ -13,7 +13,7 @@ import msgspec
 from agent.allocate.pools import Decision
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.journal import Journal
+from agent.cgroup.journal import Journal, JournalError
 from agent.cgroup.order import ValueOutcome, WriteState
 from agent.host import files
 from agent.host.log_once import Problem
@@ -24,8 +24,10 @@ from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QoS, is_qos_root
 from agent.model.settings.colocation import FeatureMode
 from agent.node.colocation.cpu_suppression import CpuSuppression
+from agent.node.colocation.koordlet import KoordletTakeover
 from agent.node.colocation.moment import ColocatedPod, Feature, Key, Moment, WantedFiles, colocated
 from agent.node.sources import SourceName, Sources
+from agent.rpc.grpc import RpcError
 from agent.telemetry.usage_metrics import ColocationMeasures
 from agent.usage.strategies import Strategies
 from agent.view.colocation import ShownColocation, ShownFeature, shown
@@ -69,7 +71,8 @@ class Colocation:
     `excludes`: whether the agent leaves the pod alone.
     `wake`: lets the agent make a pass, which writes the cpusets of BE pods.
     `path`: the file for people, at most every TOLD_SECONDS.
-    `modes`: of each feature, by its name."""
+    `modes`: of each feature, by its name.
+    `takeover`: what koordlet left, and whether it runs; None if no feature acts."""
 
     def __init__(
         self,
@@ -85,6 +88,7 @@ class Colocation:
         path: str,
         modes: Mapping[str, FeatureMode],
         clock: Callable[[], float] = time.monotonic,
+        takeover: KoordletTakeover | None = None,
     ) -> None:
         self._controllers = controllers
         self._journal = journal
@@ -99,6 +103,7 @@ class Colocation:
         self._clock = clock
         self._modes = modes
         self._suppresses = modes[suppression.name] is FeatureMode.ACT
+        self._takeover = takeover
         self._contents: Mapping[Key, str] | None = None
         self._checked_at = 0.0
         self._compared_at: float | None = None
@@ -127,7 +132,12 @@ class Colocation:
         self._suppression.follow(topology, decision)
 
     def step(self) -> None:
-        """Computes, writes what differs, and gives back what is wanted no more."""
+        """Computes, writes what differs, and gives back what is wanted no more. While a koordlet
+        runs, it does nothing."""
+        if blocked := self._blocked():
+            self._contents = None
+            self._settle(Colocated(failed=(blocked,)), None)
+            return
         moment = self._moment()
         wanted = {
             feature.name: feature.wanted(
@@ -149,11 +159,33 @@ class Colocation:
         would_write = self.state.would_write
         if self._compared_at is None or now - self._compared_at >= CHECK_SECONDS:
             would_write, self._compared_at = self._would_write(wanted), now
-        self.state = Colocated(wanted, failed, would_write)
-        problems = (f"{name}: {of.problem}" for name, of in wanted.items() if of.problem)
-        self._sources.report(SourceName.COLOCATION, (*problems, *failed[:_MOST_NAMED]))
+        self._settle(Colocated(wanted, failed, would_write), self._suppression.now.cpus)
+
+    def _blocked(self) -> str:
+        """Why nothing is written: koordlet runs, or what it left can't be taken over yet."""
+        if self._takeover is None or self._decision is None:
+            return ""
+        if blocked := self._takeover.blocked():
+            return blocked
+        managed = [pod for pod in self._pods()[0].values() if not self._excludes(pod)]
+        try:
+            left = self._takeover.take(managed)
+        except (RpcError, JournalError) as error:
+            return f"what koordlet left is not known: {error}"
+        if left:
+            self._held, self._contents = self._held.union(left), None
+            self._wake()
+        return ""
+
+    def _settle(self, state: Colocated, be_cpus: CpuSet | None) -> None:
+        """Reports what a second has brought.
+
+        `be_cpus`: the CPUs of BE pods, if the agent suppresses them."""
+        self.state = state
+        problems = (f"{name}: {of.problem}" for name, of in state.wanted.items() if of.problem)
+        self._sources.report(SourceName.COLOCATION, (*problems, *state.failed[:_MOST_NAMED]))
         self._tell()
-        be_cpus = self._suppression.now.cpus if self._suppresses else None
+        be_cpus = be_cpus if self._suppresses else None
         if be_cpus != self._be_cpus:
             self._be_cpus = be_cpus
             self._wake()

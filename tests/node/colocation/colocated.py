@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from agent.model.settings.colocation import FeatureMode, feature_modes
 from agent.node.colocation.cpu_burst import CpuBursting
 from agent.node.colocation.cpu_priority import CpuPriority
 from agent.node.colocation.cpu_suppression import CpuSuppression
+from agent.node.colocation.koordlet import KoordletTakeover
 from agent.node.colocation.memory_qos import PodMemoryQos
 from agent.node.colocation.oom_scores import OomScores
 from agent.node.colocation.writer import Colocation
@@ -102,6 +103,7 @@ class ColocatedNode:
         self.problems: dict[str, int] = {}
         self.pods: dict[str, Pod] = {}
         self.api_pods: dict[str, ApiPod] = {}
+        self.takeover: Callable[[Journal], KoordletTakeover] | None = None
         groups.make("/kubepods")
         self.start()
 
@@ -144,6 +146,7 @@ class ColocatedNode:
             str(self.folder / COLOCATION_FILE),
             modes,
             lambda: self.now,
+            self.takeover and self.takeover(self.journal),
         )
         return self.colocation
 
