@@ -18,9 +18,9 @@ import errno
 import os
 import resource
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError
 
@@ -123,6 +123,19 @@ class Hierarchy:
         # The last number of a text that does not end in a line end is cut.
         return tuple(map(int, text[: text.rfind(b"\n") + 1].split()))
 
+    def threads_below(self, group: str) -> tuple[int, ...]:
+        """All threads in the group and in the groups in it. Raises CgroupError, GroupGone."""
+        directory = self._directory(group)
+        path = f"{directory}/{'tasks' if self.version == 1 else 'cgroup.threads'}"
+        try:
+            # One read(2) returns a page at most.
+            with open(path, "rb", buffering=0) as file:
+                threads = tuple(map(int, file.readall().split()))
+        except OSError as error:
+            raise _error("read", path, self.exists(group), error) from error
+        children = _children(directory, group)
+        return threads + tuple(each for child in children for each in self.threads_below(child))
+
     def write(self, group: str, cpus: CpuSet) -> None:
         """Sets `cpuset.cpus` in one write(2). Raises CgroupError, GroupGone, and ValueError for an
         empty set."""
@@ -202,6 +215,22 @@ class Hierarchy:
         return self.path + below(group)
 
 
+class GroupValues(Protocol):
+    """Values of the kernel that are named as files of groups, and are no files of cgroups."""
+
+    def look(self) -> None:
+        """The values are read after this as they are then."""
+
+    def has(self, group: str, file: str) -> bool:
+        """Whether the value can exist."""
+
+    def read(self, group: str, file: str) -> str:
+        """The value. Raises CgroupError, GroupGone."""
+
+    def write(self, group: str, file: str, text: str) -> None:
+        """Raises CgroupError, GroupGone."""
+
+
 Controller = Literal["cpu", "cpuset", "memory"]
 _ALL: Final[tuple[Controller, ...]] = ("cpu", "cpuset", "memory")
 
@@ -210,10 +239,17 @@ class Controllers:
     """The controllers of one machine. It keeps no values, only open files.
 
     `handles`: those of the Hierarchy, so that both together stay within the limit of open files.
+    `others`: what else is written and given back in the way of files of cgroups, by the first word
+        of its names.
 
     Raises CgroupError when the root can't be listed."""
 
-    def __init__(self, root: str = "/sys/fs/cgroup", handles: Handles | None = None) -> None:
+    def __init__(
+        self,
+        root: str = "/sys/fs/cgroup",
+        handles: Handles | None = None,
+        others: Mapping[str, GroupValues] = {},
+    ) -> None:
         self._mounts: dict[str, tuple[Literal[1, 2], str]] = {
             controller: mount for controller in _ALL if (mount := mounted(root, controller))
         }
@@ -230,10 +266,16 @@ class Controllers:
             if "io" in controllers:
                 self._mounts.setdefault("io", (2, path))
         self._handles = handles or Handles()
+        self._others = others
 
     def close(self) -> None:
         """Closes the files that stay open; the next use opens them again."""
         self._handles.close()
+
+    def look(self) -> None:
+        """Values that are not read from files of cgroups are those of now, or later."""
+        for other in self._others.values():
+            other.look()
 
     def version(self, controller: Controller | Literal["blkio"]) -> Literal[1, 2] | None:
         """The version that has the controller, None for neither."""
@@ -246,6 +288,8 @@ class Controllers:
 
     def has(self, group: str, file: str) -> bool:
         """Whether the group exists in the hierarchy of the file's controller."""
+        if (other := self._other(file)) is not None:
+            return other.has(group, file)
         try:
             return os.path.isdir(self._directory(group, file))
         except CgroupError:
@@ -259,6 +303,8 @@ class Controllers:
     def read(self, group: str, file: str) -> str | None:
         """Without the line end; None when the group exists and the file does not. Raises
         CgroupError, GroupGone."""
+        if (other := self._other(file)) is not None:
+            return other.read(group, file)
         path = f"{self._directory(group, file)}/{file}"
         try:
             return self._handles.read(path).decode("ascii", "replace").strip()
@@ -299,11 +345,17 @@ class Controllers:
 
     def write(self, group: str, file: str, text: str) -> None:
         """One write(2). Raises CgroupError, GroupGone."""
+        if (other := self._other(file)) is not None:
+            other.write(group, file, text)
+            return
         path = f"{self._directory(group, file)}/{file}"
         try:
             self._handles.write(path, f"{text}\n".encode("ascii"))
         except OSError as error:
             raise _error(f"write '{text}' to", path, self.has(group, file), error) from error
+
+    def _other(self, file: str) -> GroupValues | None:
+        return self._others.get(file.partition(".")[0]) if self._others else None
 
     def _directory(self, group: str, file: str) -> str:
         controller, _, name = file.partition(".")

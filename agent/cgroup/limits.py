@@ -101,6 +101,7 @@ class LimitsPass:
         self._steps: dict[tuple[str, str], ValueWrite] = {}
         self._changes: dict[tuple[str, str], ValueChange] = {}
         self._notes: dict[tuple[str, str], str] = {}
+        controllers.look()
 
     def request(self, group: str, file: str, resources: LinuxResources) -> None:
         """Requests the value that the resources have for the file. On v2 a group for which its
@@ -340,6 +341,11 @@ def differing(controllers: Controllers, wanted: Mapping[tuple[str, str], str]) -
     return sorted((*pass_.steps(), *of_processes), key=lambda step: (step.group, step.file))
 
 
+def concerns_more(group: str, file: str) -> bool:
+    """Whether the value concerns more than one pod."""
+    return file == SCHEMATA or is_qos_root(group)
+
+
 def weight_file(controllers: Controllers) -> str:
     """The file with the weight of a group."""
     return SHARES if controllers.version("cpu") == 1 else WEIGHT
@@ -393,11 +399,19 @@ def original(entry: OriginalValue, present: str) -> str:
     one if another program has written that since. Raises CgroupError."""
     own = (entry.value, *entry.written)
     try:
-        by_agent = not entry.written or any(same(entry.file, present, each) for each in own)
+        by_agent = not entry.written or _is_one(entry.file, present, own)
     except ValueError as error:
         message = f"cannot understand {entry.file} of {entry.group!r}: {error}"
         raise CgroupError(message) from error
     return entry.value if by_agent else present
+
+
+def _is_one(file: str, present: str, own: Collection[str]) -> bool:
+    """Whether the content is one of these. Processes that enter a cgroup are in another group of
+    resctrl than those that were moved. Raises ValueError."""
+    if file == RESCTRL_GROUP:
+        return {*present.split(",")} <= {*",".join(own).split(",")}
+    return any(same(file, present, each) for each in own)
 
 
 def _journal_originals(controllers: Controllers, journal: Journal, pass_: LimitsPass) -> None:
@@ -423,8 +437,8 @@ def _entry(step: ValueWrite, before: OriginalValue | None) -> OriginalValue:
     """The entry of a file before this write. A write that fails leaves the old content. Raises
     CgroupError."""
     value = step.old if before is None else original(before, step.old)
-    # The kernel changes nodes when it loses some, and a write may have a step between.
-    written = () if step.file in (MEMS, MIGRATE) else (step.old, step.new)
+    # The kernel changes nodes and caches when it loses some, and a write may have a step between.
+    written = () if step.file in (MEMS, MIGRATE, SCHEMATA) else (step.old, step.new)
     return OriginalValue(
         step.group, step.file, value, tuple(each for each in written if each != value)
     )
@@ -653,6 +667,10 @@ _OF_ANOLIS: Final = (
     "memory.use_priority_oom",
 )
 """Files of Alibaba's kernel that only a koordlet sets."""
+RESCTRL_GROUP: Final = "resctrl.group"
+SCHEMATA: Final = "resctrl.schemata"
+"""Both are of `cgroup.resctrl`. A group is made before tasks move to it, and is removed after they
+have moved back."""
 _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
     IDLE: _idle_amount,
     BVT: int,
@@ -663,6 +681,8 @@ _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
     MEMORY_HIGH: _memory_amount,
     OOM_GROUP: int,
     **dict.fromkeys(_OF_ANOLIS, int),
+    RESCTRL_GROUP: str,
+    SCHEMATA: str,
 }
 """The files that only strategies set: what two contents are compared by."""
 OF_STRATEGIES: Final = frozenset({*_TEXTS, OOM_SCORE_ADJ})

@@ -18,6 +18,8 @@ from agent.allocate.pools import Decision
 from agent.cgroup.hierarchy import Controllers, Handles, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.names import own_root
+from agent.cgroup.resctrl import FOLDER as RESCTRL_FOLDER
+from agent.cgroup.resctrl import ControlGroups
 from agent.cri.client import Cri
 from agent.discover.cpus import TopologyView
 from agent.host.daemon import (
@@ -391,6 +393,7 @@ class _Agent:
         controllers: Controllers,
         journal: Journal,
         cri: Cri,
+        resctrl: ControlGroups,
     ) -> Colocation:
         from agent.node.colocation.cpu_burst import CpuBursting
         from agent.node.colocation.cpu_priority import CpuPriority
@@ -398,6 +401,7 @@ class _Agent:
         from agent.node.colocation.koordlet import KoordletTakeover
         from agent.node.colocation.memory_qos import PodMemoryQos
         from agent.node.colocation.oom_scores import OomScores
+        from agent.node.colocation.resctrl import CacheAndBandwidth
         from agent.node.colocation.writer import Colocation
         from agent.telemetry.usage_metrics import follow_colocation
 
@@ -426,6 +430,7 @@ class _Agent:
                 CpuBursting(controllers, journal, view.shared_use, wake),
                 memory_qos,
                 OomScores(settings.oom_score_adj_min),
+                CacheAndBandwidth(resctrl, journal),
             ),
             view.in_cluster,
             strategies.now,
@@ -503,7 +508,8 @@ class _Agent:
         closing: ExitStack,
         usage: _Usage,
     ) -> Enforcement:
-        controllers = Controllers(settings.cgroup_root, hierarchy.handles)
+        resctrl = ControlGroups(os.path.join(settings.root, RESCTRL_FOLDER), hierarchy)
+        controllers = Controllers(settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl})
         for missing in controllers.missing():
             log.warning("this machine has no %s controller: its limits are not set", missing)
         journal = Journal(Path(settings.state_dir) / "journal")
@@ -523,7 +529,7 @@ class _Agent:
             migrate_memory=settings.migrate_memory,
         )
         if usage.colocation is not None:
-            self.colocation = usage.colocation(hierarchy, controllers, journal, cri)
+            self.colocation = usage.colocation(hierarchy, controllers, journal, cri, resctrl)
             enforcement.held = self.colocation.holds
             enforcement.be_cpus = self.colocation.be_cpus
         return enforcement
@@ -539,7 +545,9 @@ class _Usage(NamedTuple):
     """Returns the load and pressure of the last hour; None if nothing is sampled."""
     disturbed: Callable[[], Mapping[str, tuple[str, ...]]] = dict
     """Returns by uid what disturbs a pod, in sentences."""
-    colocation: Callable[[Hierarchy, Controllers, Journal, Cri], Colocation] | None = None
+    colocation: (
+        Callable[[Hierarchy, Controllers, Journal, Cri, ControlGroups], Colocation] | None
+    ) = None
     """Makes what follows the strategies; None if nothing does."""
 
 

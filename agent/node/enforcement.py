@@ -22,7 +22,7 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.cpu.topology import Topology
 from agent.model.linux_resources import NO_RESOURCES, LinuxResources
 from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.model.pod.qos import DEFAULT_POOL, is_qos_root, pool_cpus
+from agent.model.pod.qos import DEFAULT_POOL, pool_cpus
 from agent.model.snapshot import Wanted
 from agent.node.audit import Written
 from agent.node.cpu_notices import CpuNotices
@@ -236,7 +236,9 @@ class Enforcement:
             for each in (*pod.containers, *pod.sandboxes)
             if each.group is not None
             for group in (each.group, parent(each.group))
-        } | {group for group, _ in self._journal.values if is_qos_root(group)}
+        } | {
+            group for group, file in self._journal.values if limit_files.concerns_more(group, file)
+        }
         ended = {
             (group, file)
             for group, file in self._journal.values

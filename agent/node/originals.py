@@ -21,6 +21,8 @@ from agent.cgroup import writer
 from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
 from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
 from agent.cgroup.order import ValueOutcome, WriteOutcome, WriteState, parent
+from agent.cgroup.resctrl import FOLDER as RESCTRL_FOLDER
+from agent.cgroup.resctrl import ControlGroups
 from agent.cri.client import Cri
 from agent.hooks.agent_client import read_snapshot
 from agent.host import locks
@@ -284,7 +286,8 @@ def restore(settings: RestoreSettings, append: Append) -> Restored:
         lock.release()
         raise
     hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
-    controllers = Controllers(settings.cgroup_root, hierarchy.handles)
+    resctrl = ControlGroups(os.path.join(settings.root, RESCTRL_FOLDER), hierarchy)
+    controllers = Controllers(settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl})
     journal = Journal(state / "journal")
     path = state / snapshots.FILE
     last = _last_snapshot(path)

@@ -29,6 +29,8 @@ class ShownFeature(msgspec.Struct, frozen=True):
     """So many of them have other contents, if the feature only observes."""
     first: tuple[str, ...] = ()
     """The first of these, as group, file, present and wanted content."""
+    notes: tuple[str, ...] = ()
+    """What else it says about them."""
 
 
 class ShownColocation(msgspec.Struct, frozen=True):
@@ -92,6 +94,7 @@ def as_text(colocation: ShownColocation) -> str:
         lines += [f"    {change}" for change in feature.first]
         if (more := feature.would_write - len(feature.first)) > 0:
             lines.append(f"    and {more} more")
+        lines += [f"    {note}" for note in feature.notes]
     if (amount := colocation.amount) is not None:
         lines += ["CPU of BE pods:", *(f"  {line}" for line in _terms(amount))]
         if colocation.be_cpus:

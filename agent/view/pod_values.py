@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from agent.allocate.colocation.resctrl import POD_PREFIX
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import OOM_SCORE_ADJ
 from agent.model.node_slo import KIND
@@ -43,11 +44,19 @@ _OF_FILES: Final[Mapping[str, _Follows]] = {
     limits.MEMORY_LOW: _Follows("memory-qos", "memory_qos", ("lowLimitPercent",)),
     limits.MEMORY_HIGH: _Follows("memory-qos", "memory_qos", ("throttlingPercent",)),
     limits.OOM_GROUP: _Follows("memory-qos", "memory_qos", ("oomKillGroup",)),
+    limits.RESCTRL_GROUP: _Follows(
+        "resctrl", "resctrl_qos", ("catRangeStartPercent", "catRangeEndPercent", "mbaPercent")
+    ),
 }
+_OWN_GROUP: Final = _Follows("resctrl", "resctrl", ("llc", "mb"))
 _QUOTA: Final = _Follows(
     "cpu-burst", "cpu_burst", ("policy", "cfsQuotaBurstPercent", "cfsQuotaBurstPeriodSeconds")
 )
-_SECTIONS: Final = {"cpu_qos": "cpuQOS", "memory_qos": "memoryQOS"}
+_SECTIONS: Final = {
+    "cpu_qos": "cpuQOS",
+    "memory_qos": "memoryQOS",
+    "resctrl_qos": "resctrlQOS",
+}
 """The strategies of classes in JSON."""
 _SUPPRESSION: Final = ("cpuSuppressPolicy", "cpuSuppressThresholdPercent", "cpuSuppressMinPercent")
 _OF_POD: Final = "the class of the pod, its CPUs, NUMA nodes and batch resources"
@@ -131,10 +140,12 @@ def _explained(
     follows = _OF_FILES.get(value.file)
     if by_quota and qos is not QoS.BE and in_force.cpu_burst.policy != "none":
         follows = _QUOTA
+    if value.file == limits.RESCTRL_GROUP and f"/{POD_PREFIX}" in (value.value or ""):
+        follows = _OWN_GROUP
     if follows is None:
         return ExplainedValue(value, "", _OF_POD, "", {})
     strategy = getattr(in_force, follows.strategy)
-    terms = _terms(strategy, follows.terms)
+    terms = _terms(strategy, follows.terms) if strategy is not None else {}
     for key in in_force.own:
         if OVERRIDDEN[key] == follows.strategy:
             return ExplainedValue(value, follows.feature, key, _OF_AUTHOR, terms)

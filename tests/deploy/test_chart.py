@@ -684,6 +684,22 @@ def test_only_a_pool_with_the_setting_lets_its_agent_change_oom_scores(tmp_path:
     }
 
 
+def test_only_a_pool_with_the_setting_lets_its_agent_write_resctrl(tmp_path: Path) -> None:
+    pools = [{"name": "rdt", "nodeSelector": {"site": "a"}, "resctrl": True}, {}]
+    daemon_sets = of_kind("DaemonSet", rendered(tmp_path, {"pools": pools}))
+    mounts = {
+        name: [mount for mount in agent(each)["volumeMounts"] if mount["name"] == "resctrl"]
+        for name, each in daemon_sets.items()
+    }
+    mount = {"name": "resctrl", "mountPath": "/host/sys/fs/resctrl"}
+    assert mounts == {
+        "topolet-agent-rdt": [mount | {"mountPropagation": "HostToContainer"}],
+        "topolet-agent": [],
+    }
+    volume = {"name": "resctrl", "hostPath": {"path": "/sys/fs/resctrl", "type": "Directory"}}
+    assert volume in pod_spec(daemon_sets["topolet-agent-rdt"])["volumes"]
+
+
 def test_the_configmap_of_a_pool_is_where_its_agent_reads_strategies(tmp_path: Path) -> None:
     pools = [
         {"name": "gold", "nodeSelector": {"site": "a"}, "sloConfig": "slo"},

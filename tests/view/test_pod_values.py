@@ -18,9 +18,9 @@ from agent.model.node_slo import (
     ResourceQos,
     ResourceThreshold,
 )
-from agent.model.pod.annotations import CPU_BURST, OOM_SCORES
+from agent.model.pod.annotations import CPU_BURST, OOM_SCORES, RESCTRL
 from agent.model.pod.qos import QoS
-from agent.usage.pod_strategies import PodStrategies
+from agent.usage.pod_strategies import PodResctrl, PodStrategies
 from agent.usage.strategies import Strategies
 from agent.view.pod_values import CPUSET, FileValue, as_json, as_text, explained
 
@@ -36,10 +36,10 @@ FROM_OBJECT = Strategies(SLO, {"resourceQOSStrategy": KIND, "cpuBurstStrategy": 
 OWN = PodStrategies(cpu_burst=CpuBurst(policy="cfsQuotaBurstOnly"), own=(CPU_BURST,))
 
 
-def reason(strategies: Strategies, qos: QoS, file: str) -> str:
-    value = FileValue("", file, "7", "7")
+def reason(strategies: Strategies, qos: QoS, file: str, content: str = "7") -> str:
+    value = FileValue("", file, content, content)
     text = as_text(explained("ns/p", qos, strategies, [value]))
-    assert text.startswith(f"Pod ns/p ({qos}) has of Topolet:\n  {file} 7\n    ")
+    assert text.startswith(f"Pod ns/p ({qos}) has of Topolet:\n  {file} {content}\n    ")
     return text.splitlines()[-1].strip()
 
 
@@ -84,6 +84,25 @@ def test_an_annotation_is_stronger_than_the_strategy_of_the_node() -> None:
         "cpu-burst: koordinator.sh/cpuBurst (annotation of the pod): policy cfsQuotaBurstOnly, "
         "cfsQuotaBurstPercent 300, cfsQuotaBurstPeriodSeconds -1"
     )
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        ("/koordlet-p", f"resctrl: {RESCTRL} (annotation of the pod)"),
+        (
+            "/LS",
+            "resctrl: resourceQOSStrategy.lsClass.resctrlQOS (NodeSLO): catRangeStartPercent 0, "
+            "catRangeEndPercent 100, mbaPercent 100",
+        ),
+    ],
+)
+def test_a_pod_without_room_for_a_group_of_its_own_has_that_of_its_class(
+    group: str, expected: str
+) -> None:
+    own = PodStrategies(resctrl=PodResctrl(), own=(RESCTRL,))
+    strategies = Strategies(SLO, FROM_OBJECT.origins, pods={"ns/p": own})
+    assert reason(strategies, QoS.LS, limits.RESCTRL_GROUP, group) == expected
 
 
 def test_what_a_file_gets_back_is_told() -> None:

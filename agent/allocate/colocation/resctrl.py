@@ -8,7 +8,7 @@ the fewest ways."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -63,6 +63,9 @@ AMD_WHOLE: Final = 160
 """koordlet's assumption about every AMD processor: 20 GB/s behind each L3 cache."""
 
 
+_WHOLE: Final = (0, 100)
+
+
 class ResctrlMachine(msgspec.Struct, frozen=True):
     """What resctrl can do on a machine."""
 
@@ -97,7 +100,7 @@ class ResctrlGroups(msgspec.Struct, frozen=True):
     """The groups that a machine should have."""
 
     schemata: Mapping[str, str] = {}
-    """By group."""
+    """By group, as `text` gives them."""
     members: Mapping[str, str] = {}
     """By uid of a pod, its group. Other pods are in the root group."""
     faults: tuple[str, ...] = ()
@@ -134,6 +137,8 @@ def wanted(
             schemata[group] = text(machine, parts)
         except ResctrlError as error:
             faults.append(f"{of} gets no group of resctrl: {error}.")
+        else:
+            faults.extend(f"{of} gets no {lack}." for lack in _lacks(machine, parts))
 
     for group, qos in sorted(classes.items()):
         if qos.enable:
@@ -156,8 +161,9 @@ def of_class(qos: ResctrlQos) -> ResctrlParts:
 
 
 def text(machine: ResctrlMachine, parts: ResctrlParts) -> str:
-    """The content of `schemata` for a group with these parts: every cache and domain of the
-    machine, so that nothing is left of parts that it had before. Raises ResctrlError."""
+    """The lines of `schemata` for a group with these parts, with spaces between them: every cache
+    and domain of the machine, so that nothing is left of parts that it had before. Raises
+    ResctrlError."""
     lines = []
     for name, ways in sorted(machine.caches.items()):
         masks = {}
@@ -172,7 +178,26 @@ def text(machine: ResctrlMachine, parts: ResctrlParts) -> str:
             limit = bandwidth_limit(bandwidth, parts.bandwidths.get(domain, parts.bandwidth))
             values[domain] = str(bandwidth.unlimited if limit is None else limit)
         lines.append(_line("MB", values))
-    return "".join(f"{line}\n" for line in lines)
+    return " ".join(lines)
+
+
+def _lacks(machine: ResctrlMachine, parts: ResctrlParts) -> Iterator[str]:
+    """What the parts name and the machine can't give."""
+    domains = {domain for ways in machine.caches.values() for domain in ways.domains}
+    if not domains and (parts.caches or parts.cache not in (None, _WHOLE)):
+        yield "part of the L3 cache, which this machine can't divide"
+    elif unknown := sorted(parts.caches.keys() - domains):
+        yield f"part of the L3 cache {_numbers(unknown)}, which this machine does not have"
+    bandwidth = machine.bandwidth
+    limited = {*parts.bandwidths.values(), parts.bandwidth} - {None, 0, 100}
+    if limited and (bandwidth is None or bandwidth.whole is None):
+        yield "limit of memory bandwidth, which this machine does not have in percent"
+    elif bandwidth and (unknown := sorted(parts.bandwidths.keys() - {*bandwidth.domains})):
+        yield f"memory bandwidth of the cache {_numbers(unknown)}, which this machine does not have"
+
+
+def _numbers(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _line(name: str, values: Mapping[int, str]) -> str:
@@ -186,8 +211,7 @@ def cache_mask(ways: CacheWays, begin_percent: int, end_percent: int) -> int:
         raise ResctrlError(f"the mask {ways.mask:x} of the machine is not an unbroken row of ways")
     if not 0 <= begin_percent < end_percent <= 100:
         raise ResctrlError(
-            f"catRangeStartPercent {begin_percent} and catRangeEndPercent {end_percent} are not a "
-            "range of 0 to 100"
+            f"{begin_percent} to {end_percent} percent of the L3 cache is not a range of 0 to 100"
         )
     least = min(ways.least_ways, number)
     begin, end = (-(-number * percent // 100) for percent in (begin_percent, end_percent))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -16,6 +16,8 @@ from agent.usage.node_metric import qos_of_pod
 from agent.usage.pod_strategies import PodStrategies, of_pod
 from agent.usage.strategies import Strategies
 
+CHECK_SECONDS: Final = 5.0
+"""What does not change is compared with what the machine has so often."""
 Key = tuple[str, str]
 """A group and a file of it."""
 
@@ -31,6 +33,8 @@ class ColocatedPod(msgspec.Struct, frozen=True):
     """Their cgroups by name."""
     strategies: PodStrategies
     api_pod: ApiPod
+    sandboxes: tuple[str, ...] = ()
+    """Their cgroups."""
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -49,6 +53,8 @@ class WantedFiles(msgspec.Struct, frozen=True):
     """The contents of files."""
     problem: str = ""
     """Why it can't have, on this machine or now, what a strategy wants."""
+    notes: tuple[str, ...] = ()
+    """What people are told about them beside their number."""
 
 
 class Feature(Protocol):
@@ -80,4 +86,9 @@ def colocated(
                 sampled.containers,
                 in_force,
                 api_pod,
+                tuple(
+                    each.group
+                    for each in pod.sandboxes
+                    if each.group is not None and not each.virtual
+                ),
             )

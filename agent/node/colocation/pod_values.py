@@ -9,6 +9,8 @@ from pathlib import Path
 
 from agent.cgroup import journal, oom_scores
 from agent.cgroup.hierarchy import OOM_SCORE_ADJ, CgroupError, Controllers, Hierarchy
+from agent.cgroup.resctrl import FOLDER as RESCTRL_FOLDER
+from agent.cgroup.resctrl import ControlGroups
 from agent.cri.client import Cri
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
@@ -32,7 +34,8 @@ def values_now(settings: RestoreSettings, title: str) -> PodValues | None:
         pod = next((pod for pod in pods if pod.title == title), None)
         if pod is None:
             return None
-        controllers = Controllers(settings.cgroup_root, hierarchy.handles)
+        resctrl = ControlGroups(os.path.join(settings.root, RESCTRL_FOLDER), hierarchy)
+        controllers = Controllers(settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl})
         return values_of(pod, controllers, settings.state_dir)
     finally:
         cri.close()

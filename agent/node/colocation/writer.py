@@ -21,11 +21,19 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Pod
-from agent.model.pod.qos import QoS, is_qos_root
+from agent.model.pod.qos import QoS
 from agent.model.settings.colocation import FeatureMode
 from agent.node.colocation.cpu_suppression import CpuSuppression
 from agent.node.colocation.koordlet import KoordletTakeover
-from agent.node.colocation.moment import ColocatedPod, Feature, Key, Moment, WantedFiles, colocated
+from agent.node.colocation.moment import (
+    CHECK_SECONDS,
+    ColocatedPod,
+    Feature,
+    Key,
+    Moment,
+    WantedFiles,
+    colocated,
+)
 from agent.node.sources import SourceName, Sources
 from agent.rpc.grpc import RpcError
 from agent.telemetry.usage_metrics import ColocationMeasures
@@ -38,9 +46,6 @@ _MOST_NAMED: Final = 5
 _NOTHING: Final = Moment()
 """What a feature that is off sees: it wants nothing then, and gives back what it has changed."""
 TOLD_SECONDS: Final = 5.0
-CHECK_SECONDS: Final = 5.0
-"""Files whose wanted contents do not change are compared so often, those of features that observe
-at most so often."""
 
 
 class WouldWrite(msgspec.Struct, frozen=True):
@@ -213,7 +218,13 @@ class Colocation:
             would = state.would_write.get(name, WouldWrite())
             features.append(
                 ShownFeature(
-                    name, self._modes[name], len(of.files), of.problem, would.files, would.first
+                    name,
+                    self._modes[name],
+                    len(of.files),
+                    of.problem,
+                    would.files,
+                    would.first,
+                    of.notes,
                 )
             )
         failed = state.failed[:_MOST_NAMED]
@@ -251,7 +262,7 @@ class Colocation:
             and (
                 (group, file) in self._held
                 or file in limits.OF_STRATEGIES
-                or is_qos_root(group)
+                or limits.concerns_more(group, file)
                 or (file == weight and (group, limits.IDLE) in self._journal)
             )
         }

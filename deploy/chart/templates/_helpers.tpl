@@ -178,6 +178,9 @@ spec:
     {{- else }}
     - {name: proc, mountPath: /host/proc, readOnly: true}
     - {name: cgroup, mountPath: /host/sys/fs/cgroup}
+    {{- if .pool.resctrl }}
+    - {name: resctrl, mountPath: /host/sys/fs/resctrl}
+    {{- end }}
     - {name: run, mountPath: /host/run}
     {{- end }}
     - {name: runtime, mountPath: {{ dir $socket }}, readOnly: true}
@@ -190,6 +193,10 @@ spec:
     hostPath: {path: /proc, type: Directory}
   - name: cgroup
     hostPath: {path: /sys/fs/cgroup, type: Directory}
+  {{- if .pool.resctrl }}
+  - name: resctrl
+    hostPath: {path: /sys/fs/resctrl, type: Directory}
+  {{- end }}
   - name: run
     hostPath: {path: /run, type: Directory}
   {{- end }}

@@ -35,7 +35,7 @@ def test_a_class_has_its_parts_of_every_cache() -> None:
     classes = {"BE": BATCH, "LS": ResctrlQos()}
     pods = [pod("b"), pod("l", QoS.LS), pod("s", QoS.SYSTEM)]
     assert wanted(MACHINE, classes, pods) == ResctrlGroups(
-        {"BE": "L3:0=f;1=f\nMB:0=40;1=40\n"}, {"b": "BE"}
+        {"BE": "L3:0=f;1=f MB:0=40;1=40"}, {"b": "BE"}
     )
 
 
@@ -47,8 +47,8 @@ def test_a_part_at_the_end_of_the_cache_has_the_fewest_ways() -> None:
 @pytest.mark.parametrize(
     ("mask", "begin", "end", "reason"),
     [
-        (0x7FF, 50, 50, "catRangeStartPercent 50 and catRangeEndPercent 50"),
-        (0x7FF, 0, 101, "catRangeStartPercent 0 and catRangeEndPercent 101"),
+        (0x7FF, 50, 50, "50 to 50 percent of the L3 cache"),
+        (0x7FF, 0, 101, "0 to 101 percent of the L3 cache"),
         (0b1010, 0, 50, "mask a of the machine"),
         (0, 0, 50, "mask 0 of the machine"),
     ],
@@ -94,12 +94,12 @@ def test_bandwidth_is_in_the_steps_of_the_machine(
 
 def test_single_caches_have_parts_of_their_own_and_the_rest_everything() -> None:
     parts = ResctrlParts(caches={1: (0, 50)}, bandwidths={0: 50})
-    assert text(MACHINE, parts) == "L3:0=7ff;1=3f\nMB:0=50;1=100\n"
+    assert text(MACHINE, parts) == "L3:0=7ff;1=3f MB:0=50;1=100"
 
 
 def test_code_and_data_have_the_same_part() -> None:
     machine = ResctrlMachine({"L3CODE": L3, "L3DATA": L3})
-    assert text(machine, ResctrlParts((0, 30))) == "L3CODE:0=f;1=f\nL3DATA:0=f;1=f\n"
+    assert text(machine, ResctrlParts((0, 30))) == "L3CODE:0=f;1=f L3DATA:0=f;1=f"
 
 
 def test_pods_have_groups_of_their_own_while_there_is_room() -> None:
@@ -118,3 +118,23 @@ def test_a_class_with_an_empty_range_has_no_group_and_others_do() -> None:
     assert [each.partition(":")[0] for each in groups.faults] == [
         "Class BE gets no group of resctrl"
     ]
+
+
+@pytest.mark.parametrize(
+    ("machine", "parts", "lack"),
+    [
+        (MACHINE, ResctrlParts(caches={7: (0, 50)}), "part of the L3 cache 7"),
+        (MACHINE, ResctrlParts(bandwidths={7: 50, 1: 100}), "memory bandwidth of the cache 7"),
+        (ResctrlMachine(bandwidth=MACHINE.bandwidth, groups=4), ResctrlParts((0, 50)), "divide"),
+        (ResctrlMachine({"L3": L3}, groups=4), ResctrlParts(bandwidth=50), "in percent"),
+        (MACHINE, ResctrlParts((0, 50), {0: (50, 100)}, 100, {1: 50}), ""),
+        (ResctrlMachine(groups=4), ResctrlParts((0, 100), bandwidth=100), ""),
+    ],
+)
+def test_what_the_machine_does_not_have_is_said(
+    machine: ResctrlMachine, parts: ResctrlParts, lack: str
+) -> None:
+    groups = wanted(machine, {}, [pod("a", own=parts)])
+    assert groups.members == {"a": "koordlet-a"}
+    assert len(groups.faults) == bool(lack)
+    assert lack in "".join(groups.faults)

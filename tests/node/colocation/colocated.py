@@ -14,6 +14,7 @@ from agent.allocate.colocation.cpu_burst import SharedUse
 from agent.cgroup.hierarchy import Controllers
 from agent.cgroup.journal import Journal
 from agent.cgroup.limits import MAX, QUOTA
+from agent.cgroup.resctrl import ControlGroups
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.node_slo import CpuQos, MemoryQos, NodeSlo, QosClass, ResourceQos
@@ -28,6 +29,7 @@ from agent.node.colocation.cpu_suppression import CpuSuppression
 from agent.node.colocation.koordlet import KoordletTakeover
 from agent.node.colocation.memory_qos import PodMemoryQos
 from agent.node.colocation.oom_scores import OomScores
+from agent.node.colocation.resctrl import CacheAndBandwidth
 from agent.node.colocation.writer import Colocation
 from agent.node.sources import Sources
 from agent.usage import COLOCATION_FILE
@@ -87,7 +89,10 @@ class ColocatedNode:
         folder: Path,
         groups: RealGroups | FileGroups,
         controllers: Controllers | None = None,
+        resctrl: ControlGroups | None = None,
     ) -> None:
+        """`resctrl`: that of the controllers; None for a machine without."""
+        self.resctrl = resctrl
         self.folder = folder
         self.groups = groups
         self.controllers = controllers or Controllers(ROOT)
@@ -127,6 +132,7 @@ class ColocatedNode:
             self.journal,
             self.suppression,
             (
+                *self._with_resctrl(),
                 CpuPriority(self.controllers),
                 CpuBursting(
                     self.controllers,
@@ -149,6 +155,11 @@ class ColocatedNode:
             self.takeover and self.takeover(self.journal),
         )
         return self.colocation
+
+    def _with_resctrl(self) -> tuple[CacheAndBandwidth, ...]:
+        if self.resctrl is None:
+            return ()
+        return (CacheAndBandwidth(self.resctrl, self.journal, lambda: self.now),)
 
     def wake(self) -> None:
         self.passes.append(self.colocation.be_cpus())

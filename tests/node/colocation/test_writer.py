@@ -7,7 +7,8 @@ import pytest
 from agent.cgroup.limits import IDLE, weight_file
 from agent.model.settings.colocation import FeatureMode
 from agent.node.colocation.cpu_priority import CpuPriority
-from agent.node.colocation.writer import CHECK_SECONDS, TOLD_SECONDS
+from agent.node.colocation.moment import CHECK_SECONDS
+from agent.node.colocation.writer import TOLD_SECONDS
 from agent.telemetry.metrics import AgentMetrics
 from agent.telemetry.usage_metrics import follow_colocation
 from agent.usage import COLOCATION_FILE
