@@ -87,14 +87,13 @@ class ControlGroups:
 
     def read(self, group: str, file: str) -> str:
         """Raises CgroupError, and GroupGone for a cgroup without threads, or without resctrl."""
-        if not self.mounted():
+        if self._groups is None and not self.mounted():
             raise GroupGone(f"resctrl is not mounted on {self.path!r}")
         if file != RESCTRL_GROUP:
             return self._schemata(group)
-        threads = self.threads(group)
+        groups, threads = self.groups(), self.threads(group)
         if not threads:
             raise GroupGone(f"no thread is in {group!r}")
-        groups = self.groups()
         return ",".join(sorted({groups.get(thread, ROOT) for thread in threads}))
 
     def write(self, group: str, file: str, text: str) -> None:

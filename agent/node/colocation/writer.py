@@ -119,7 +119,11 @@ class Colocation:
         self._decision: Decision | None = None
         self._made_of: tuple[Mapping[str, Pod], Mapping[str, ApiPod], Strategies] | None = None
         self._colocated: tuple[ColocatedPod, ...] = ()
-        self._held: frozenset[Key] = frozenset()
+        # The first pass comes before the first step, and must not give back what stays wanted.
+        acts = FeatureMode.ACT in modes.values()
+        self._held = frozenset(
+            key for key in journal.values if acts and key[1] in limits.OF_STRATEGIES
+        )
         self.state = Colocated()
         """What the last step has brought; read by other threads."""
 

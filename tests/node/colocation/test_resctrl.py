@@ -15,16 +15,24 @@ from hypothesis import strategies as st
 
 from agent.allocate.colocation import resctrl as groups
 from agent.allocate.colocation.resctrl import CacheWays, MemoryBandwidth, ResctrlMachine
+from agent.allocate.pools import Decision
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import Controllers, Hierarchy, mounted
-from agent.cgroup.resctrl import ControlGroups
+from agent.cgroup.journal import Journal
+from agent.cgroup.resctrl import FOLDER, ControlGroups
+from agent.cri.client import Cri
 from agent.host.files import Tree
 from agent.model.node_slo import NodeSlo, QosClass, ResctrlQos, ResourceQos
 from agent.model.pod.annotations import RESCTRL
 from agent.model.pod.pods import Container, ContainerState
 from agent.model.pod.qos import KubeClass
+from agent.model.settings.agent import RestoreSettings
+from agent.model.snapshot import PodWanted, Wanted
+from agent.node import originals
 from agent.node.colocation.moment import CHECK_SECONDS
 from agent.node.colocation.resctrl import RETRY_SECONDS, CacheAndBandwidth, machine
+from agent.node.enforcement import Enforcement, Freed
+from agent.node.runtime_view import RuntimeState
 from agent.usage import COLOCATION_FILE
 from agent.usage.strategies import Strategies
 from agent.view import colocation
@@ -48,9 +56,9 @@ class ResctrlNode(ColocatedNode):
     """Pods with a process in the cgroup of each container and sandbox."""
 
     def __init__(self, folder: Path, groups: RealGroups) -> None:
-        (folder / "resctrl").mkdir()
+        (folder / FOLDER).mkdir(parents=True)
         self.kernel = ResctrlKernel(OF_INTEL, INTEL)
-        self.mount = MountedResctrl(folder / "resctrl", self.kernel)
+        self.mount = MountedResctrl(folder / FOLDER, self.kernel)
         self.real = groups
         resctrl = ControlGroups(self.mount.path, Hierarchy(ROOT))
         super().__init__(folder, groups, Controllers(ROOT, others={"resctrl": resctrl}), resctrl)
@@ -234,6 +242,39 @@ def test_what_another_program_has_placed_since_stays(node: ResctrlNode) -> None:
     assert "stays in the group gold" in node.step()
     assert limits.restore(node.controllers, node.journal).ok
     assert node.member(batch) == {"gold"}
+
+
+def test_an_agent_without_colocation_gives_everything_back(node: ResctrlNode) -> None:
+    node.busy("batch")
+    before = node.kernel.state()
+    node.step()
+    pod = node.pods["batch"]
+    decision = Decision((), {}, (), {pod.uid: PodWanted(pod.title, pod.qos, Wanted())})
+    enforcement = Enforcement(
+        Hierarchy(ROOT), node.controllers, Journal(node.folder / "journal"), Cri("/nowhere")
+    )
+    enforcement.apply(RuntimeState((pod,), {}), decision, Freed((), {}))
+    assert node.kernel.state() == before
+
+
+def test_the_command_restore_gives_everything_back(node: ResctrlNode) -> None:
+    node.busy("batch")
+    node.busy("own", annotations=OWN)
+    before = node.kernel.state()
+    node.step()
+    assert node.kernel.state() != before
+    (node.folder / "proc").symlink_to("/proc")
+    restored = originals.restore(
+        RestoreSettings(
+            root=str(node.folder),
+            cgroup_root=ROOT,
+            state_dir=str(node.folder),
+            runtime_endpoint="/nowhere",
+        ),
+        lambda records: None,
+    )
+    assert restored.values.ok
+    assert node.kernel.state() == before
 
 
 def test_resctrl_that_is_not_mounted_is_said(node: ResctrlNode, tmp_path: Path) -> None:

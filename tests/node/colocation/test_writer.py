@@ -28,6 +28,15 @@ def test_an_agent_that_was_killed_gives_back_what_it_had_changed(node: Colocated
     assert (node.value(batch, IDLE), node.value(batch, weight)) == ("0", "77")
 
 
+def test_an_agent_that_starts_again_keeps_its_values_until_it_knows_better(
+    node: ColocatedNode,
+) -> None:
+    batch = node.run("batch", "besteffort")
+    node.colocation.step()
+    assert (batch, IDLE) in node.start().holds()
+    assert not node.start(acts=False).holds()
+
+
 def test_a_pod_that_the_agent_leaves_alone_keeps_its_values(node: ColocatedNode) -> None:
     batch, other = node.run("batch", "besteffort"), node.run("other", "besteffort")
     node.excluded = "other"
