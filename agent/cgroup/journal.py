@@ -48,8 +48,8 @@ class JournalError(Exception):
     """The journal can't be written; the message names the file and the reason."""
 
 
-def stored_values(path: Path, cpuset: str) -> dict[tuple[str, str], str]:
-    """The original contents by group and file, for a process that only reads them: invalid lines
+def stored_values(path: Path, cpuset: str) -> dict[tuple[str, str], OriginalValue]:
+    """The entries by group and file, for a process that only reads them: invalid lines
     are left out. Raises OSError.
 
     `cpuset`: the name for the file of CPUs."""
@@ -57,14 +57,13 @@ def stored_values(path: Path, cpuset: str) -> dict[tuple[str, str], str]:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return {}
-    stored: dict[tuple[str, str], str] = {}
+    stored: dict[tuple[str, str], OriginalValue] = {}
     for line in filter(None, lines):
         with contextlib.suppress(ValueError, RecursionError):
             entry = _parse(line)
             if isinstance(entry, Original):
-                stored.setdefault((entry.group, cpuset), entry.cpus)
-            else:
-                stored.setdefault((entry.group, entry.file), entry.value)
+                entry = OriginalValue(entry.group, cpuset, entry.cpus)
+            stored.setdefault((entry.group, entry.file), entry)
     return stored
 
 

@@ -95,18 +95,23 @@ def as_text(colocation: ShownColocation) -> str:
         if (more := feature.would_write - len(feature.first)) > 0:
             lines.append(f"    and {more} more")
         lines += [f"    {note}" for note in feature.notes]
-    if (amount := colocation.amount) is not None:
-        lines += ["CPU of BE pods:", *(f"  {line}" for line in _terms(amount))]
-        if colocation.be_cpus:
-            lines.append(
-                f"  they {'have' if colocation.suppresses else 'would have'} CPUs "
-                f"{colocation.be_cpus} of their pool"
-            )
-        if colocation.be_quota_milli is not None:
-            lines.append(f"  their quota together is {colocation.be_quota_milli} milli-CPU")
+    lines += be_lines(colocation)
     if colocation.failed:
         lines += ["Not written:", *(f"  {failure}" for failure in colocation.failed)]
     return "\n".join(map(printable, lines)) + "\n"
+
+
+def be_lines(colocation: ShownColocation) -> list[str]:
+    """What BE pods get by the suppression, and its terms; empty if nothing suppresses them."""
+    if colocation.amount is None:
+        return []
+    lines = ["CPU of BE pods:", *(f"  {line}" for line in _terms(colocation.amount))]
+    verb = "have" if colocation.suppresses else "would have"
+    if colocation.be_cpus:
+        lines.append(f"  they {verb} CPUs {colocation.be_cpus} of their pool")
+    if colocation.be_quota_milli is not None:
+        lines.append(f"  they {verb} {colocation.be_quota_milli} milli-CPU of quota together")
+    return lines
 
 
 def as_json(colocation: ShownColocation) -> str:

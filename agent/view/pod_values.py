@@ -16,6 +16,7 @@ from agent.model.pod.annotations import OOM_SCORES, OOM_SCORES_SPEC
 from agent.model.pod.qos import QoS
 from agent.usage.pod_strategies import CLASS_FIELDS, OVERRIDDEN, PodStrategies, of_class
 from agent.usage.strategies import Strategies
+from agent.view.colocation import ShownColocation, be_lines
 from agent.view.format import printable, printable_json
 
 SCHEMA_VERSION: Final = 1
@@ -96,15 +97,24 @@ class PodValues(msgspec.Struct, frozen=True):
     pod: str
     qos: QoS
     values: tuple[ExplainedValue, ...]
+    suppression: ShownColocation | None = None
+    """What all BE pods of the node get, without the features; None for pods that are not BE."""
     schema_version: int = SCHEMA_VERSION
 
 
 def explained(
-    title: str, qos: QoS, strategies: Strategies, values: Iterable[FileValue]
+    title: str,
+    qos: QoS,
+    strategies: Strategies,
+    values: Iterable[FileValue],
+    last: ShownColocation | None = None,
 ) -> PodValues:
     """The reasons of these values.
 
-    `qos`: as koordlet reports it."""
+    `qos`: as koordlet reports it.
+    `last`: what the agent has told last."""
+    if last is not None:
+        last = msgspec.structs.replace(last, features=(), failed=()) if qos is QoS.BE else None
     in_force = strategies.pods.get(title) or of_class(strategies.slo, qos)
     values = tuple(values)
     idle = {value.container for value in values if value.file == limits.IDLE}
@@ -117,6 +127,7 @@ def explained(
             else _explained(value, qos, strategies, in_force)
             for value in values
         ),
+        last,
     )
 
 
@@ -182,6 +193,8 @@ def as_text(pod: PodValues) -> str:
         by = f"{reason.feature}: " if reason.feature else ""
         source = f" ({reason.origin})" if reason.origin else ""
         lines.append(f"    {by}{reason.follows}{source}{f': {terms}' if terms else ''}")
+    if pod.suppression is not None:
+        lines += be_lines(pod.suppression)
     return "\n".join(map(printable, lines)) + "\n"
 
 

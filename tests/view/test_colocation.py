@@ -49,4 +49,4 @@ def test_what_suppression_would_do_is_told_as_such() -> None:
     text = as_text(shown((), quota, (), suppresses=False))
     assert "  they would have CPUs 1 of their pool\n" in text
     assert "  at least, by strategy                     1000\n" in text
-    assert "  their quota together is 1000 milli-CPU\n" in text
+    assert "  they would have 1000 milli-CPU of quota together\n" in text

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from agent.allocate.colocation.be_suppress import BeAmount, Suppression
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import OOM_SCORE_ADJ
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.node_slo import (
     KIND,
     CpuBurst,
@@ -20,8 +22,10 @@ from agent.model.node_slo import (
 )
 from agent.model.pod.annotations import CPU_BURST, OOM_SCORES, RESCTRL
 from agent.model.pod.qos import QoS
+from agent.model.settings.colocation import FeatureMode
 from agent.usage.pod_strategies import PodResctrl, PodStrategies
 from agent.usage.strategies import Strategies
+from agent.view.colocation import ShownFeature, shown
 from agent.view.pod_values import CPUSET, FileValue, as_json, as_text, explained
 
 BATCH = QosClass(
@@ -112,6 +116,19 @@ def test_what_a_file_gets_back_is_told() -> None:
     assert lines[1] == "  container main: cpu.idle 1, and gets 0 back"
     assert lines[3] == "  cpuset.cpus unreadable, and gets nothing back"
     assert json.loads(as_json(pod))["values"][0]["terms"] == {"groupIdentity": -1, "schedIdle": 0}
+
+
+def test_the_terms_of_suppression_are_those_of_be_pods() -> None:
+    amount = BeAmount(usable=6000, other_pods=2500, applications=0, machine=800, least=None)
+    suppression = Suppression(cpus=CpuSet.parse("2-4"), amount=amount)
+    feature = ShownFeature("cpu-suppression", FeatureMode.ACT, 0)
+    last = shown((feature,), suppression, (), suppresses=True)
+    texts = {
+        qos: as_text(explained("ns/p", qos, FROM_OBJECT, [], last)) for qos in (QoS.BE, QoS.LS)
+    }
+    assert "  used by pods that are not BE             -2500\n" in texts[QoS.BE]
+    assert texts[QoS.BE].endswith("  they have CPUs 2-4 of their pool\n")
+    assert texts[QoS.LS].count("\n") == 1
 
 
 def test_a_pod_without_values_of_topolet() -> None:

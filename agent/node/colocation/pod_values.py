@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.cgroup import journal, oom_scores
+from agent.cgroup import journal, limits, oom_scores
 from agent.cgroup.hierarchy import OOM_SCORE_ADJ, CgroupError, Controllers, Hierarchy
 from agent.cgroup.resctrl import FOLDER as RESCTRL_FOLDER
 from agent.cgroup.resctrl import ControlGroups
@@ -17,10 +17,10 @@ from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.usage import sampled_pod
-from agent.usage import STRATEGIES_FILE
+from agent.usage import COLOCATION_FILE, STRATEGIES_FILE
 from agent.usage.node_metric import reported_qos
 from agent.usage.strategies import Strategies, read
-from agent.view import pod_values
+from agent.view import colocation, pod_values
 from agent.view.pod_values import FileValue, PodValues
 
 
@@ -48,9 +48,13 @@ def values_of(pod: Pod, controllers: Controllers, state_dir: str) -> PodValues:
         strategies = read(os.path.join(state_dir, STRATEGIES_FILE))
     except FileNotFoundError:
         strategies = Strategies()
+    try:
+        last = colocation.read(os.path.join(state_dir, COLOCATION_FILE))
+    except FileNotFoundError:
+        last = None
     qos = reported_qos(pod.labels, pod.kube_class or "guaranteed")
     values = _values(pod, controllers, Path(state_dir) / "journal")
-    return pod_values.explained(pod.title, qos, strategies, values)
+    return pod_values.explained(pod.title, qos, strategies, values, last)
 
 
 def _values(pod: Pod, controllers: Controllers, path: Path) -> Iterator[FileValue]:
@@ -58,16 +62,16 @@ def _values(pod: Pod, controllers: Controllers, path: Path) -> Iterator[FileValu
     if sampled is None:
         return
     names = {sampled.group: "", **{group: name for name, group in sampled.containers.items()}}
-    originals = {
-        key: value
-        for key, value in journal.stored_values(path, pod_values.CPUSET).items()
-        if key[0] in names
-    }
-    for (group, file), original in sorted(originals.items()):
-        present = None
+    entries = journal.stored_values(path, pod_values.CPUSET)
+    for (group, file), entry in sorted(entries.items()):
+        if group not in names:
+            continue
+        present, original = None, entry.value
         with contextlib.suppress(CgroupError):
             if file == OOM_SCORE_ADJ:
                 present = oom_scores.present(controllers, group)
             else:
                 present = controllers.read(group, file)
+            if present is not None:
+                original = limits.original(entry, present)
         yield FileValue(names[group], file, present, original)

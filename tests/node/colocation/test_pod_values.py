@@ -6,7 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from agent.cgroup.limits import IDLE, weight_file
+from agent.cgroup import limits
+from agent.cgroup.limits import IDLE, MAX, QUOTA, weight_file
+from agent.model.linux_resources import NO_QUOTA, LinuxResources
 from agent.node.colocation.pod_values import values_of
 from agent.usage import STRATEGIES_FILE
 from agent.view.pod_values import FileValue
@@ -37,3 +39,14 @@ def test_a_line_that_is_not_valid_is_left_out(node: ColocatedNode, tmp_path: Pat
     explained = values_of(node.pods["batch"], node.controllers, str(node.folder))
     assert len(explained.values) == 2
     assert journal.read_bytes().startswith(b"{\n"), "the file is the agent's"
+
+
+def test_what_another_program_has_written_is_not_taken_back(node: ColocatedNode) -> None:
+    group = node.run("batch", "besteffort", {"main": 3000})
+    file = QUOTA if node.controllers.version("cpu") == 1 else MAX
+    lifted = LinuxResources(quota=NO_QUOTA)
+    limits.apply(node.controllers, node.journal, {group: lifted})
+    node.set_quota(group, 4000)
+    explained = values_of(node.pods["batch"], node.controllers, str(node.folder))
+    (quota,) = (reason.value for reason in explained.values if reason.value.file == file)
+    assert quota.original == quota.value == node.value(group, file)
