@@ -18,10 +18,11 @@ CHART = DEPLOY / "chart"
 _VALUES = DEPLOY / "kustomize.values.yaml"
 
 _GPU_POOL = {"name": "nvidia", "nodeSelector": {"nvidia.com/gpu.present": "true"}, "gpu": True}
+_EVICTIONS = {"colocation": "act", "evictions": "CPUEvict"}
 _COMPONENTS: tuple[dict[str, object], ...] = (
     {"webhook.enabled": True, "agent.kubeletConfigz": True, "scheduler.evict": True},
     {"pools": [_GPU_POOL]},
-    {"pools": [{"settings": {"kai-placements": True, "usage": True}}]},
+    {"pools": [{"settings": {"kai-placements": True, "usage": True, **_EVICTIONS}}]},
 )
 """Values that make the chart render further files."""
 
@@ -38,6 +39,7 @@ _FILES = {
     "agent/kubelet-configz.yaml": "components/kubelet-configz/rbac.yaml",
     "agent/kai.yaml": "components/kai/rbac.yaml",
     "agent/usage.yaml": "components/usage/rbac.yaml",
+    "agent/evictions.yaml": "components/evictions/rbac.yaml",
 }
 """Paths below deploy/, by paths below templates/."""
 

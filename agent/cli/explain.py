@@ -8,9 +8,9 @@ PodDisruptionBudgets if the caller may list them, in all namespaces or in the na
 With --objects it reads the cluster from files instead, as `kubectl get -o yaml` writes them: nodes,
 pods -A, noderesourcetopologies, devices, and, if they exist, reservations and poddisruptionbudgets.
 
-With --place it prints where the pod's containers run on its node, and why not nearer to their
-devices. That needs no scheduler: on the node the snapshot of the agent says it, elsewhere kubectl
-asks the agent's pod there, with the rights of the caller.
+With --place it prints where the pod's containers run on its node, why not nearer to their devices,
+and whether the agent there may evict the pod. That needs no scheduler: on the node the snapshot of
+the agent says it, elsewhere kubectl asks the agent's pod there, with the rights of the caller.
 
 With --now it looks twice at everything that runs on the pod's node, and prints in one sentence how
 long the pod waited for CPUs in between and who had them, and in further ones who presses on its
@@ -33,6 +33,9 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from agent.cli import options
 from agent.kube import documents
@@ -49,6 +52,9 @@ from agent.model.settings.options import SettingsError
 from agent.model.settings.scheduler import ExplainSettings
 from agent.view import explanation as explanation_view
 from agent.view import format
+
+if TYPE_CHECKING:
+    from agent.view.evictions import ShownEvictions
 
 USAGE = "topolet explain [OPTIONS] [POD | node RESOURCE]"
 SETTINGS = ExplainSettings
@@ -211,8 +217,24 @@ def _colocation(arguments: argparse.Namespace, settings: ExplainSettings) -> int
         ) from None
     except JsonError as error:
         raise ExplainError(f"{path}: {error}") from None
+    shown = msgspec.structs.replace(shown, evictions=_evictions(settings))
     draw = colocation.as_json if arguments.output == "json" else colocation.as_text
     return _printed(draw(shown))
+
+
+def _evictions(settings: ExplainSettings) -> ShownEvictions | None:
+    """What the agent tells of evictions; None if it tells nothing. Raises ExplainError and
+    OSError."""
+    from agent.usage import EVICTIONS_FILE
+    from agent.view import evictions
+
+    path = os.path.join(settings.state_dir, EVICTIONS_FILE)
+    try:
+        return evictions.read(path)
+    except FileNotFoundError:
+        return None
+    except JsonError as error:
+        raise ExplainError(f"{path}: {error}") from None
 
 
 def _printed(text: str) -> int:
@@ -228,11 +250,16 @@ def _place(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
     """Prints the place of a pod's containers. Returns the exit code. Raises ExplainError."""
     from agent.cli.devices import read_snapshot
     from agent.model.snapshot import SnapshotError
+    from agent.view import evictions as evictions_view
     from agent.view import place
 
     title = _running_pod(arguments, "--place")
     try:
         if shown := place.shown(read_snapshot(settings.state_dir), title):
+            evictions = _evictions(settings)
+            if evictions is not None:
+                about_pod = evictions_view.of_pod(evictions, title)
+                shown = msgspec.structs.replace(shown, evictions=about_pod)
             draw = place.as_json if arguments.output == "json" else place.as_text
             print(format.encodable(draw(shown)), end="", flush=True)
             return 0

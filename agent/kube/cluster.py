@@ -16,8 +16,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.kube import events, objects, wire
+from agent.kube import events, eviction, objects, wire
 from agent.kube.errors import ConflictError, MalformedError, NotFoundError
+from agent.kube.events import Regarding
+from agent.kube.eviction import EvictionResult
 from agent.kube.kind_watch import KindWatch
 from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Changed, Discovery, Kind, Object, Read, kind_named
@@ -184,6 +186,13 @@ class Cluster:
         and AccessError."""
         metadata = {"uid": uid, "annotations": dict(annotations)}
         self._transport.merge(objects.pod_path(namespace, name), {"metadata": metadata})
+
+    def evict_pod(self, pod: Regarding, *, kill: bool) -> EvictionResult:
+        """Evicts the pod. Raises KubeError and AccessError; TooManyRequestsError if a disruption
+        budget forbids it, or the server has too much to do.
+
+        `kill`: deletes it, whatever its budgets say."""
+        return (eviction.delete if kill else eviction.evict)(self._transport, pod)
 
     def _watch(self, kind: Kind, fields: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:
         return ListWatch(

@@ -88,7 +88,19 @@ class GoneError(KubeError):
 
 
 class TooManyRequestsError(KubeError):
-    """The server is overloaded (429)."""
+    """The server is overloaded, or it refuses an eviction (429).
+
+    `disruption_budget`: what a disruption budget says about the eviction; "" if none refuses it."""
+
+    def __init__(
+        self,
+        message: str,
+        retry_after_seconds: float | None = None,
+        *,
+        disruption_budget: str = "",
+    ) -> None:
+        super().__init__(message, retry_after_seconds)
+        self.disruption_budget = disruption_budget
 
 
 UNAVAILABLE: Final = (UnreachableError, ServerError, UnauthorizedError, TooManyRequestsError)
@@ -156,7 +168,10 @@ def refusal(
         case 410:
             return GoneError(message)
         case 429:
-            return TooManyRequestsError(message, retry_after_seconds)
+            said = (cause.message or message for cause in causes if cause.reason == _BUDGET)
+            return TooManyRequestsError(
+                message, retry_after_seconds, disruption_budget=next(said, "")
+            )
         case _ if 400 <= code < 500:
             return RejectedError(message)
     future = any(cause.reason == _FUTURE for cause in causes) or _FUTURE_TEXT in status.message
@@ -180,6 +195,7 @@ def _forbidden(request: str, status: Status) -> ForbiddenError:
 _status = msgspec.json.Decoder(Status)
 _EXCERPT_BYTES = 200
 _FUTURE = "ResourceVersionTooLarge"
+_BUDGET = "DisruptionBudget"
 _FUTURE_TEXT = "Too large resource version"
 # The message of the API server's authorizer.
 _LACKING = re.compile(

@@ -78,9 +78,12 @@ from agent.node.sources import SourceName, Sources
 from agent.node.triggers import Triggers
 from agent.telemetry.audit import Trail
 from agent.telemetry.metrics import AgentMetrics
-from agent.usage import COLOCATION_FILE, OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE
+from agent.usage import COLOCATION_FILE, EVICTIONS_FILE, OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE
 
 if TYPE_CHECKING:
+    from agent.node.colocation.cpu_suppression import CpuSuppression
+    from agent.node.colocation.evictions import Evictions
+    from agent.node.colocation.moment import Feature
     from agent.node.colocation.writer import Colocation
     from agent.node.contention import Contention
     from agent.node.corrected import CorrectedPodResources, Serve
@@ -255,6 +258,7 @@ class _Agent:
             closing.callback(self.devices.close)
         self.corrected = _corrected(settings, serve) if serve else None
         self.colocation: Colocation | None = None
+        self.offers: Callable[[], Mapping[str, int]] = dict
         if self.corrected:
             closing.callback(self.corrected.close)
         locations = namespaces = kai = None
@@ -274,6 +278,8 @@ class _Agent:
             (state / OFFERED_FILE).unlink(missing_ok=True)
         if usage.colocation is None:
             (state / COLOCATION_FILE).unlink(missing_ok=True)
+        if usage.colocation is None or not settings.evictions:
+            (state / EVICTIONS_FILE).unlink(missing_ok=True)
         if not settings.usage or settings.node_slo == "off":
             (state / STRATEGIES_FILE).unlink(missing_ok=True)
         if usage.follow is None:
@@ -357,7 +363,9 @@ class _Agent:
 
         usage = _Usage(follow, past=past, disturbed=contention.sentences)
         if strategies is not None and settings.colocation != "off":
-            colocation = functools.partial(self._colocation, settings, view, strategies, wake)
+            colocation = functools.partial(
+                self._colocation, settings, objects, view, strategies, wake
+            )
             usage = usage._replace(colocation=colocation)
         if settings.koordlet_metrics:
             from agent.node.koordlet_metrics import KoordletMetrics
@@ -381,11 +389,13 @@ class _Agent:
         batch.start()
         closing.callback(batch.close)
         follow_offers(self.metrics, batch.resources)
+        self.offers = batch.resources
         return usage._replace(offered=batch.reported)
 
     def _colocation(
         self,
         settings: AgentSettings,
+        objects: Objects,
         view: UsageView,
         strategies: StrategiesView,
         wake: Callable[[], None],
@@ -421,17 +431,21 @@ class _Agent:
             lambda: self.kubelet_configuration.known,
             lambda container: cri.container_status(container.id).resources.quota,
         )
+        suppression = CpuSuppression(controllers, journal, view.node_use, on_owned)
+        features: tuple[Feature, ...] = (
+            CpuPriority(controllers),
+            CpuBursting(controllers, journal, view.shared_use, wake),
+            memory_qos,
+            OomScores(settings.oom_score_adj_min),
+            CacheAndBandwidth(resctrl, journal),
+        )
+        if settings.evictions:
+            features += (self._evictions(settings, objects, view, suppression, modes),)
         colocation = Colocation(
             controllers,
             journal,
-            CpuSuppression(controllers, journal, view.node_use, on_owned),
-            (
-                CpuPriority(controllers),
-                CpuBursting(controllers, journal, view.shared_use, wake),
-                memory_qos,
-                OomScores(settings.oom_score_adj_min),
-                CacheAndBandwidth(resctrl, journal),
-            ),
+            suppression,
+            features,
             view.in_cluster,
             strategies.now,
             lambda pod: snapshot.excludes_any(self.reconciler.exclude, pod.namespace, pod.name),
@@ -443,6 +457,36 @@ class _Agent:
         )
         follow_colocation(self.metrics, colocation.measured, lambda: memory_qos.above_mark_bytes)
         return colocation
+
+    def _evictions(
+        self,
+        settings: AgentSettings,
+        objects: Objects,
+        view: UsageView,
+        suppression: CpuSuppression,
+        modes: Mapping[str, FeatureMode],
+    ) -> Evictions:
+        """Raises SettingsError."""
+        from agent.node.colocation.evictions import EvictionRequests, Evictions, rules
+        from agent.telemetry.usage_metrics import follow_evictions
+
+        of_settings, requests = rules(settings), None
+        if isinstance(objects, Cluster):
+            evict = functools.partial(objects.evict_pod, kill=of_settings.kills)
+            requests = EvictionRequests(evict)
+        events = self.cluster.events
+        evictions = Evictions(
+            of_settings,
+            view,
+            lambda: self.offers(),
+            lambda: suppression.now,
+            requests,
+            events.record if events is not None else lambda pod, reason, note: None,
+            os.path.join(settings.state_dir, EVICTIONS_FILE),
+            acts=modes[Evictions.name] is FeatureMode.ACT,
+        )
+        follow_evictions(self.metrics, evictions.measured)
+        return evictions
 
     def _contention(
         self,

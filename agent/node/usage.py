@@ -14,10 +14,12 @@ import msgspec
 
 from agent.allocate.colocation.be_suppress import NodeUse
 from agent.allocate.colocation.cpu_burst import SharedUse
+from agent.allocate.colocation.eviction import NodeAmounts
 from agent.allocate.pools import Decision
 from agent.allocate.present import in_api
 from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone
 from agent.host.daemon import Periodic
+from agent.host.files import Tree
 from agent.host.log_once import Once, Problem
 from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
@@ -44,7 +46,7 @@ from agent.usage import batch_mid, host_applications, node_metric, prediction
 from agent.usage.batch_mid import NodeLoad, PodLoad
 from agent.usage.contention import Party, PartyKind
 from agent.usage.gpus import GpuSampler
-from agent.usage.machine import GroupMemory, Machine, group_memory
+from agent.usage.machine import GroupMemory, Machine, group_memory, machine_memory
 from agent.usage.node_metric import (
     CollectPolicy,
     NodeMemoryPolicy,
@@ -58,7 +60,9 @@ from agent.usage.past import OWN, PastHour
 from agent.usage.prediction import Peak, PredictedPod, Prediction
 from agent.usage.predictor import FILE, TRAIN_SECONDS, Predictor
 from agent.usage.sampler import (
+    MEMORY_SECONDS,
     SAMPLE_SECONDS,
+    Counted,
     Last,
     SampledPod,
     UsageSampler,
@@ -142,6 +146,7 @@ class UsageView:
         now: Callable[[], float] = time.time,
     ) -> None:
         self.sampler = UsageSampler(Machine(root), CgroupUse(controllers))
+        self._tree = Tree(root)
         self._predictor = Predictor(os.path.join(state_dir, FILE))
         self._controllers = controllers
         self._strategies = strategies
@@ -240,6 +245,59 @@ class UsageView:
             other_pods_cores=all_pods - of_be,
             applications_cores=applications_cores,
             other_applications_cores=applications_cores - be_applications,
+        )
+
+    def eviction_amounts(self, window_seconds: float) -> NodeAmounts | None:
+        """The node for evictions; None while it is not known, or if nothing has been sampled in the
+        last seconds."""
+        with self._lock:
+            node = self._cluster.node
+        if node is None or self.sampler.node(_FRESH_SECONDS).cpus is None:
+            return None
+        of_cpus = self.sampler.node(window_seconds).cpus
+        enough = of_cpus is not None and of_cpus.count * SAMPLE_SECONDS >= window_seconds / 3
+        memory = machine_memory(self._tree.text("proc/meminfo") or "")
+        _, of_pods, _ = self.sampler.last()
+        return NodeAmounts(
+            node.capacity,
+            node.allocatable | node.offered,
+            int(1000 * of_cpus.average) if of_cpus is not None and enough else None,
+            None if memory is None else memory.used,
+            {uid: last.cpus for uid, last in of_pods.items() if last.cpus is not None},
+        )
+
+    def used_by_pods(self, window_seconds: float) -> dict[str, tuple[int | None, int | None]]:
+        """By uid, the CPU that a pod uses on average of the window, in milli-CPU, and its memory in
+        bytes without page cache; None for what has not been sampled lately."""
+        of_pods = self.sampler.pods(window_seconds)
+        lately = self.sampler.pods(_FRESH_MEMORY_SECONDS)
+        used = {}
+        for uid, of_pod in of_pods.items():
+            memory = lately[uid].memory_bytes if uid in lately else None
+            used[uid] = (
+                None if of_pod.cpus is None else int(1000 * of_pod.cpus.average),
+                None if memory is None else int(memory.last),
+            )
+        return used
+
+    def counted(self) -> Counted:
+        """The newest counters of the kernel."""
+        return self.sampler.counted()
+
+    def full_pods(self) -> frozenset[str]:
+        """The uids of pods with a container that has used up its own limit of memory: their stalls
+        are their own."""
+        _, _, of_containers = self.sampler.last()
+        with self._lock:
+            in_api = self._api_pods
+        return frozenset(
+            uid
+            for uid, pod in in_api.items()
+            for container in pod.containers
+            if (limit := container.limits.get("memory", 0))
+            and (last := of_containers.get((uid, container.name))) is not None
+            and last.memory_bytes is not None
+            and last.memory_bytes >= _FULL * limit
         )
 
     def allocatable_bytes(self) -> int | None:
@@ -503,6 +561,9 @@ def _p90(used: Used) -> tuple[float, float] | None:
 _HOT: Final = NodeMemoryPolicy.WITH_HOT_PAGE_CACHE
 _LAST_SECONDS: Final = 60.0
 _BURST_SECONDS: Final = 5.0
+_FRESH_SECONDS: Final = 5.0
+_FRESH_MEMORY_SECONDS: Final = 3 * MEMORY_SECONDS
+_FULL: Final = 0.9
 
 
 def is_be(pod: ApiPod) -> bool:

@@ -225,6 +225,16 @@ _ABOVE_MARK: Final = _USAGE.gauge(
     "Memory above their marks of BE containers from which the agent reclaimed in the last second.",
 )
 
+_EVICTION_CANDIDATES: Final = _USAGE.gauge(
+    "eviction_candidates",
+    "Pods that a feature of evictions may take; only while it wants some to leave.",
+    "feature",
+)
+_EVICTED: Final = _USAGE.counter("evicted_pods", "Pods that the agent has evicted.", "feature")
+_EVICTIONS_REFUSED: Final = _USAGE.counter(
+    "refused_evictions", "Evictions that a disruption budget has refused.", "feature"
+)
+
 DECLARED: Final = _USAGE.all
 """These metrics."""
 
@@ -435,6 +445,21 @@ def follow_colocation(
             single(_BE_AT_MINIMUM, 1 if measures.at_minimum else 0),
             single(_ABOVE_MARK, above_mark_bytes()),
         )
+
+    metrics.add(values)
+
+
+def follow_evictions(
+    metrics: AgentMetrics,
+    read: Callable[[], tuple[Mapping[str, int], Mapping[str, int], Mapping[str, int]]],
+) -> None:
+    """Exports with each scrape, by feature, the number of pods that may be evicted now, of those
+    that have been, and of refusals. To be called once."""
+
+    def values() -> Iterable[Metric]:
+        series = (_EVICTION_CANDIDATES, _EVICTED, _EVICTIONS_REFUSED)
+        for of_series, numbers in zip(series, read(), strict=True):
+            yield Metric(of_series, {(name,): number for name, number in numbers.items()})
 
     metrics.add(values)
 

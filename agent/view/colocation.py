@@ -10,6 +10,8 @@ from agent.allocate.colocation.be_suppress import BeAmount, Suppression
 from agent.host import files
 from agent.model import bounds
 from agent.model.settings.colocation import FeatureMode
+from agent.view import evictions as evictions_view
+from agent.view.evictions import ShownEvictions
 from agent.view.format import count, printable, printable_json
 
 SCHEMA_VERSION: Final = 1
@@ -46,6 +48,8 @@ class ShownColocation(msgspec.Struct, frozen=True):
     amount: BeAmount | None = None
     """The terms of what BE pods get; None if nothing suppresses them."""
     failed: tuple[str, ...] = ()
+    evictions: ShownEvictions | None = None
+    """They are in a file of their own; None if the agent has none."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -98,7 +102,10 @@ def as_text(colocation: ShownColocation) -> str:
     lines += be_lines(colocation)
     if colocation.failed:
         lines += ["Not written:", *(f"  {failure}" for failure in colocation.failed)]
-    return "\n".join(map(printable, lines)) + "\n"
+    text = "\n".join(map(printable, lines)) + "\n"
+    if colocation.evictions is not None:
+        text += evictions_view.as_text(colocation.evictions)
+    return text
 
 
 def be_lines(colocation: ShownColocation) -> list[str]:

@@ -72,6 +72,8 @@ NOT_LISTED = (
     "components/kai/rbac.yaml",
     "components/usage/flag.yaml",
     "components/usage/rbac.yaml",
+    "components/evictions/flags.yaml",
+    "components/evictions/rbac.yaml",
     "components/pull/policy.yaml",
     "authorization/agents.yaml",
     "policies/variables.yaml",
@@ -265,18 +267,29 @@ def test_the_agents_role_has_exactly_the_used_verbs() -> None:
 def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
     """Each resource that the role may change is in a policy."""
     named = of_kind("ValidatingAdmissionPolicy")
-    names = ("topolet-own-node", "topolet-own-rebinds", "topolet-own-events", "topolet-own-pods")
+    names = (
+        "topolet-own-node",
+        "topolet-own-rebinds",
+        "topolet-own-events",
+        "topolet-own-pods",
+        "topolet-own-evictions",
+    )
     policies = [named[name] for name in names]
-    added = objects("components/kai", "components/usage")
+    added = objects("components/kai", "components/usage", "components/evictions")
     roles = of_kind("ClusterRole") | of_kind("ClusterRole", added)
-    names_of_roles = ("topolet-agent", "topolet-agent-kai", "topolet-agent-usage")
+    names_of_roles = (
+        "topolet-agent",
+        "topolet-agent-kai",
+        "topolet-agent-usage",
+        "topolet-agent-evictions",
+    )
     assert set().union(*(written(roles[name]) for name in names_of_roles)) == matched(policies)
     accounts = [
         re.findall("'(.+?)'", policy["spec"]["matchConditions"][0]["expression"])
         for policy in policies
     ]
     both = [AGENT, f"{AGENT.rpartition(':')[0]}:topolet-uninstall-node"]
-    assert accounts == [both, [AGENT], [AGENT, SCHEDULER], [AGENT]]
+    assert accounts == [both, [AGENT], [AGENT, SCHEDULER], [AGENT], [AGENT]]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

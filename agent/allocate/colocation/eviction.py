@@ -23,6 +23,7 @@ from agent.allocate.colocation.eviction_pod import (
     USED_CPU,
     USED_MEMORY,
     EvictionPod,
+    requested_by_low_priority,
 )
 from agent.model.node_slo import ResourceThreshold
 from agent.model.quantities import amount
@@ -75,6 +76,21 @@ class PressureLimit(msgspec.Struct, frozen=True):
     lower_percent: int
 
 
+class NodeAmounts(msgspec.Struct, frozen=True):
+    """The node as the sampler and the API server know it."""
+
+    capacity: Mapping[str, int]
+    """CPU in milli-CPU and memory in bytes, as in `allocatable`."""
+    allocatable: Mapping[str, int]
+    """With the resources of mid and batch pods that the Node has."""
+    used_cpu_milli: int | None
+    """The average of the window; None while less than a third of it is known."""
+    used_memory_bytes: int | None
+    """Now, without page cache."""
+    pods_cores: Mapping[str, float]
+    """What pods used in the last second, by uid."""
+
+
 class EvictionMoment(msgspec.Struct, frozen=True):
     """A node at one moment. None means that a value is not known: the features that need it do
     nothing."""
@@ -92,6 +108,9 @@ class EvictionMoment(msgspec.Struct, frozen=True):
     """The average of the window and the last value; empty if they are not known."""
     pressures: Mapping[EvictionFeature, PressureLimit] = {}
     """By feature, the pressure of CPU or memory that it looks at."""
+    withdrawn: frozenset[str] = frozenset()
+    """The resources that nobody offers at the moment: no pod leaves for one of them. Otherwise a
+    resource that is not in `allocatable` has an amount of 0."""
 
 
 class EvictionTask(msgspec.Struct, frozen=True):
@@ -235,21 +254,28 @@ def _text(resource: str, value: int) -> str:
     return amount(resource, value // mebibyte * mebibyte if whole else value)
 
 
-def _candidates(feature: EvictionFeature, moment: EvictionMoment) -> tuple[EvictionPod, ...]:
+def may_take(feature: EvictionFeature, pod: EvictionPod, threshold: ResourceThreshold) -> bool:
+    """Whether the feature may ever take the pod, as its labels, annotations and priority are."""
+    if pod.spared or not (pod.allowed is None or feature in pod.allowed):
+        return False
+    if feature in _OF_BATCH:
+        return pod.batch
     most = (
-        moment.threshold.allocatable_evict_priority_threshold
+        threshold.allocatable_evict_priority_threshold
         if feature in _OF_ALLOCATABLE
-        else moment.threshold.evict_enabled_priority_threshold
+        else threshold.evict_enabled_priority_threshold
     )
+    return pod.agreed and most is not None and pod.priority <= most
+
+
+def _candidates(feature: EvictionFeature, moment: EvictionMoment) -> tuple[EvictionPod, ...]:
     of_batch = feature in _OF_BATCH
     chosen = (
         pod
         for pod in moment.pods
         if pod.running
-        and not pod.spared
         and not pod.leaving
-        and (pod.allowed is None or feature in pod.allowed)
-        and (pod.batch if of_batch else pod.agreed and most is not None and pod.priority <= most)
+        and may_take(feature, pod, moment.threshold)
         and (of_batch or _used(feature, pod) is not None)
     )
     if of_batch:
@@ -305,7 +331,7 @@ def _batch_cpu(_: EvictionFeature, moment: EvictionMoment, relieving: bool) -> _
     batch = moment.batch
     if threshold.cpu_evict_policy == "evictByAllocatable":
         offered = moment.allocatable.get(BATCH_CPU)
-        if offered is None:
+        if offered is None or BATCH_CPU in moment.withdrawn:
             return _NOTHING
         batch = tuple(msgspec.structs.replace(each, limit_milli=max(1, offered)) for each in batch)
     least_used = threshold.cpu_evict_be_usage_threshold_percent
@@ -388,15 +414,12 @@ def _requested(feature: EvictionFeature, moment: EvictionMoment, relieving: bool
     priority = threshold.allocatable_evict_priority_threshold
     if most is None or lower is None or priority is None or lower >= most:
         return _NOTHING
-    requested: Counter[str] = Counter()
-    for pod in moment.pods:
-        if pod.running and pod.priority <= priority:
-            resource = pod.resource(name)
-            requested[resource] += pod.frees.get(resource, 0)
+    requested = requested_by_low_priority(moment.pods, name, priority)
     wanted, causes = {}, []
     for resource, total in sorted(requested.items()):
         offered = moment.allocatable.get(resource, 0)
-        if offered > 0 and total / offered <= (lower if relieving else most) / 100:
+        within = offered > 0 and total / offered <= (lower if relieving else most) / 100
+        if within or resource in moment.withdrawn:
             continue
         wanted[resource] = int(total - lower / 100 * offered) if offered > 0 else total
         causes.append(

@@ -3,7 +3,8 @@ apis/extension; pkg/koordlet/qosmanager/helpers)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Final
 
 import msgspec
@@ -85,6 +86,18 @@ class EvictionPod(msgspec.Struct, frozen=True):
 
 def _requested_as(priority_class: str, name: str) -> str:
     return _OFFERED.get(priority_class, {}).get(name, name)
+
+
+def requested_by_low_priority(
+    pods: Iterable[EvictionPod], name: str, priority: int
+) -> Counter[str]:
+    """By resource, what the running pods up to this priority request of CPU (`cpu`) or memory."""
+    requested: Counter[str] = Counter()
+    for pod in pods:
+        if pod.running and pod.priority <= priority:
+            resource = pod.resource(name)
+            requested[resource] += pod.frees.get(resource, 0)
+    return requested
 
 
 _MAX_POLICIES: Final = 32

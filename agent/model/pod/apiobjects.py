@@ -463,6 +463,8 @@ class ApiNode(msgspec.Struct, frozen=True):
     allocatable: dict[str, int] = {}
     """The node's CPU in milli-CPU and its memory in bytes, before amplification."""
     capacity: dict[str, int] = {}
+    offered: dict[str, int] = {}
+    """The allocatable resources of mid and batch pods, in milli-CPU and bytes."""
 
 
 class _NodeStatus(msgspec.Struct, frozen=True):
@@ -497,6 +499,7 @@ def node_value(raw: NodeBody) -> ApiNode:
         annotations,
         _node_amounts(written),
         _node_amounts(raw.status.capacity or {}),
+        _offered(written),
     )
 
 
@@ -506,6 +509,24 @@ def _node_amounts(written: Mapping[str, Quantity]) -> dict[str, int]:
         with contextlib.suppress(QuantityError):
             amounts[resource] = read(written.get(resource, 0))
     return amounts
+
+
+def _offered(written: Mapping[str, Quantity]) -> dict[str, int]:
+    """An amount that can't be read is absent."""
+    amounts = {}
+    for resource in OFFERED_RESOURCES:
+        if resource in written:
+            with contextlib.suppress(QuantityError):
+                amounts[resource] = whole(written[resource])
+    return amounts
+
+
+OFFERED_RESOURCES: Final = tuple(
+    f"kubernetes.io/{kind}-{resource}"
+    for kind in ("batch", "mid")
+    for resource in ("cpu", "memory")
+)
+"""A Node has them only while somebody offers them."""
 
 
 RAW_ALLOCATABLE: Final = "node.koordinator.sh/raw-allocatable"

@@ -218,6 +218,75 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "ones, and -1000 that the kernel never kills the processes",
         ),
     ] = 1000
+    evictions: Annotated[
+        str,
+        msgspec.Meta(
+            description="with colocation: the evictions that resourceUsedThresholdWithBE may make, "
+            "by the names of koordlet's features, separated by commas: BECPUEvict, BEMemoryEvict, "
+            "CPUEvict, MemoryEvict, CPUAllocatableEvict, MemoryAllocatableEvict, and "
+            "CPUPressureEvict, MemoryPressureEvict; empty: none, because that strategy has "
+            "thresholds also where it is only to suppress BE pods"
+        ),
+    ] = ""
+    evict_by: Annotated[
+        Literal["eviction", "deletion"],
+        msgspec.Meta(
+            description="with evictions: eviction: a pod leaves if its disruption budgets permit "
+            "it, with its own grace period; deletion: it leaves in any case, and its processes are "
+            "killed after 1 second"
+        ),
+    ] = "eviction"
+    eviction_rounds: Annotated[
+        int,
+        msgspec.Meta(
+            ge=1,
+            le=600,
+            description="with evictions: a pod leaves after an amount has been above its threshold "
+            "for so many seconds in a row",
+        ),
+    ] = 3
+    eviction_cooling_seconds: Annotated[
+        float,
+        msgspec.Meta(
+            ge=1,
+            le=3600,
+            description="with evictions: pause after a pod has left, seconds",
+        ),
+    ] = 20.0
+    cpu_pressure_evict_percent: Annotated[
+        int,
+        msgspec.Meta(
+            ge=1,
+            le=100,
+            description="with CPUPressureEvict in evictions: BE pods leave while a pod that is not "
+            "BE waits for CPU in so many percent of a minute (PSI, cgroup v2)",
+        ),
+    ] = 40
+    cpu_pressure_evict_lower_percent: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=100,
+            description="with CPUPressureEvict: evictions end below so many percent",
+        ),
+    ] = 20
+    memory_pressure_evict_percent: Annotated[
+        int,
+        msgspec.Meta(
+            ge=1,
+            le=100,
+            description="with MemoryPressureEvict in evictions: as cpu-pressure-evict-percent, for "
+            "memory",
+        ),
+    ] = 20
+    memory_pressure_evict_lower_percent: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=100,
+            description="with MemoryPressureEvict: evictions end below so many percent",
+        ),
+    ] = 10
     slo_config: Annotated[
         str,
         msgspec.Meta(

@@ -11,24 +11,18 @@ pod's nominated node.
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from agent.host.log_once import about
 from agent.kube.auth import AccessError
-from agent.kube.errors import (
-    ConflictError,
-    KubeError,
-    NotFoundError,
-    RejectedError,
-    TooManyRequestsError,
-)
-from agent.kube.objects import pod_path
+from agent.kube.errors import KubeError, NotFoundError, RejectedError, TooManyRequestsError
+from agent.kube.events import Regarding
+from agent.kube.eviction import EvictionResult, evict
 from agent.kube.transport import Transport
 from agent.model.pod.apiobjects import PodGroup
 from agent.scheduler.preemption.disruption_budgets import Budgets
@@ -48,15 +42,6 @@ PREEMPTION: Final = "PreemptionByScheduler"
 kube-scheduler selects no other victims and keeps the nomination."""
 
 
-class EvictionResult(enum.Enum):
-    """The API server's answer to an eviction: the pod is evicted (with dryRun: it would be), the
-    pod no longer exists, or a disruption budget forbids the eviction."""
-
-    EVICTED = "evicted"
-    DELETED = "deleted"
-    BLOCKED = "blocked"
-
-
 class EvictionApi:
     """Requests evictions from the API server. Safe for many threads. All methods raise KubeError
     and AccessError."""
@@ -66,10 +51,10 @@ class EvictionApi:
 
     def dry_run_evict(self, victim: BoundPod) -> EvictionResult:
         """Returns what `evict` would return now."""
-        return self._evict(victim, {"dryRun": ["All"]})
+        return self._evict(victim, dry_run=True)
 
     def evict(self, victim: BoundPod) -> EvictionResult:
-        return self._evict(victim, {})
+        return self._evict(victim, dry_run=False)
 
     def set_condition(self, victim: BoundPod, title: str) -> None:
         """Writes the condition DisruptionTarget into the status of a victim, with the title of the
@@ -81,20 +66,12 @@ class EvictionApi:
                 self._transport, victim.namespace, victim.name, victim.uid, {"conditions": [target]}
             )
 
-    def _evict(self, victim: BoundPod, options: dict[str, Any]) -> EvictionResult:
-        wanted = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"namespace": victim.namespace, "name": victim.name},
-            "deleteOptions": {"preconditions": {"uid": victim.uid}, **options},
-        }
+    def _evict(self, victim: BoundPod, *, dry_run: bool) -> EvictionResult:
+        pod = Regarding(victim.namespace, victim.name, victim.uid)
         try:
-            self._transport.create(f"{pod_path(victim.namespace, victim.name)}/eviction", wanted)
-        except (NotFoundError, ConflictError):
-            return EvictionResult.DELETED
+            return evict(self._transport, pod, dry_run=dry_run)
         except TooManyRequestsError:
             return EvictionResult.BLOCKED
-        return EvictionResult.EVICTED
 
 
 KUBE_SCHEDULER_SECONDS: Final = 1.0

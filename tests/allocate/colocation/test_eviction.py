@@ -122,6 +122,25 @@ def test_batch_pods_leave_only_if_they_want_more_than_they_get() -> None:
     assert left(40) == []
 
 
+def test_no_pod_leaves_for_a_resource_that_nobody_offers() -> None:
+    threshold = ResourceThreshold(
+        enable=True,
+        cpu_allocatable_evict_threshold_percent=110,
+        cpu_allocatable_evict_lower_percent=100,
+        allocatable_evict_priority_threshold=7999,
+        cpu_evict_be_satisfaction_lower_percent=50,
+        cpu_evict_be_satisfaction_upper_percent=80,
+        cpu_evict_policy="evictByAllocatable",
+    )
+    features = [EvictionFeature.CPU_ALLOCATABLE, EvictionFeature.BE_CPU]
+    batch = (BatchCpu(1000, 1000, 1000),) * 2
+    pods = pod("a", frees={BATCH_CPU: 1000, USED_CPU: 1000})
+    node = moment(pods, threshold=threshold, batch=batch, allocatable={BATCH_CPU: 0})
+    assert [task.feature for task in tasks(node, features)] == features[::-1]
+    withdrawn = msgspec.structs.replace(node, withdrawn=frozenset({BATCH_CPU}))
+    assert tasks(withdrawn, features) == []
+
+
 def test_what_leaves_already_counts() -> None:
     pods = [pod("a", used_gib=20), pod("b", used_gib=20)]
     deleted = pod("gone", used_gib=30, leaving=True)
