@@ -183,12 +183,24 @@ class Cluster:
         wanted = {"phase": "Failed", "reason": "r", "updateTimestamp": TIMESTAMP, **status}
         return self.api.merge(f"{path_of(body)}/status?dryRun=All", {"status": wanted}, who)
 
-    def evict(self, who: Who = TOPOLET_SCHEDULER, **options: Any) -> Object:
+    def evict(self, who: Who = TOPOLET_SCHEDULER, name: str = "free", **options: Any) -> Object:
         """Evicts a pod in a dry run."""
         body: Object = {"apiVersion": "policy/v1", "kind": "Eviction"}
-        body |= {"metadata": {"name": "free", "namespace": "default"}}
-        path = "/api/v1/namespaces/default/pods/free/eviction?dryRun=All"
+        body |= {"metadata": {"name": name, "namespace": "default"}}
+        path = f"/api/v1/namespaces/default/pods/{name}/eviction?dryRun=All"
         return self.api.request("POST", path, {**body, "deleteOptions": options}, who)
+
+    def evict_own(self, name: str, who: Who = AGENT_1, **options: Any) -> Object:
+        """Evicts a pod in a dry run as an agent does."""
+        stored = self.api.request("GET", f"/api/v1/namespaces/default/pods/{name}")
+        preconditions = {"uid": stored["metadata"]["uid"]}
+        return self.evict(who, name, preconditions=preconditions, **options)
+
+    def delete_pod(self, name: str, who: Who = AGENT_1) -> Object:
+        """Deletes a pod in a dry run."""
+        return self.api.request(
+            "DELETE", f"/api/v1/namespaces/default/pods/{name}?dryRun=All", None, who
+        )
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +208,14 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
     api = deployed.administrator(apiserver, "deployer")
     made = Cluster(apiserver, api)
     deployed.apply(api, deployed.served(apiserver, objects("crds", "base", "policies")))
-    others = objects("components/scheduler", "components/scheduler-evict", "components/kai")
+    others = objects(
+        *("components/scheduler", "components/scheduler-evict", "components/kai"),
+        "components/evictions",
+    )
+    deletes: Object = {"apiGroups": [""], "resources": ["pods"], "verbs": ["delete"]}
+    for each in others:
+        if (each["kind"], each["metadata"]["name"]) == ("ClusterRole", "topolet-agent-evictions"):
+            each["rules"].append(deletes)  # as with evict-by: deletion
     kinds = ("CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding")
     deployed.apply(api, [each for each in others if each["kind"] in kinds])
     for name in ("node-1", "node-2"):
@@ -217,6 +236,9 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
         pod("free", "gpu"),
         pod("owner-of-cpus", annotations=CPUS, nodeName="node-1", **spec),
         pod("waiting", **spec),
+        pod("batch", qos="BE", nodeName="node-1"),
+        pod("other-batch", qos="BE", nodeName="node-2"),
+        pod("critical", qos="BE", nodeName="node-1", priorityClassName="system-node-critical"),
     ):
         api.apply(body, TOPOLET_SCHEDULER)
     eventually("the policies are in force", lambda: all(map(partial(_refuses, made), ATTEMPTS)))
@@ -293,6 +315,14 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
     "topolet-own-pods": (
         lambda it: it.change_pod(annotated("other.example.com/a"), AGENT_1, name="owner-of-cpus"),
         lambda it: it.change_pod(annotated(NUMA_PLACEMENT_OBSERVED), AGENT_1, name="owner-of-cpus"),
+    ),
+    "topolet-own-evictions": (
+        lambda it: it.evict_own("owner-of-cpus"),
+        lambda it: it.evict_own("batch"),
+    ),
+    "topolet-own-deletions": (
+        lambda it: it.delete_pod("owner-of-cpus"),
+        lambda it: it.delete_pod("batch"),
     ),
     "topolet-own-events": (
         lambda it: it.try_event(event("Node", "node-2")),
@@ -638,6 +668,34 @@ def test_an_agent_changes_nothing_of_pods_but_the_annotation_of_kai(
 ) -> None:
     with pytest.raises(RefusedError, match=message):
         cluster.change_pod(change, who, name=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "who", "message"),
+    [
+        ("other-batch", AGENT_1, "pod other-batch is not on node node-1"),
+        ("batch", UNBOUND, "is not bound to a node"),
+        ("owner-of-cpus", AGENT_1, "an agent may only .* BE pods"),
+        ("critical", AGENT_1, "an agent may only .* no critical one"),
+    ],
+)
+def test_an_agent_evicts_only_batch_pods_of_its_node(
+    cluster: Cluster, name: str, who: Who, message: str
+) -> None:
+    with pytest.raises(RefusedError, match=message):
+        cluster.evict_own(name, who)
+    with pytest.raises(RefusedError, match=message):
+        cluster.delete_pod(name, who)
+
+
+def test_an_agent_evicts_by_uid_with_the_grace_period_of_the_pod(cluster: Cluster) -> None:
+    assert cluster.evict_own("batch")
+    for refused in (
+        lambda: cluster.evict_own("batch", gracePeriodSeconds=0),
+        lambda: cluster.evict(AGENT_1, "batch"),
+    ):
+        with pytest.raises(RefusedError, match="an agent evicts a pod by its uid"):
+            refused()
 
 
 def test_an_agent_writes_events_of_its_node_and_of_pods(cluster: Cluster) -> None:
