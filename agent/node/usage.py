@@ -35,7 +35,7 @@ from agent.model.pod.annotations import AnnotationError, resource_status
 from agent.model.pod.apiobjects import ApiNode, ApiPod
 from agent.model.pod.numa_request import kube_class_of
 from agent.model.pod.pods import Container, Pod
-from agent.model.pod.qos import POOLS, QOS_LABEL, Pools, PriorityClass, QoS
+from agent.model.pod.qos import POOLS, Pools, PriorityClass, QoS
 from agent.model.pod.resource_request import pod_requests
 from agent.node.cluster_view import ClusterState
 from agent.node.node_resource_topology import zones
@@ -567,8 +567,8 @@ _FULL: Final = 0.9
 
 
 def is_be(pod: ApiPod) -> bool:
-    """Whether suppression counts the pod as BE: by its label, or by its class of Kubernetes."""
-    return pod.labels.get(QOS_LABEL) == QoS.BE or kube_class_of(pod) == "besteffort"
+    """Whether suppression counts the pod as BE: it is in the cgroup of all BE pods."""
+    return (pod.kube_class or kube_class_of(pod)) == "besteffort"
 
 
 def party_of(pod: Pod) -> Party:

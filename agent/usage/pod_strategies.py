@@ -37,6 +37,7 @@ from agent.model.pod.annotations import (
     decoded,
 )
 from agent.model.pod.apiobjects import ApiPod
+from agent.model.pod.numa_request import kube_class_of
 from agent.model.pod.qos import QoS
 from agent.usage.node_metric import qos_of_pod
 
@@ -127,10 +128,18 @@ def of_class(slo: NodeSlo, qos: QoS) -> PodStrategies:
     )
 
 
+def class_of(pod: ApiPod) -> QoS:
+    """The class whose strategies are in force for the pod. BE counts only in BestEffort pods, as in
+    decisions of the node: those of other classes are beside services in the kubelet's cgroups."""
+    qos = qos_of_pod(pod)
+    kube_class = pod.kube_class or kube_class_of(pod)
+    return QoS.LS if qos is QoS.BE and kube_class != "besteffort" else qos
+
+
 def of_pod(slo: NodeSlo, pod: ApiPod) -> tuple[PodStrategies, tuple[str, ...]]:
     """The strategies of the pod, and a sentence about each annotation with a bad value: there the
     node's strategy is in force."""
-    qos = qos_of_pod(pod)
+    qos = class_of(pod)
     of_node = of_class(slo, qos)
     overridden: dict[str, Any] = {}
     in_force, troubles = [], []

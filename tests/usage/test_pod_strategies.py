@@ -21,7 +21,7 @@ from agent.model.pod.annotations import (
     STRATEGY_BYTES,
 )
 from agent.model.pod.apiobjects import ApiPod, Phase
-from agent.model.pod.qos import QOS_LABEL, QoS
+from agent.model.pod.qos import QOS_LABEL, KubeClass, QoS
 from agent.usage.pod_strategies import OVERRIDDEN, PodStrategies, of_pod
 
 SPEC: dict[str, Any] = {
@@ -45,7 +45,8 @@ def pod(qos: QoS, **annotations: Any) -> ApiPod:
         for name, value in annotations.items()
     }
     labels = {QOS_LABEL: qos.value}
-    return ApiPod("u", "ns", "p", "n", Phase.RUNNING, labels, texts, "burstable", 0)
+    kube_class: KubeClass = "besteffort" if qos is QoS.BE else "burstable"
+    return ApiPod("u", "ns", "p", "n", Phase.RUNNING, labels, texts, kube_class, 0)
 
 
 OF_NAMES = {

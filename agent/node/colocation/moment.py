@@ -12,8 +12,7 @@ from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QoS
 from agent.node.usage import sampled_pod
-from agent.usage.node_metric import qos_of_pod
-from agent.usage.pod_strategies import PodStrategies, of_pod
+from agent.usage.pod_strategies import PodStrategies, class_of, of_pod
 from agent.usage.strategies import Strategies
 
 CHECK_SECONDS: Final = 5.0
@@ -81,7 +80,7 @@ def colocated(
             yield ColocatedPod(
                 pod.uid,
                 pod.title,
-                qos_of_pod(api_pod),
+                class_of(api_pod),
                 sampled.group,
                 sampled.containers,
                 in_force,

@@ -14,6 +14,7 @@ from agent.cgroup.limits import QUOTA
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.node_slo import NodeSlo, ResourceThreshold
+from agent.model.pod.qos import QOS_LABEL
 from agent.node.colocation.cpu_suppression import GROW_SECONDS
 from agent.usage.strategies import Strategies
 from tests.builders import machine
@@ -102,11 +103,15 @@ def test_the_quota_of_all_be_pods_is_never_below_that_of_one_of_them(node: Coloc
     node.groups.path(f"{batch}/main", QUOTA).write_text("300000")
     node.groups.path(other, QUOTA).write_text("50000")
     everyone = batch.rpartition("/")[0]
+    for kube_class in ("guaranteed", "burstable"):
+        node.run(f"labelled-{kube_class}", kube_class, labels={QOS_LABEL: "BE"})
     node.colocation.follow(topology, decided(topology))
     node.use = used(3.5)
     node.colocation.step()
     groups = (everyone, batch, f"{batch}/main", other)
     assert [node.value(group, QUOTA) for group in groups] == ["250000"] * 3 + ["50000"]
+    shared = (f"{node.groups.top}/kubepods", f"{node.groups.top}/kubepods/burstable")
+    assert [node.value(group, QUOTA) for group in shared] == ["-1", "-1"]
     assert node.colocation.be_cpus() is None
     node.use = used(5.0)
     node.colocation.step()
