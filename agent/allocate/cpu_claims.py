@@ -99,6 +99,7 @@ def admit_claims(
     claims = read.claims
     kubelet_owners = {owner.uid for owner in assigned.owners}
     of_dra = union(union(of_pod.values()) for of_pod in kubelet.of_dra.values())
+    of_dra |= kubelet.claims.cpus
     claimants = {pod.uid for pod, _ in claims}
     all_requested = {pod.uid: requested for pod, requested in claims}
     # Running pods whose claims were refused: they use a pool, which no claim may empty.

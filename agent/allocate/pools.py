@@ -15,7 +15,7 @@ its CPUs that the kubelet has not assigned, also if the kubelet assigns some lat
 has only reserved CPUs, and it yields the last CPUs of a pool to the pods that run on the pool.
 
 Owned CPUs leave the LS pool; those of LSE pods leave the BE pool too. Neither pool has CPUs that
-the kubelet assigned to pods that are not LSR, that a DRA driver gave to pods, that are reserved for
+the kubelet assigned to pods that are not LSR, that ResourceClaims have, that are reserved for
 the node or for SYSTEM pods alone, or that the kernel isolates (compare Koordinator:
 calCPUSharePools in pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). A Guaranteed
 pod without a Koordinator class is LS, unless a kubelet with the static policy assigned CPUs to it.
@@ -56,6 +56,7 @@ from agent.model.bounds import reason as shortened
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.policies import DeviceLocality
 from agent.model.cpu.topology import Topology
+from agent.model.dra.prepared_claim import ContainerClaim, NodeClaims
 from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, LinuxResources
 from agent.model.pod.annotations import (
     DEVICE_LOCALITY,
@@ -134,6 +135,7 @@ def decide(
         else LocalOutcome({}, admission.pools[DEFAULT_POOL.name])
     )
     owners = _with_local_owners(admission.owners, pods, outcome)
+    owners = _with_claims(topology, owners, pods, kubelet.claims)
     batches = {pod.uid: _batch_of(pod, refusals) for pod in pods}
     pools = {name: _by_node(topology, cpus) for name, cpus in admission.pools.items()}
     with_devices = _with_devices(locality)
@@ -230,6 +232,35 @@ def _with_local_owners(
     return tuple(sorted([*owners, *of_policy], key=lambda owner: owner.uid))
 
 
+def _with_claims(
+    topology: Topology, owners: tuple[Owner, ...], pods: tuple[Pod, ...], claims: NodeClaims
+) -> tuple[Owner, ...]:
+    """All owners, also those of prepared claims, sorted by pod uid. Of pods that use one claim the
+    oldest owns its CPUs. A CPU that has another owner stays with that one."""
+    if not claims.containers:
+        return owners
+    by_uid = {owner.uid: owner for owner in owners}
+    taken = union(owner.claimed for owner in owners)
+    given: dict[str, CpuSet] = {}
+    for pod in sorted(pods, key=lambda pod: (pod.created_at, pod.uid)):
+        cpus = union(each.cpus for each in claims.containers.get(pod.uid, {}).values()) - taken
+        for uid, own in given.items():
+            if cpus & own:
+                sharers = (*by_uid[uid].sharers, pod.uid)
+                by_uid[uid] = msgspec.structs.replace(by_uid[uid], sharers=sharers)
+        own = cpus - union(given.values())
+        if not own:
+            continue
+        given[pod.uid] = own
+        others = by_uid.get(pod.uid, Owner(pod.uid, pod.title, QoS.LSE, "", claims=True))
+        by_uid[pod.uid] = msgspec.structs.replace(
+            others,
+            cpuset=str(others.cpus | own & topology.online),
+            offline=str(CpuSet.parse(others.offline) | own & topology.offline),
+        )
+    return tuple(by_uid[uid] for uid in sorted(by_uid))
+
+
 class _PodCpus(msgspec.Struct, frozen=True):
     """The CPUs of one pod that it does not share."""
 
@@ -244,7 +275,9 @@ class _PodCpus(msgspec.Struct, frozen=True):
     An empty CPU set means that the agent does not write to the container; an empty dict, not to the
     pod."""
     of_dra: Mapping[str, CpuSet]
-    """By container, the CPUs that a DRA driver gave. Its limits are the kubelet's."""
+    """By container, the CPUs that another DRA driver gave. Its limits are the kubelet's."""
+    of_claims: Mapping[str, ContainerClaim]
+    """By container, the CPUs of the claims that this agent prepared."""
 
 
 class _CpuSources:
@@ -265,10 +298,14 @@ class _CpuSources:
         self._own = {
             owner.uid: owner.cpus
             for owner in owners
-            if owner.cpuset and owner.uid not in outcome.by_uid and not owner.kubelet
+            if owner.cpuset
+            and owner.uid not in outcome.by_uid
+            and not owner.kubelet
+            and not owner.claims
         }
         # A container does not get a CPU from a DRA driver if another pod owns it.
         self._unowned = topology.online - union(owner.claimed for owner in owners)
+        self._owners = owners
 
     def of(self, pod: Pod) -> _PodCpus:
         kubelets: dict[str, CpuSet] | None = None
@@ -281,7 +318,26 @@ class _CpuSources:
             if (left := cpus & self._unowned)
         }
         share = self._outcome.by_uid.get(pod.uid, Share())
-        return _PodCpus(self._own.get(pod.uid), share.cpus, share.blocked, kubelets, of_dra)
+        return _PodCpus(
+            self._own.get(pod.uid),
+            share.cpus,
+            share.blocked,
+            kubelets,
+            of_dra,
+            self._of_claims(pod),
+        )
+
+    def _of_claims(self, pod: Pod) -> dict[str, ContainerClaim]:
+        """Without containers whose CPUs are offline or have another owner."""
+        of_pod = self._kubelet.claims.containers.get(pod.uid)
+        if of_pod is None:
+            return {}
+        own = union(owner.cpus for owner in self._owners if owner.is_of(pod.uid))
+        return {
+            name: msgspec.structs.replace(claim, cpus=left)
+            for name, claim in of_pod.items()
+            if (left := claim.cpus & own)
+        }
 
 
 def _batch_of(pod: Pod, refusals: _Refusals) -> dict[str, BatchResources]:
@@ -337,7 +393,7 @@ def _places(
 
 def _shares(pod: Pod, cpus: _PodCpus, name: str) -> bool:
     """Whether the container shares a pool, and the agent writes its CPUs."""
-    if name in cpus.by_policy or name in cpus.of_dra:
+    if name in cpus.by_policy or name in cpus.of_dra or name in cpus.of_claims:
         return False
     if cpus.kubelets is not None and (not cpus.kubelets or name in cpus.kubelets):
         return False
@@ -433,8 +489,13 @@ class _NumaNodes:
     def memory(self, cpus: CpuSet) -> CpuSet | None:
         """The memory nodes for these CPUs. None (any node) if memory is not bound, or if one of the
         nodes has no memory of its own."""
-        nodes = self.of(cpus) if self._bind else EMPTY
-        return nodes if nodes and nodes <= self._with_memory else None
+        nodes = self.with_memory(cpus) if self._bind else EMPTY
+        return nodes or None
+
+    def with_memory(self, cpus: CpuSet) -> CpuSet:
+        """The memory nodes for these CPUs; none if one of the nodes has no memory of its own."""
+        nodes = self.of(cpus)
+        return nodes if nodes <= self._with_memory else EMPTY
 
 
 _OWNERS: Final = (QoS.LSE, QoS.LSR)
@@ -492,6 +553,23 @@ class _PodValues(msgspec.Struct, frozen=True):
         resources = LinuxResources(str(cpus), self._mems(pod, cpus), quota=NO_QUOTA)
         return Wanted(resources, exclusive=True)
 
+    def claimed(self, pod: Pod, claim: ContainerClaim) -> Wanted:
+        """The values of a container with CPUs of a claim. If it runs on the shared pool too, its
+        limit stays."""
+        pool = shared_cpus(pod, self.pools) if claim.shared else EMPTY
+        resources = LinuxResources(
+            str(claim.cpus | pool),
+            self._claimed_mems(pod, claim.cpus) if claim.bind_memory else None,
+            quota=None if claim.shared else NO_QUOTA,
+        )
+        return Wanted(resources, exclusive=True)
+
+    def _claimed_mems(self, pod: Pod, cpus: CpuSet) -> str | None:
+        if self._kubelet_binds(pod):
+            return None
+        nodes = self.numa_nodes.with_memory(cpus)
+        return str(nodes) if nodes else None
+
     def given(self, pod: Pod, cpus: CpuSet) -> Wanted:
         """The values of a container to which a static kubelet assigned CPUs. Its limits are the
         kubelet's, except in LSE and LSR pods and pods with a claim."""
@@ -527,7 +605,9 @@ class _PodValues(msgspec.Struct, frozen=True):
         named = dict.fromkeys(decided_names(pod, sharing), shared)
         named |= {name: self.shared(pod, placed[name]) for name in decided_names(pod, placed)}
         named |= {name: self.own(pod, each_own) for name, each_own in cpus.by_policy.items()}
-        lifted = bool(own or cpus.by_policy)
+        named |= {name: self.claimed(pod, claim) for name, claim in cpus.of_claims.items()}
+        unlimited = any(not claim.shared for claim in cpus.of_claims.values())
+        lifted = bool(own or cpus.by_policy or unlimited)
         for name, assigned in (kubelets or {}).items():
             named[name] = self.given(pod, assigned) if assigned else Wanted()
             lifted = lifted or named[name].resources.quota is not None

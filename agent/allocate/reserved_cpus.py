@@ -14,6 +14,7 @@ from agent.allocate.shares import shares_by_label
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.layout import Layout
 from agent.model.cpu.topology import Topology
+from agent.model.dra.prepared_claim import NodeClaims
 from agent.model.nrt.node_annotations import RESERVATION, NodeReservation
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pods import Pod
@@ -32,8 +33,10 @@ class KubeletCpus(msgspec.Struct, frozen=True):
     """By pod uid and container, the same CPUs where they are known; otherwise it is unknown which
     containers of a pod have its CPUs."""
     of_dra: Mapping[str, Mapping[str, CpuSet]] = {}
-    """By pod uid and container, the CPUs that DRA drivers gave, under every policy of the
+    """By pod uid and container, the CPUs that other DRA drivers gave, under every policy of the
     kubelet."""
+    claims: NodeClaims = NodeClaims()
+    """The CPUs that this agent gave as a DRA driver."""
 
 
 class DedicatedCpus(msgspec.Struct, frozen=True):
@@ -153,6 +156,9 @@ def cpus_outside_scheduling(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict
     found = kubelet_owned(pods, kubelet)
     for uid, of_pod in kubelet.of_dra.items():
         found[uid] = union(of_pod.values()) | found.get(uid, EMPTY)
+    for uid, of_claims in kubelet.claims.containers.items():
+        given = union(each.cpus for each in of_claims.values())
+        found[uid] = given | found.get(uid, EMPTY)
     return found
 
 

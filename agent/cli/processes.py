@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agent.model.settings.agent import AgentSettings
     from agent.model.settings.scheduler import SchedulerSettings, WebhookSettings
     from agent.node.corrected import PodResourcesServer, Serve
-    from agent.node.daemon import Frontend
+    from agent.node.daemon import DraParts, Frontend
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,7 @@ def _run_agent(settings: AgentSettings, arguments: argparse.Namespace) -> int:
             lambda: options.load(arguments, AgentSettings),
             _hook_server(settings),
             _serve_corrected(settings),
+            _dra_driver(settings),
             standalone=arguments.standalone,
         )
     except (
@@ -142,6 +143,29 @@ def _hook_server(settings: AgentSettings) -> Frontend | None:
     from agent.koordinator import server
 
     return server.HookServer(settings, server.REGISTRATION_DIR)
+
+
+def _dra_driver(settings: AgentSettings) -> DraParts | None:
+    """The parts of the DRA driver, None if it is not enabled. Raises SettingsError."""
+    if not settings.dra:
+        return None
+    if settings.cpu_policy != "none":
+        raise SettingsError("dra: cpu-policy gives the same CPUs: set it to none")
+    _needs_grpcio("dra")
+    import uuid
+
+    from agent.dra import server
+    from agent.dra.cdi import CDI_DIR, CdiFiles
+    from agent.dra.service import Claims, DraService
+    from agent.node.daemon import DraParts
+
+    instance = uuid.uuid4().hex[:8]
+
+    def driver(claims: Claims) -> server.DraServer:
+        service = DraService(claims, server.endpoint(settings.kubelet_dir, instance))
+        return server.DraServer(service, settings.kubelet_dir, instance)
+
+    return DraParts(CdiFiles(CDI_DIR, server.plugin_dir(settings.kubelet_dir)), driver)
 
 
 def _serve_corrected(settings: AgentSettings) -> Serve | None:

@@ -16,14 +16,10 @@ import msgspec
 
 from agent.host import files
 from agent.model.cpu.cpuset import union
+from agent.model.dra.names import CDI_KIND, DRIVER, VARIABLE
 from agent.model.dra.prepared_claim import PreparedClaim, PreparedGroup
-from agent.model.dra.resource_claim import DRIVER
 
 CDI_DIR: Final = "/var/run/cdi"
-KIND: Final = f"{DRIVER}/claim"
-VARIABLE: Final = "TOPOLET_CLAIM"
-"""The variable with the CPUs of a request is `TOPOLET_CLAIM_UID_REQUEST`, with underscores for all
-other characters."""
 _CDI_VERSION: Final = "0.5.0"
 _METADATA_VERSION: Final = "metadata.resource.k8s.io/v1alpha1"
 _IN_CONTAINER: Final = "/var/run/kubernetes.io/dra-device-attributes"
@@ -35,7 +31,7 @@ Attributes = Mapping[str, Mapping[str, Any]]
 
 
 class CdiFiles:
-    """The files of prepared claims.
+    """The files of prepared claims. A request with admin access has none, as it has no CPUs.
 
     `cdi_dir`: where the runtime finds CDI files.
     `plugin_dir`: the driver's own folder, as containers and the agent see it on the host."""
@@ -48,7 +44,7 @@ class CdiFiles:
         """Replaces the files of the claim. The CDI file comes last, as it names the others. Raises
         OSError."""
         files.make_folders(self._cdi_dir)
-        for request, groups in claim.requests.items():
+        for request, groups in with_cpus(claim).items():
             path = self._metadata_path(claim, request)
             files.make_folders(os.path.dirname(path))
             text = msgspec.json.encode(metadata(claim, request, groups, attributes))
@@ -85,7 +81,7 @@ class CdiFiles:
     def _spec(self, claim: PreparedClaim) -> dict[str, Any]:
         return {
             "cdiVersion": _CDI_VERSION,
-            "kind": KIND,
+            "kind": CDI_KIND,
             "devices": [
                 {
                     "name": _device_name(claim, request),
@@ -100,19 +96,29 @@ class CdiFiles:
                         ],
                     },
                 }
-                for request, groups in claim.requests.items()
+                for request, groups in with_cpus(claim).items()
             ],
         }
 
 
+def with_cpus(claim: PreparedClaim) -> Mapping[str, tuple[PreparedGroup, ...]]:
+    """By request, those that have CPUs."""
+    return {
+        request: groups
+        for request, groups in claim.requests.items()
+        if any(group.cpus for group in groups)
+    }
+
+
 def cdi_name(claim: PreparedClaim, request: str) -> str:
     """The qualified name of the CDI device of a request."""
-    return f"{KIND}={_device_name(claim, request)}"
+    return f"{CDI_KIND}={_device_name(claim, request)}"
 
 
 def variable(claim: PreparedClaim, request: str) -> str:
-    """The name of the variable with the CPUs of a request."""
-    return f"{VARIABLE}_{claim.uid}_{request}".replace("-", "_").replace(".", "_")
+    """The name of the variable with the CPUs of a request: VARIABLE, the claim's uid and the
+    request, with underscores for all other characters."""
+    return f"{VARIABLE}{claim.uid}_{request}".replace("-", "_").replace(".", "_")
 
 
 def container_path(claim: PreparedClaim, request: str) -> str:

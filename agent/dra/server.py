@@ -18,7 +18,7 @@ from typing import Final
 
 from agent.dra.service import HEALTH, REGISTRATION, SERVICE, DraService
 from agent.host import files
-from agent.model.dra.resource_claim import DRIVER
+from agent.model.dra.names import DRIVER
 from agent.rpc.server import GrpcServer, ServicerContext
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from typing import Final, Protocol, TypeVar
 
 from agent.allocate.dra.preparation import PreparationError
 from agent.dra.cdi import cdi_name
+from agent.model.dra.names import DRIVER
 from agent.model.dra.prepared_claim import PreparedClaim
-from agent.model.dra.resource_claim import DRIVER
 from agent.model.verdict import Code
 from agent.proto import DecodeError, Message
 from agent.proto import dra_pb2 as pb
@@ -154,7 +154,7 @@ def _prepared(claim: PreparedClaim) -> pb.Prepared:
                 request_names=[group.base_request],
                 pool_name=group.pool,
                 device_name=group.device,
-                cdi_device_ids=[cdi_name(claim, group.base_request)],
+                cdi_device_ids=[cdi_name(claim, group.base_request)] if group.cpus else [],
                 share_id=group.share,
             )
             for group in claim.groups

@@ -109,7 +109,7 @@ class Admission:
             sandbox.notified = self.pod_announced(pod)
         if not sandbox.notified or snapshot is None:
             return UNCHANGED
-        if pod.uid in snapshot.announced or all(owner.uid == pod.uid for owner in snapshot.owners):
+        if pod.uid in snapshot.announced or all(owner.is_of(pod.uid) for owner in snapshot.owners):
             return UNCHANGED
         if not sandbox.waiting.late:
             return Wait()
@@ -139,7 +139,11 @@ class Admission:
         late = creation.waiting.late
         # No container is refused for its place: after the deadline it shares the whole pool.
         answer = cpuset.create(
-            request, snapshot, assumed, lambda: not late and carried().has_devices
+            request,
+            snapshot,
+            assumed,
+            lambda: not late and carried().has_devices,
+            lambda: carried().has_cpu_claim,
         )
         visible = decided_devices(request, snapshot)
         waits = isinstance(answer, Wait)

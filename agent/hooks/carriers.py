@@ -29,6 +29,7 @@ from agent.model.devices.visibility import (
     mounted,
     split,
 )
+from agent.model.dra.names import CDI_KIND
 
 PRELOAD: Final = "LD_PRELOAD"
 DEV_NULL: Final = "/dev/null"
@@ -75,7 +76,8 @@ class Carried(msgspec.Struct, frozen=True):
     name devices (`visibility.mounted`), with any source. `annotations`: those that CDI reads.
     `serving`: the host's paths of mounts that may be folders through which the kubelet or others
     find the node's devices. `of_pod`: the values of the pod's annotations that CDI may read
-    (`visibility.of_pod`), which no frontend can change."""
+    (`visibility.of_pod`), which no frontend can change. `claim_variables`: it has the variable of
+    a claim on CPUs, which CDI sets."""
 
     environment: tuple[str, ...] = ()
     preload: str = ""
@@ -86,6 +88,16 @@ class Carried(msgspec.Struct, frozen=True):
     privileged: bool = False
     serving: tuple[str, ...] = ()
     of_pod: tuple[str, ...] = ()
+    claim_variables: bool = False
+
+    @property
+    def has_cpu_claim(self) -> bool:
+        """Whether it names CPUs of a ResourceClaim."""
+        names = (
+            *self.cdi_devices,
+            *(name for _, value in self.annotations for name in split(value)),
+        )
+        return self.claim_variables or any(kind_and_name(name)[0] == CDI_KIND for name in names)
 
     @property
     def has_devices(self) -> bool:

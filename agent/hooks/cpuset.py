@@ -37,7 +37,7 @@ from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, LinuxResources
 from agent.model.notice import MOUNTED_AT
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pods import Pod
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import DEFAULT_POOL, QoS, pool_cpus
 from agent.model.snapshot import NOTHING, NUMA_NODES, Snapshot, Wanted, excludes
 from agent.model.verdict import Wait
 
@@ -89,6 +89,7 @@ Answer = Keep | Override | Wait
 
 
 _UNPLACED: Final = "the agent has not decided on which NUMA nodes it runs"
+_UNCLAIMED: Final = "the agent has not decided about the CPUs of its ResourceClaim"
 
 
 def create(
@@ -96,11 +97,13 @@ def create(
     snapshot: Snapshot | None,
     assumed: Collection[AssumedContainer],
     has_devices: Callable[[], bool] = lambda: False,
+    has_cpu_claim: Callable[[], bool] = lambda: False,
 ) -> Answer:
     """The answer for a new container.
 
     `has_devices`: whether the container waits for a decision about its place if the agent does not
-        know its pod or the pod's devices yet."""
+        know its pod or the pod's devices yet.
+    `has_cpu_claim`: whether the container has CPUs of a ResourceClaim."""
     pod = announced(request.pod, 0)
     if snapshot and excludes(snapshot.excluded, pod.namespace, pod.name, request.container_name):
         return Keep()
@@ -114,10 +117,14 @@ def create(
     if known is None:
         if claims(pod) or (snapshot.kubelet_static and kubelet_may_own(pod)):
             return Wait("the agent has not decided about this pod")
+        if snapshot.gives_claims and has_cpu_claim():
+            return Wait(_UNCLAIMED)
         if snapshot.places_devices and has_devices():
             return Wait(_UNPLACED)
         return _share(pod, request.container_name, snapshot, assumed)
     wanted = known.of(request.container_name)
+    if snapshot.gives_claims and not wanted.exclusive and has_cpu_claim():
+        return Wait(_UNCLAIMED)
     if pod.uid in snapshot.unplaced and not wanted.exclusive and has_devices():
         return Wait(_UNPLACED)
     assigned = _assigned_by_kubelet(request, snapshot)
@@ -127,7 +134,10 @@ def create(
     if wanted.blocked:
         return Wait(wanted.blocked)
     if wanted.exclusive:
-        cpus = CpuSet.parse(wanted.cpuset or "")
+        # A container with CPUs of its own may run on the shared pool too.
+        pool = pool_cpus(snapshot.pools.get(DEFAULT_POOL.name, ()))
+        every = CpuSet.parse(wanted.cpuset or "")
+        cpus = every - pool or every
         for container in assumed:
             own = container.uid == pod.uid and container.exclusive
             if not own and not container.seen_by(snapshot) and container.may_hold(cpus):

@@ -153,13 +153,19 @@ class Cluster:
         self, kind: Kind, name: str, read: Read[T], changed: Changed[T]
     ) -> KindWatch[T]:
         """Watches the one object, while the server has its kind."""
+        return self.watch_selected(kind, f"metadata.name={name}", read, changed)
+
+    def watch_selected(
+        self, kind: Kind, fields: str, read: Read[T], changed: Changed[T]
+    ) -> KindWatch[T]:
+        """Watches the objects with these fields, while the server has their kind."""
         return KindWatch(
             self._transport,
             self.discovery,
             kind,
             read,
             changed,
-            select={"fieldSelector": f"metadata.name={name}"},
+            select={"fieldSelector": fields},
             first_seconds=self._first_seconds,
         )
 

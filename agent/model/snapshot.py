@@ -133,6 +133,10 @@ class Owner(msgspec.Struct, frozen=True):
     """The CPUs of its claim that are offline, which stay reserved for it."""
     kubelet: bool = False
     """The CPUs are those of a static kubelet's checkpoint."""
+    claims: bool = False
+    """The CPUs are those of ResourceClaims that this agent prepared."""
+    sharers: tuple[str, ...] = ()
+    """The uids of other pods that use the same claims."""
 
     @property
     def cpus(self) -> CpuSet:
@@ -142,6 +146,10 @@ class Owner(msgspec.Struct, frozen=True):
     def claimed(self) -> CpuSet:
         """Its CPUs, including offline ones."""
         return self.cpus | CpuSet.parse(self.offline)
+
+    def is_of(self, uid: str) -> bool:
+        """Whether the pod with this uid has the CPUs, alone or with others by a claim."""
+        return uid == self.uid or uid in self.sharers
 
 
 class LocalOwner(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -185,6 +193,9 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="versi
     it knows their pod and its devices."""
     unplaced: tuple[str, ...] = ()
     """The uids of pods whose ResourceClaims the kubelet has not reported yet."""
+    gives_claims: bool = False
+    """The agent is a DRA driver: a container with CPUs of a ResourceClaim waits for its decision
+    about them."""
 
 
 def encode(snapshot: Snapshot) -> bytes:

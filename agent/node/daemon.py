@@ -39,12 +39,13 @@ from agent.kube.cluster import Cluster
 from agent.kube.objects import Objects
 from agent.kubelet import podresources
 from agent.model import notifications, snapshot
-from agent.model.cpu.policies import BeOnOwned, DeviceLocality
+from agent.model.cpu.policies import BeOnOwned, CpuGrouping, DeviceLocality, GroupOrder
 from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
 from agent.model.settings.agent import AGENT_PORT, AgentSettings
 from agent.model.settings.colocation import FeatureMode, feature_modes
+from agent.model.settings.options import SettingsError
 from agent.node import device_visibility, node_local
 from agent.node.change_log import PodEvents
 from agent.node.cluster_view import ClusterCache, ClusterState, ClusterView, cluster_objects
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from agent.node.contention import Contention
     from agent.node.corrected import CorrectedPodResources, Serve
     from agent.node.page import NodePage
+    from agent.node.resource_claims import ClaimFiles, ResourceClaims
     from agent.node.strategies import StrategiesView
     from agent.node.usage import UsageView
     from agent.usage.past import PastHour
@@ -125,11 +127,29 @@ class Frontend(Protocol):
         ...
 
 
+class DraServer(Protocol):
+    """The driver's server, which the kubelet calls."""
+
+    def start(self) -> None:
+        """Raises OSError."""
+
+    def close(self) -> None:
+        """Withdraws the registration, and ends."""
+
+
+class DraParts(NamedTuple):
+    """What the DRA driver has outside of this package."""
+
+    files: ClaimFiles
+    server: Callable[[ResourceClaims], DraServer]
+
+
 def run(
     settings: AgentSettings,
     read_again: Callable[[], AgentSettings],
     frontend: Frontend | None = None,
     serve: Serve | None = None,
+    dra: DraParts | None = None,
     *,
     standalone: bool,
 ) -> None:
@@ -137,6 +157,7 @@ def run(
     settings again.
 
     `serve`: makes the server of corrected PodResources, None if they are not served.
+    `dra`: the parts of the DRA driver; None without it.
     `standalone`: without a cluster.
 
     Raises LockedError, HttpListenError, CgroupError, SettingsError, ConfigurationError, StoreError
@@ -149,7 +170,7 @@ def run(
     node = node_addresses(settings.node_addresses)
     _raise_file_limit()
     closing = ExitStack()
-    agent = _Agent(settings, serve, closing, standalone=standalone)
+    agent = _Agent(settings, serve, dra, closing, standalone=standalone)
     agent.reconciler.exclude = exclude
     if settings.http:
         served = HttpServer(
@@ -183,6 +204,10 @@ def run(
             closing.callback(frontend.close)
         if agent.corrected:
             agent.corrected.start()
+        if agent.claims is not None and dra is not None:
+            driver = dra.server(agent.claims)
+            driver.start()
+            closing.callback(driver.close)
         log.info("the agent manages the containers of %s", settings.runtime_endpoint)
         loop.run()
     closing.close()
@@ -195,6 +220,7 @@ class _Agent:
         self,
         settings: AgentSettings,
         serve: Serve | None,
+        dra: DraParts | None,
         closing: ExitStack,
         *,
         standalone: bool,
@@ -271,6 +297,9 @@ class _Agent:
             namespaces = locality_of_namespaces(objects, wake, self.sources)
             closing.callback(locations.close)
             closing.callback(namespaces.close)
+        self.claims: ResourceClaims | None = None
+        if dra is not None:
+            self.claims = self._resource_claims(settings, objects, dra.files, wake, closing)
         usage = self.usage = (
             self._usage(settings, objects, wake, closing) if settings.usage else _NO_USAGE
         )
@@ -320,7 +349,37 @@ class _Agent:
                 namespaces=namespaces,
                 read_claims=functools.partial(self.pod_resources.refresh, at_once=True),
             ),
+            self.claims,
         )
+
+    def _resource_claims(
+        self,
+        settings: AgentSettings,
+        objects: Objects,
+        claim_files: ClaimFiles,
+        wake: Callable[[], None],
+        closing: ExitStack,
+    ) -> ResourceClaims:
+        """Raises SettingsError."""
+        from agent.allocate.dra.groups import GroupRules
+        from agent.node import resource_claims
+        from agent.node.resource_slices import ResourceSlices
+
+        if not isinstance(objects, Cluster):
+            raise SettingsError("dra: there are no ResourceClaims without a cluster")
+        claims = resource_claims.ResourceClaims(
+            objects.claim,
+            self.node_name,
+            os.path.join(settings.state_dir, resource_claims.FILE),
+            claim_files,
+            GroupRules(CpuGrouping(settings.dra_devices), GroupOrder(settings.dra_order)),
+            wake,
+        )
+        published = ResourceSlices(objects, self.node_name, claims, self.sources)
+        claims.changed = published.changed
+        published.start()
+        closing.callback(published.close)
+        return claims
 
     def _usage(
         self,

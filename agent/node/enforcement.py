@@ -393,7 +393,7 @@ def _without(
     pool."""
     if not gained_occupied:
         return wanted
-    owned = union(owner.cpus for owner in decision.owners if owner.uid != uid)
+    owned = union(owner.cpus for owner in decision.owners if not owner.is_of(uid))
     cpus = (
         CpuSet.parse(wanted.cpuset or "") - gained_occupied
         or present - owned
@@ -449,7 +449,7 @@ def cpus_of_others(groups: Mapping[str, str], decision: Decision) -> dict[str, C
         of_pod = decision.pods[uid]
         cpusets = [_parsed(each.cpuset) for each in (of_pod.each, *of_pod.containers.values())]
         if (own := union(each for each in cpusets if each)) and None not in cpusets:
-            owned = union(owner.cpus for owner in decision.owners if owner.uid != uid)
+            owned = union(owner.cpus for owner in decision.owners if not owner.is_of(uid))
             others = union(apart[other] for other in apart.keys() - {uid})
             taken[group] = (owned | others) - own
     return taken

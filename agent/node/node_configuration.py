@@ -17,6 +17,7 @@ from agent.allocate.reserved_cpus import DedicatedCpus, PoolRules, cpus_for, res
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.policies import BIND_LABEL, BIND_VALUES, BindPolicy
 from agent.model.cpu.topology import Topology
 from agent.model.nrt.node_annotations import (
     BIND_MEMORY,
@@ -155,19 +156,30 @@ def check_combination(settings: AgentSettings, kubelet: KubeletConfiguration) ->
 
 def rules(configuration: NodeConfiguration) -> PoolRules:
     """The rules of the shared pools that follow from it."""
-    strict = configuration.kubelet_options.get(STRICT_CPU_RESERVATION) == "true"
-    kept = configuration.kubelet_reserved if strict else EMPTY
     system, of_system = configuration.system_qos, pool_of_class(QoS.SYSTEM)
     return PoolRules(
         kubelet_reserved=configuration.kubelet_reserved,
         owners_on_reserved=configuration.owners_on_reserved,
         be_on_reserved=configuration.be_on_reserved,
-        node_reserved=configuration.reservation.cpus() | kept,
+        node_reserved=configuration.reservation.cpus() | strictly_reserved(configuration),
         dedicated={of_system.name: DedicatedCpus(system.cpus(), system.cpuset_exclusive)},
         bind_memory=configuration.bind_memory,
         kubelet_memory=configuration.kubelet_memory,
         cpu_normalization_ratio=configuration.cpu_normalization_ratio,
     )
+
+
+def gives_whole_cores(node: ApiNode | None) -> bool:
+    """Whether a label of the Node allows only whole cores."""
+    return node is not None and BIND_VALUES.get(node.labels.get(BIND_LABEL, "")) is (
+        BindPolicy.FULL_PCPUS
+    )
+
+
+def strictly_reserved(configuration: NodeConfiguration) -> CpuSet:
+    """The CPUs that the kubelet reserves and keeps its pods off."""
+    strict = configuration.kubelet_options.get(STRICT_CPU_RESERVATION) == "true"
+    return configuration.kubelet_reserved if strict else EMPTY
 
 
 def _system(annotations: Mapping[str, str]) -> SystemQos:

@@ -61,7 +61,7 @@ class Publisher:
         return {
             owner.uid: owner.claimed
             for owner in self._owners()
-            if owner.uid not in local and not owner.kubelet
+            if owner.uid not in local and not owner.kubelet and not owner.claims
         }
 
     @property
@@ -97,6 +97,7 @@ class Publisher:
         announced: Collection[str] = (),
         places_devices: bool = False,
         unplaced: Collection[str] = (),
+        gives_claims: bool = False,
     ) -> None:
         """Writes the snapshot if something changed, or if `fresh` is set.
 
@@ -134,6 +135,7 @@ class Publisher:
             devices=visibility.node if visibility else None,
             places_devices=places_devices,
             unplaced=tuple(sorted(unplaced)),
+            gives_claims=gives_claims,
         )
         self.device_holders = holders(visibility, self.device_holders, {pod.uid for pod in pods})
         unchanged = self._last is not None and _same(self._last, new)

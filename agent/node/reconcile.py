@@ -24,11 +24,14 @@ collected, and the other stages still run.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
 from agent.allocate import pools
+from agent.allocate.dra.offer import OfferedCpus, offered
 from agent.allocate.locality import LocalityInput
 from agent.allocate.node_local.claim import LocalInput
 from agent.allocate.pools import Decision
@@ -52,6 +55,7 @@ from agent.model.notifications import (
     SnapshotRequest,
 )
 from agent.model.nrt.node_annotations import NodeConfiguration
+from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import QoS, pool_of_class
 from agent.model.snapshot import CpuPolicy, Patterns, Snapshot, excludes, excludes_any
@@ -61,7 +65,12 @@ from agent.node.devices import DeviceState
 from agent.node.enforcement import Enforcement, Freed
 from agent.node.kubelet_view import KubeletState, KubeletView
 from agent.node.locality import LocalityView
-from agent.node.node_configuration import NodeObject, rules
+from agent.node.node_configuration import (
+    NodeObject,
+    gives_whole_cores,
+    rules,
+    strictly_reserved,
+)
 from agent.node.node_local import NodeLocalCpus
 from agent.node.notifications import AnnouncedContainers, AnnouncedPods
 from agent.node.publisher import Publisher
@@ -81,6 +90,28 @@ from agent.node.violations import (
 
 class ReconcileError(RuntimeError):
     """Some values could not be written; the message names them. All others were written."""
+
+
+class ClaimMoment(msgspec.Struct, frozen=True):
+    """What a pass has left to claims."""
+
+    topology: Topology
+    offered: OfferedCpus
+    near: Mapping[int, int] = {}
+    """By NUMA node, the number of GPUs and other devices there."""
+    whole_cores: bool = False
+    """Whether the node gives only whole cores."""
+
+
+class ClaimsOfNode(Protocol):
+    """The claims of the DRA driver."""
+
+    def with_claims(self, kubelet: KubeletCpus, pods: Collection[ApiPod]) -> KubeletCpus:
+        """Adds the CPUs of claims, of the containers that these pods of the API server use them
+        for."""
+
+    def follow(self, moment: ClaimMoment) -> None:
+        """Takes what a pass has left."""
 
 
 class DecisionInput(msgspec.Struct, frozen=True):
@@ -145,7 +176,8 @@ class Reconciler:
     runtime and the cgroups show everything else again.
 
     `node_local`: None without a node-local policy.
-    `devices`: None without devices."""
+    `devices`: None without devices.
+    `claims`: those of the DRA driver; None without it."""
 
     def __init__(
         self,
@@ -160,6 +192,7 @@ class Reconciler:
         node_local: NodeLocalCpus | None = None,
         devices: DeviceVisibilityView | None = None,
         locality: LocalityView | None = None,
+        claims: ClaimsOfNode | None = None,
     ) -> None:
         self._topology = topology
         self._runtime = runtime
@@ -172,6 +205,7 @@ class Reconciler:
         self._node_local = node_local or NodeLocalCpus()
         self._devices = devices or DeviceVisibilityView(None)
         self._locality = locality or LocalityView()
+        self._claims = claims
         self._announced = AnnouncedPods()
         self._announced_containers = AnnouncedContainers()
         self._notified = True
@@ -243,6 +277,9 @@ class Reconciler:
         pods, seen_uids = self._pods(seen.managed.pods, seen.cluster)
         all_pods = (*pods, *(pod for pod in seen.listed.pods if self._excludes(pod)))
         kubelet = self._kubelet.state(seen.topology, all_pods, seen.managed.devices)
+        if self._claims is not None:
+            cpus = self._claims.with_claims(kubelet.cpus, seen.cluster.pods.values())
+            kubelet = msgspec.structs.replace(kubelet, cpus=cpus)
         static = kubelet.cpus.static
         pods = decidable(pods, seen_uids, static=static)
         of_node = self._node_object.configuration(self._cluster.known.node, seen.topology)
@@ -272,7 +309,7 @@ class Reconciler:
                 announced,
                 resolved.holds,
                 last,
-                cpus.of_dra,
+                {**cpus.of_dra, **cpus.claims.containers},
                 of_plugins,
             )
         locality = self._locality.decision_input(
@@ -304,11 +341,35 @@ class Reconciler:
             decision = pools.decide(**msgspec.structs.asdict(decision_input))
             self._decided = decision_input, decision
         self._locality.decided(decision.places)
+        if self._claims is not None:
+            self._claims.follow(self._left_to_claims(seen, resolved, decision))
         self.again = decision.again
         owners = settled(decision, self._publisher.all_owners)
         self._reporter.changes.decided(resolved.pods, decision, owners, resolved.holds)
         self._reporter.changes.without_cgroup(_without_cgroup(seen.managed.pods), time.monotonic())
         return decision
+
+    def _left_to_claims(
+        self, seen: Observation, resolved: Resolved, decision: Decision
+    ) -> ClaimMoment:
+        configuration = resolved.configuration
+        near = Counter(
+            device.topology.node
+            for device in resolved.devices.report.devices
+            if device.topology is not None and device.topology.node >= 0
+        )
+        return ClaimMoment(
+            seen.topology,
+            offered(
+                seen.topology,
+                decision.owners,
+                resolved.kubelet.cpus,
+                rules(configuration),
+                strictly_reserved(configuration),
+            ),
+            near,
+            gives_whole_cores(seen.cluster.node),
+        )
 
     def _rules(self, resolved: Resolved, topology: Topology) -> PoolRules:
         """The rules of the pools, by the load of the reserved CPUs too."""
@@ -372,6 +433,7 @@ class Reconciler:
             announced=self._announced.cgroup_parents,
             places_devices=self._locality.decides(seen.topology),
             unplaced=self._locality.unplaced,
+            gives_claims=self._claims is not None,
         )
         self._notified = False
         self._reporter.audit.decided(before, self._publisher.last, decision.moves)

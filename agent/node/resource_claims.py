@@ -14,24 +14,29 @@ from typing import Final, Protocol
 
 import msgspec
 
+from agent.allocate.dra import slices
 from agent.allocate.dra.groups import CpuGroup, GroupRules, groups
-from agent.allocate.dra.offer import OfferedCpus
+from agent.allocate.dra.holders import node_claims, with_containers
 from agent.allocate.dra.preparation import (
     PreparationError,
     PreparationRules,
     counted,
     prepared,
 )
+from agent.allocate.dra.slices import Device
+from agent.allocate.reserved_cpus import KubeletCpus
 from agent.host import files
 from agent.kube.auth import AccessError
 from agent.kube.errors import KubeError
 from agent.model.bounds import JsonError
+from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.layout import Layout
-from agent.model.cpu.topology import Topology
 from agent.model.dra import prepared_claim, resource_claim
-from agent.model.dra.prepared_claim import PreparedClaim
+from agent.model.dra.prepared_claim import NodeClaims, PreparedClaim
 from agent.model.objects import ObjectError
+from agent.model.pod.apiobjects import ApiPod
+from agent.node.reconcile import ClaimMoment
 
 log = logging.getLogger(__name__)
 
@@ -52,16 +57,6 @@ class ClaimFiles(Protocol):
         """Removes the files of all claims but these. Raises OSError."""
 
 
-class ClaimMoment(msgspec.Struct, frozen=True):
-    """What a pass has left to claims."""
-
-    topology: Topology
-    layout: Layout
-    offered: OfferedCpus
-    near: Mapping[int, int] = {}
-    """By NUMA node, the number of GPUs and other devices there."""
-
-
 class ResourceClaims:
     """Safe for threads.
 
@@ -76,20 +71,22 @@ class ResourceClaims:
         node_name: str,
         path: str,
         claim_files: ClaimFiles,
-        group_rules: GroupRules,
-        rules: PreparationRules,
+        rules: GroupRules,
         wake: Callable[[], None],
     ) -> None:
         self._read = read
         self._node_name = node_name
         self._path = path
         self._files = claim_files
-        self._group_rules = group_rules
         self._rules = rules
         self._wake = wake
         self._lock = threading.Lock()
         self._claims = self._stored()
         self._moment: ClaimMoment | None = None
+        self._layout: Layout | None = None
+        self._node_claims: tuple[Mapping[str, PreparedClaim], NodeClaims] | None = None
+        self.changed: Callable[[], None] = lambda: None
+        """Called when the devices may have changed, on any thread."""
         self._cut_files()
 
     def now(self) -> Mapping[str, PreparedClaim]:
@@ -102,19 +99,52 @@ class ResourceClaims:
 
     def follow(self, moment: ClaimMoment) -> None:
         """Takes what a pass has left."""
+        before = self._moment
+        if moment == before:
+            return
+        if before is None or before.topology != moment.topology:
+            self._layout = layouts.of_topology(moment.topology)
         self._moment = moment
+        self.changed()
+
+    def problem(self) -> str:
+        """Why claims can have no CPUs, "" if they can."""
+        moment = self._moment
+        return moment.offered.reason if moment is not None else ""
+
+    def slice_devices(self) -> list[Device] | None:
+        """The devices as a ResourceSlice has them; None before the first pass."""
+        moment, layout = self._moment, self._layout
+        if moment is None or layout is None:
+            return None
+        return slices.devices(self.groups(), layout, whole_cores=moment.whole_cores)
+
+    def with_claims(self, kubelet: KubeletCpus, pods: Collection[ApiPod]) -> KubeletCpus:
+        """Adds the CPUs of claims, of the containers that these pods of the API server use them
+        for."""
+        with self._lock:
+            claims = with_containers(self._claims, pods)
+            if claims is not self._claims:
+                try:
+                    self._keep(claims, "claims")
+                except PreparationError as error:
+                    log.warning("%s", error)
+                    self._claims = claims
+            if self._node_claims is None or self._node_claims[0] is not self._claims:
+                self._node_claims = self._claims, node_claims(self._claims.values())
+            return msgspec.structs.replace(kubelet, claims=self._node_claims[1])
 
     def groups(self) -> tuple[CpuGroup, ...]:
         """The devices of the node in order; none before the first pass."""
-        moment = self._moment
-        if moment is None:
+        moment, layout = self._moment, self._layout
+        if moment is None or layout is None:
             return ()
         return groups(
             moment.topology,
-            moment.layout,
+            layout,
             moment.offered.cpus,
             self.cpus(),
-            self._group_rules,
+            msgspec.structs.replace(self._rules, whole_cores=moment.whole_cores),
             moment.near,
             pool_left=moment.offered.pool_left,
         )
@@ -141,10 +171,11 @@ class ResourceClaims:
                 claim = self._prepared(namespace, name, uid, title)
                 self._keep({**self._claims, uid: claim}, title)
             try:
-                self._files.write(claim, {})
+                self._files.write(claim, self._attributes())
             except OSError as error:
                 raise PreparationError(f"{title}: {files.reason(error)}") from None
         self._wake()
+        self.changed()
         return claim
 
     def unprepare(self, uid: str) -> None:
@@ -161,6 +192,10 @@ class ResourceClaims:
                 log.warning("claim %s: %s", uid, files.reason(error))
         if claim is not None:
             self._wake()
+            self.changed()
+
+    def _attributes(self) -> Mapping[str, Mapping[str, object]]:
+        return {device["name"]: device["attributes"] for device in self.slice_devices() or ()}
 
     def _prepared(self, namespace: str, name: str, uid: str, title: str) -> PreparedClaim:
         """Raises PreparationError."""
@@ -174,14 +209,15 @@ class ResourceClaims:
             raise PreparationError(f"{title}: its uid is {claim.uid}, and not {uid}")
         if not claim.allocated:
             raise PreparationError(f"{title}: it is not allocated")
-        moment = self._moment
-        if moment is None:
+        moment, layout = self._moment, self._layout
+        if moment is None or layout is None:
             raise PreparationError(f"{title}: the agent has not completed its first pass yet")
         if moment.offered.reason:
             raise PreparationError(f"{title}: {moment.offered.reason}")
         by_name = {group.name: group for group in self.groups()}
         counts = counted(self._claims)
-        return prepared(claim, self._node_name, by_name, moment.layout, counts, self._rules)
+        rules = PreparationRules(whole_cores=moment.whole_cores)
+        return prepared(claim, self._node_name, by_name, layout, counts, rules)
 
     def _keep(self, claims: Mapping[str, PreparedClaim], title: str) -> None:
         """Writes the file, and then takes the claims. Raises PreparationError."""

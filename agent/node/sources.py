@@ -40,6 +40,7 @@ class SourceName(enum.Enum):
     CLUSTER_MEMORY = "cluster-memory"
     SNAPSHOT = "snapshot"
     RESOURCE_SLICES = "resource-slices"
+    DRA = "dra-driver"
     NAMESPACES = "namespaces"
     STRATEGIES = "strategies"
     COLOCATION = "colocation"

@@ -75,7 +75,7 @@ def find_overlaps(
 
 def may_hold(uid: str, qos: QoS, owner: Owner) -> bool:
     """Whether a pod may run on an owner's CPUs."""
-    return owner.uid == uid or owner.qos not in pool_of_class(qos).excluded
+    return owner.is_of(uid) or owner.qos not in pool_of_class(qos).excluded
 
 
 def started(pods: tuple[Pod, ...]) -> frozenset[str]:
@@ -304,6 +304,7 @@ def find_unallocated(
     annotation names NUMA nodes, which they got instead of CPUs, and pods whose annotation can't be
     read, which are reported as refusals."""
     served = {owner.uid for owner in decision.owners} | kubelet.of_dra.keys()
+    served |= kubelet.claims.containers.keys()
     served |= {uid for uid, cpus in kubelet.by_uid.items() if cpus and kubelet.static}
     served |= {each.uid for each in decision.refusals if each.key in (RESOURCE_STATUS, "")}
     return tuple(

@@ -23,6 +23,7 @@ from agent.hooks.requests import (
     announced_pod,
 )
 from agent.model.devices import visibility
+from agent.model.dra import names
 from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, CpuQuota, LinuxResources, hugepages
 from agent.model.notifications import PodAnnounced
 from agent.model.pod.pods import pod_uid
@@ -111,6 +112,9 @@ def requested_resources(resources: pb.LinuxResources) -> LinuxResources:
     )
 
 
+_CLAIM: Final = names.VARIABLE.encode()
+
+
 def carried(container: pb.Container, sandbox: pb.PodSandbox) -> Carried:
     """The devices that a request to create a container names. The runtime has applied CDI to the
     container already. The image's environment can't be distinguished from the request's: `all`
@@ -152,6 +156,7 @@ def carried(container: pb.Container, sandbox: pb.PodSandbox) -> Carried:
         privileged=privileged,
         serving=carriers.serving(each.source for each in container.mounts),
         of_pod=visibility.of_pod(sandbox.annotations),
+        claim_variables=any(name.startswith(_CLAIM) for name, _ in variables),
     )
 
 

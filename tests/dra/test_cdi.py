@@ -39,10 +39,8 @@ def test_a_device_of_each_request_has_its_cpus(files: CdiFiles, tmp_path: Path) 
     (path,) = (tmp_path / "cdi").iterdir()
     spec = read(path)
     assert spec["kind"] == "cpu.topolet.io/claim"
-    assert [each["name"] for each in spec["devices"]] == [
-        "8ec6fd12-bb08_cpus",
-        "8ec6fd12-bb08_monitor",
-    ]
+    # A request with admin access has no CPUs.
+    assert [each["name"] for each in spec["devices"]] == ["8ec6fd12-bb08_cpus"]
     assert cdi_name(CLAIM, "cpus") == "cpu.topolet.io/claim=8ec6fd12-bb08_cpus"
     edits = spec["devices"][0]["containerEdits"]
     assert edits["env"] == [f"{variable(CLAIM, 'cpus')}=0-3,8-11"]

@@ -12,17 +12,16 @@ import pytest
 
 from agent.allocate.dra.groups import GroupRules
 from agent.allocate.dra.offer import OfferedCpus
-from agent.allocate.dra.preparation import PreparationError, PreparationRules
+from agent.allocate.dra.preparation import PreparationError
 from agent.dra.cdi import CdiFiles
 from agent.kube.errors import NotFoundError
-from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.dra.resource_claim import DRIVER
-from agent.node.resource_claims import FILE, ClaimMoment, ResourceClaims
+from agent.model.dra.names import DRIVER
+from agent.node.reconcile import ClaimMoment
+from agent.node.resource_claims import FILE, ResourceClaims
 from tests.allocate.dra.node import ALL, FOUR_NODES
 
 EVERYTHING = OfferedCpus(ALL)
-LAYOUT = layouts.of_topology(FOUR_NODES)
 
 
 class ClaimsOfServer:
@@ -63,11 +62,10 @@ def start(server: ClaimsOfServer, tmp_path: Path) -> Callable[..., ResourceClaim
             str(tmp_path / FILE),
             CdiFiles(str(tmp_path / "cdi"), str(tmp_path / "plugin")),
             GroupRules(),
-            PreparationRules(),
             server.wake,
         )
         if offered is not None:
-            claims.follow(ClaimMoment(FOUR_NODES, LAYOUT, offered))
+            claims.follow(ClaimMoment(FOUR_NODES, offered))
         return claims
 
     return started
@@ -184,6 +182,6 @@ def test_cpus_that_are_offline_are_a_trouble_of_their_device(
     topology = type(FOUR_NODES)(
         without, FOUR_NODES.numa_nodes, CpuSet((0, 1)), FOUR_NODES.isolated, FOUR_NODES.smt
     )
-    claims.follow(ClaimMoment(topology, layouts.of_topology(topology), OfferedCpus(ALL)))
+    claims.follow(ClaimMoment(topology, OfferedCpus(ALL)))
     troubles = {device: trouble for _, device, trouble in claims.devices() if trouble}
     assert troubles == {"numa-node-0": "CPUs 0-1 are offline"}

@@ -41,6 +41,7 @@ from agent.model.devices import (
     resource_slice,
 )
 from agent.model.dra import cpu_parameters, prepared_claim, resource_claim
+from agent.model.dra import names as claim_names
 from agent.model.dra.cpu_parameters import ParametersError
 from agent.model.node_slo import NodeSlo, node_slo
 from agent.model.nrt import node_annotations, node_status, resource_topology
@@ -724,7 +725,7 @@ def _objects() -> Iterator[Target]:
                         "results": [
                             {
                                 "request": "a",
-                                "driver": resource_claim.DRIVER,
+                                "driver": claim_names.DRIVER,
                                 "pool": "n",
                                 "device": "numa-node-0",
                                 "adminAccess": False,
@@ -737,7 +738,7 @@ def _objects() -> Iterator[Target]:
                                 "source": "FromClaim",
                                 "requests": ["a"],
                                 "opaque": {
-                                    "driver": resource_claim.DRIVER,
+                                    "driver": claim_names.DRIVER,
                                     "parameters": {
                                         "apiVersion": cpu_parameters.API_VERSION,
                                         "kind": cpu_parameters.KIND,

@@ -30,29 +30,27 @@ class OfferedCpus(msgspec.Struct, frozen=True):
 def offered(
     topology: Topology,
     owners: Iterable[Owner],
-    bound: CpuSet,
     kubelet: KubeletCpus,
     rules: PoolRules,
-    *,
-    strict_reservation: bool,
+    strictly_reserved: CpuSet,
 ) -> OfferedCpus:
     """What the node offers.
 
-    `owners`: those of CPUs, without claims.
-    `bound`: the CPUs that annotations of pods name that are bound to the node.
-    `strict_reservation`: whether a static kubelet keeps pods off what it reserves."""
+    `owners`: all owners of CPUs, also pods that are only bound to the node.
+    `strictly_reserved`: the CPUs that a static kubelet reserves and keeps its pods off."""
     if kubelet.of_dra:
         return OfferedCpus(reason="another DRA driver gives CPUs of this node")
-    others = union(owner.claimed for owner in owners) | bound | rules.kept
-    reserved = rules.kubelet_reserved & topology.online
+    others = union(owner.claimed for owner in owners if not owner.claims)
     if kubelet.static:
-        if not strict_reservation:
+        if not strictly_reserved:
             return OfferedCpus(
                 reason="the kubelet has the static policy, and its pods share what it reserves: "
                 "set its option strict-cpu-reservation, or its policy to none"
             )
-        cpus = reserved - others
-        return OfferedCpus(cpus, reason="" if cpus else "the kubelet reserves no CPU that is free")
+        cpus = strictly_reserved & topology.online - others
+        return OfferedCpus(cpus, reason="" if cpus else "other pods own what the kubelet reserves")
+    others |= rules.kept
+    reserved = rules.kubelet_reserved & topology.online
     cpus = topology.online - others - reserved
     pool_left = bool(reserved - others)
     return OfferedCpus(cpus, pool_left, "" if cpus else "other pods own all CPUs")

@@ -11,7 +11,8 @@ from typing import Any, Final
 from agent.allocate.dra.groups import CpuGroup
 from agent.model.cpu.layout import Layout
 from agent.model.devices import resource_slice
-from agent.model.dra.resource_claim import CPU, DRIVER, HUGE_PAGES, MEMORY
+from agent.model.dra.names import DRIVER
+from agent.model.dra.resource_claim import CPU, HUGE_PAGES, MEMORY
 from agent.model.quantities import amount
 
 API_VERSION: Final = "resource.k8s.io/v1"

@@ -10,7 +10,7 @@ import msgspec
 
 from agent.model import bounds
 from agent.model.bounds import JsonError
-from agent.model.cpu.cpuset import CpuSet, CpuSetError, union
+from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.cpu.policies import ExclusivePolicy
 
 MAX_BYTES: Final = 16 << 20
@@ -44,6 +44,33 @@ class PreparedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.request.partition("/")[0]
 
 
+class ClaimContainer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A container that uses a claim."""
+
+    pod_uid: str
+    name: str
+    request: str = ""
+    """The request of the claim that it uses, "" for all."""
+
+
+class ContainerClaim(msgspec.Struct, frozen=True):
+    """What one container has by its claims."""
+
+    cpus: CpuSet
+    shared: bool = False
+    """Whether it runs on the shared pool too."""
+    bind_memory: bool = False
+
+
+class NodeClaims(msgspec.Struct, frozen=True):
+    """The claims of a node, as decisions read them."""
+
+    cpus: CpuSet = EMPTY
+    """Those of all prepared claims, whether or not their pods are known."""
+    containers: Mapping[str, Mapping[str, ContainerClaim]] = {}
+    """By pod uid and name, the containers with CPUs of claims."""
+
+
 class PreparedClaim(msgspec.Struct, frozen=True, omit_defaults=True):
     """A claim with the CPUs that it keeps until the kubelet unprepares it."""
 
@@ -53,6 +80,8 @@ class PreparedClaim(msgspec.Struct, frozen=True, omit_defaults=True):
     groups: tuple[PreparedGroup, ...] = ()
     pod_claim: str = ""
     """The name in the pod, if the claim was made from a template for one."""
+    containers: tuple[ClaimContainer, ...] = ()
+    """The containers that use it, as far as they are known."""
 
     @property
     def title(self) -> str:

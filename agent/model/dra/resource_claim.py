@@ -11,13 +11,11 @@ import msgspec
 
 from agent.model.dra import cpu_parameters
 from agent.model.dra.cpu_parameters import CpuParameters, ParametersError
+from agent.model.dra.names import DRIVER, PEER_DRIVER
 from agent.model.objects import ObjectError, ObjectIdentity, decoded
 from agent.model.quantities import Quantity, QuantityError, milli, whole
 
 KIND: Final = "ResourceClaim"
-DRIVER: Final = "cpu.topolet.io"
-PEER: Final = "dra.cpu"
-"""The driver name of dra-driver-cpu, whose parameters are read too."""
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
 HUGE_PAGES: Final = "hugepages_"
@@ -173,7 +171,7 @@ _Parameters = tuple[tuple[str, ...], CpuParameters]
 def _parameters(configs: Iterable[_Config], title: str) -> Iterator[_Parameters]:
     """Those for this driver. Raises ObjectError."""
     for index, config in enumerate(configs):
-        if config.opaque is None or config.opaque.driver not in (DRIVER, PEER):
+        if config.opaque is None or config.opaque.driver not in (DRIVER, PEER_DRIVER):
             continue
         field = f"status.allocation.devices.config[{index}]"
         requests = config.requests or ()

@@ -6,7 +6,8 @@ import contextlib
 import datetime
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -29,6 +30,8 @@ GPU_MODEL: Final = "node.koordinator.sh/gpu-model"
 MAX_VALUES: Final = 64
 """Values that are kept of a pod. An affinity may list thousands, and the scheduler keeps the values
 for each kind of pods."""
+MAX_CLAIM_USES: Final = 256
+"""Uses of claims that are kept of a pod."""
 _LABEL_CHARACTERS: Final = 63
 """The longest value of a label (Kubernetes: validation.LabelValueMaxLength)."""
 
@@ -122,6 +125,16 @@ class ApiContainer(msgspec.Struct, frozen=True):
         return self.requests | self.resized if self.resized else self.requests
 
 
+class ClaimUse(msgspec.Struct, frozen=True, gc=False):
+    """A container uses a ResourceClaim."""
+
+    container: str
+    claim: str
+    """The ResourceClaim's name."""
+    request: str = ""
+    """The request of the claim that it uses, "" for all."""
+
+
 class ApiPod(msgspec.Struct, frozen=True):
     """A pod of the API server. Its requests and limits are pod-level resources: they override those
     of the containers, in the same units."""
@@ -164,6 +177,8 @@ class ApiPod(msgspec.Struct, frozen=True):
     """A container of it uses a ResourceClaim."""
     pod_group: str = ""
     """The PodGroup of kube-scheduler that it belongs to."""
+    claims: tuple[ClaimUse, ...] = ()
+    """The ResourceClaims that exist for it, also those of extended resources."""
 
     @property
     def pod_level(self) -> bool:
@@ -272,7 +287,29 @@ def value(raw: PodObject) -> ApiPod:
         admitted_values(GPU_MODEL, raw.spec.node_selector, raw.spec.affinity),
         any(each.resources.claims for each in (raw.spec.containers or ())),
         (raw.spec.scheduling_group or _NO_GROUP).pod_group_name or "",
+        tuple(islice(_claim_uses(raw), MAX_CLAIM_USES)),
     )
+
+
+def _claim_uses(raw: PodObject) -> Iterator[ClaimUse]:
+    """A claim made from a template has its name in the status (Kubernetes:
+    component-helpers, resourceclaim.Name)."""
+    status = raw.status
+    names = {
+        each.name: each.resource_claim_name
+        for each in (*(raw.spec.resource_claims or ()), *(status.resource_claim_statuses or ()))
+        if each.resource_claim_name
+    }
+    if not names and status.extended_resource_claim_status is None:
+        return
+    for container in (*(raw.spec.containers or ()), *(raw.spec.init_containers or ())):
+        for use in container.resources.claims or ():
+            if name := names.get(use.name):
+                yield ClaimUse(container.name, name, use.request or "")
+    if (extended := status.extended_resource_claim_status) is not None:
+        for mapping in extended.request_mappings or ():
+            claim = extended.resource_claim_name
+            yield ClaimUse(mapping.container_name, claim, mapping.request_name)
 
 
 class _RawMetadata(ObjectMetadata, frozen=True, rename="camel", kw_only=True):
@@ -285,7 +322,25 @@ class _RawMetadata(ObjectMetadata, frozen=True, rename="camel", kw_only=True):
 
 
 class _RawClaim(msgspec.Struct, frozen=True):
-    pass
+    name: str = ""
+    request: str | None = None
+
+
+class _RawPodClaim(msgspec.Struct, frozen=True, rename="camel"):
+    """A claim in the spec or in the status of a pod."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
+class _RawRequestMapping(msgspec.Struct, frozen=True, rename="camel"):
+    container_name: str = ""
+    request_name: str = ""
+
+
+class _RawExtendedClaim(msgspec.Struct, frozen=True, rename="camel"):
+    resource_claim_name: str = ""
+    request_mappings: tuple[_RawRequestMapping, ...] | None = None
 
 
 class _RawResources(msgspec.Struct, frozen=True):
@@ -319,6 +374,7 @@ class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
     node_selector: dict[str, str] | None = None
     affinity: PodAffinity | None = None
     scheduling_group: _RawSchedulingGroup | None = None
+    resource_claims: tuple[_RawPodClaim, ...] | None = None
 
 
 class _RawInForce(msgspec.Struct, frozen=True, rename="camel"):
@@ -346,6 +402,8 @@ class _RawStatus(_RawInForce, frozen=True, rename="camel"):
     container_statuses: tuple[_RawContainerStatus, ...] | None = None
     init_container_statuses: tuple[_RawContainerStatus, ...] | None = None
     conditions: tuple[_RawCondition, ...] | None = None
+    resource_claim_statuses: tuple[_RawPodClaim, ...] | None = None
+    extended_resource_claim_status: _RawExtendedClaim | None = None
 
     @property
     def infeasible(self) -> bool:

@@ -149,6 +149,29 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "whole pool. A pod's annotation topolet.io/device-locality has the same values"
         ),
     ] = "prefer"
+    dra: Annotated[
+        bool,
+        msgspec.Meta(
+            description="the agent is a DRA driver: it publishes the CPUs of the node as devices "
+            "of the driver cpu.topolet.io, and gives ResourceClaims the CPUs that a scheduler "
+            "allocated. Not with cpu-policy, and only in a cluster"
+        ),
+    ] = False
+    dra_devices: Annotated[
+        Literal["numa-node", "l3-cache", "core"],
+        msgspec.Meta(
+            description="with dra: what a device is. Claims have parts of a NUMA node, with its "
+            "memory and huge pages, or of an L3 cache, or whole cores"
+        ),
+    ] = "numa-node"
+    dra_order: Annotated[
+        Literal["devices-last", "numa-node", "spread"],
+        msgspec.Meta(
+            description="with dra: the order of the devices, of which kube-scheduler takes the "
+            "first that fits. devices-last: NUMA nodes with fewer GPUs and other devices come "
+            "first; numa-node: by id; spread: the one with the most unclaimed CPUs comes first"
+        ),
+    ] = "devices-last"
     usage: Annotated[
         bool,
         msgspec.Meta(

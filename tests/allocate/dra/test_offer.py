@@ -11,25 +11,26 @@ from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner
 from tests.allocate.dra.node import FOUR_NODES
 
-OWNERS = (Owner("u", "ns/p", QoS.LSR, "0-3", "40"),)
+OWNERS = (
+    Owner("u", "ns/p", QoS.LSR, "0-3", "40"),
+    Owner("v", "ns/q", QoS.LSE, "8-9", claims=True),
+)
 
 
 @pytest.mark.parametrize(
-    ("kubelet", "rules", "bound", "strict", "cpus", "pool_left"),
+    ("kubelet", "rules", "strict", "cpus", "pool_left"),
     [
-        (KubeletCpus(), PoolRules(), "", False, "4-31", False),
-        (KubeletCpus(), PoolRules(), "8-9", False, "4-7,10-31", False),
-        (KubeletCpus(), PoolRules(kubelet_reserved=CpuSet((3, 31))), "", False, "4-30", True),
-        (KubeletCpus(), PoolRules(kubelet_reserved=CpuSet((3,))), "", False, "4-31", False),
-        (KubeletCpus(), PoolRules(node_reserved=CpuSet((30, 31))), "", False, "4-29", False),
-        (KubeletCpus(True), PoolRules(kubelet_reserved=CpuSet((2, 7))), "", True, "7", True),
+        (KubeletCpus(), PoolRules(), "", "4-31", False),
+        (KubeletCpus(), PoolRules(kubelet_reserved=CpuSet((3, 31))), "", "4-30", True),
+        (KubeletCpus(), PoolRules(kubelet_reserved=CpuSet((3,))), "", "4-31", False),
+        (KubeletCpus(), PoolRules(node_reserved=CpuSet((30, 31))), "", "4-29", False),
+        (KubeletCpus(True), PoolRules(node_reserved=CpuSet((2, 7))), "2,7", "7", True),
     ],
 )
 def test_what_nobody_else_may_give(
-    kubelet: KubeletCpus, rules: PoolRules, bound: str, strict: bool, cpus: str, pool_left: bool
+    kubelet: KubeletCpus, rules: PoolRules, strict: str, cpus: str, pool_left: bool
 ) -> None:
-    named = CpuSet.parse(bound)
-    of_node = offered(FOUR_NODES, OWNERS, named, kubelet, rules, strict_reservation=strict)
+    of_node = offered(FOUR_NODES, OWNERS, kubelet, rules, CpuSet.parse(strict))
     assert of_node == OfferedCpus(CpuSet.parse(cpus), pool_left)
 
 
@@ -43,6 +44,6 @@ def test_what_nobody_else_may_give(
 )
 def test_a_node_that_offers_nothing_says_why(kubelet: KubeletCpus, owned: str, reason: str) -> None:
     owners = (Owner("u", "ns/p", QoS.LSE, owned),)
-    of_node = offered(FOUR_NODES, owners, EMPTY, kubelet, PoolRules(), strict_reservation=False)
+    of_node = offered(FOUR_NODES, owners, kubelet, PoolRules(), EMPTY)
     assert not of_node.cpus
     assert reason in of_node.reason

@@ -9,8 +9,8 @@ import pytest
 
 from agent.model.cpu.policies import BindPolicy
 from agent.model.dra.cpu_parameters import API_VERSION, KIND, CpuParameters, CpuSpread
+from agent.model.dra.names import DRIVER
 from agent.model.dra.resource_claim import (
-    DRIVER,
     MAX_CONSUMERS,
     ClaimConsumer,
     ClaimedGroup,

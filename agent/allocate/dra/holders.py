@@ -1,0 +1,75 @@
+"""Which containers have the CPUs of prepared claims.
+
+A claim may be used by several containers, of one pod or of several, and a container may use several
+claims, or only one request of a claim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from agent.model.cpu.cpuset import EMPTY
+from agent.model.dra.prepared_claim import (
+    ClaimContainer,
+    ContainerClaim,
+    NodeClaims,
+    PreparedClaim,
+    PreparedGroup,
+)
+from agent.model.pod.apiobjects import ApiPod
+
+
+def with_containers(
+    claims: Mapping[str, PreparedClaim], pods: Iterable[ApiPod]
+) -> Mapping[str, PreparedClaim]:
+    """The claims with the containers that pods of the API server use them for. Containers of pods
+    that the API server does not have any more stay until the claim is unprepared: they may still
+    run. Returns the same mapping if nothing is new."""
+    by_name = {(claim.namespace, claim.name): claim.uid for claim in claims.values()}
+    containers: dict[str, set[ClaimContainer]] = {}
+    for pod in pods:
+        for use in pod.claims:
+            if uid := by_name.get((pod.namespace, use.claim)):
+                used_by = ClaimContainer(pod.runtime_uid, use.container, use.request)
+                containers.setdefault(uid, set()).add(used_by)
+    new = {
+        uid: tuple(sorted(both, key=lambda each: (each.pod_uid, each.name, each.request)))
+        for uid, used_by in containers.items()
+        if len(both := used_by | {*claims[uid].containers}) > len(claims[uid].containers)
+    }
+    if not new:
+        return claims
+    return {
+        uid: msgspec.structs.replace(claim, containers=new[uid]) if uid in new else claim
+        for uid, claim in claims.items()
+    }
+
+
+def node_claims(claims: Iterable[PreparedClaim]) -> NodeClaims:
+    """What decisions read of the claims."""
+    cpus = EMPTY
+    groups: dict[str, dict[str, list[PreparedGroup]]] = {}
+    for claim in claims:
+        cpus |= claim.cpus
+        for container in claim.containers:
+            with_cpus = [each for each in claim.of_request(container.request) if each.cpus]
+            if with_cpus:
+                of_pod = groups.setdefault(container.pod_uid, {})
+                of_pod.setdefault(container.name, []).extend(with_cpus)
+    return NodeClaims(
+        cpus,
+        {
+            uid: {name: _of_container(of_groups) for name, of_groups in sorted(of_pod.items())}
+            for uid, of_pod in sorted(groups.items())
+        },
+    )
+
+
+def _of_container(groups: Iterable[PreparedGroup]) -> ContainerClaim:
+    cpus, shared, bind_memory = EMPTY, False, False
+    for group in groups:
+        cpus |= group.cpu_set
+        shared = shared or group.shared
+        bind_memory = bind_memory or group.bind_memory
+    return ContainerClaim(cpus, shared, bind_memory)

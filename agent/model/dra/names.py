@@ -1,0 +1,14 @@
+"""The names by which processes of Topolet, the kubelet and the runtime speak of claims on CPUs. The
+proxy uses this module too, so it imports nothing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+DRIVER: Final = "cpu.topolet.io"
+PEER_DRIVER: Final = "dra.cpu"
+"""dra-driver-cpu, whose parameters are read too."""
+CDI_KIND: Final = f"{DRIVER}/claim"
+"""The kind of the CDI devices that stand for the CPUs of a claim."""
+VARIABLE: Final = "TOPOLET_CLAIM_"
+"""The prefix of the variable that such a device sets."""
