@@ -127,7 +127,7 @@ class Frontend(Protocol):
         ...
 
 
-class DraServer(Protocol):
+class DraDriver(Protocol):
     """The driver's server, which the kubelet calls."""
 
     def start(self) -> None:
@@ -141,7 +141,7 @@ class DraParts(NamedTuple):
     """What the DRA driver has outside of this package."""
 
     files: ClaimFiles
-    server: Callable[[ResourceClaims], DraServer]
+    server: Callable[[ResourceClaims], DraDriver]
 
 
 def run(

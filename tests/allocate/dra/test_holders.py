@@ -1,0 +1,63 @@
+"""Which containers have the CPUs of claims."""
+
+from __future__ import annotations
+
+from agent.allocate.dra.holders import node_claims, with_containers
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.dra.prepared_claim import (
+    ClaimContainer,
+    ContainerClaim,
+    PreparedClaim,
+    PreparedGroup,
+)
+from agent.model.pod.apiobjects import ApiPod, ClaimUse, Phase
+
+GROUPS = (
+    PreparedGroup("a/first", "n1", "numa-node-0", "0-3"),
+    PreparedGroup("b", "n1", "numa-node-1", "8-9", shared=True, bind_memory=True),
+    PreparedGroup("watch", "n1", "numa-node-1"),
+)
+CLAIM = PreparedClaim("u-1", "ns", "c", GROUPS)
+
+
+def pod(uid: str, *uses: ClaimUse, namespace: str = "ns") -> ApiPod:
+    running = Phase.RUNNING
+    return ApiPod(uid, namespace, uid, "n1", running, {}, {}, "besteffort", 0, claims=uses)
+
+
+def test_containers_have_what_their_pods_say() -> None:
+    """A request with admin access has no CPUs, and a claim of another namespace is another one."""
+    pods = [
+        pod(
+            "p", ClaimUse("all", "c"), ClaimUse("one", "c", "b"), ClaimUse("monitor", "c", "watch")
+        ),
+        pod("q", ClaimUse("all", "c"), namespace="other"),
+        pod("r", ClaimUse("x", "unknown")),
+    ]
+    claims = with_containers({"u-1": CLAIM}, pods)
+    of_node = node_claims(claims.values())
+    assert of_node.cpus == CpuSet.parse("0-3,8-9")
+    assert of_node.containers == {
+        "p": {
+            "all": ContainerClaim(CpuSet.parse("0-3,8-9"), shared=True, bind_memory=True),
+            "one": ContainerClaim(CpuSet.parse("8-9"), shared=True, bind_memory=True),
+        }
+    }
+    assert with_containers(claims, pods) is claims
+
+
+def test_a_container_may_use_several_claims() -> None:
+    other = PreparedClaim("u-2", "ns", "d", (PreparedGroup("a", "n1", "numa-node-2", "16"),))
+    uses = pod("p", ClaimUse("x", "c", "a"), ClaimUse("x", "d"))
+    claims = with_containers({"u-1": CLAIM, "u-2": other}, [uses])
+    of_node = node_claims(claims.values())
+    assert of_node.containers == {"p": {"x": ContainerClaim(CpuSet.parse("0-3,16"))}}
+
+
+def test_containers_stay_while_the_claim_is_prepared() -> None:
+    """The API server deletes a pod by force while its containers run."""
+    claims = with_containers({"u-1": CLAIM}, [pod("p", ClaimUse("x", "c"))])
+    assert with_containers(claims, []) is claims
+    more = with_containers(claims, [pod("q", ClaimUse("x", "c"))])
+    assert [each.pod_uid for each in more["u-1"].containers] == ["p", "q"]
+    assert more["u-1"].containers[0] == ClaimContainer("p", "x")
