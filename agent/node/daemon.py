@@ -489,6 +489,7 @@ class _Agent:
             os.path.join(settings.root, "proc"),
             lambda: self.kubelet_configuration.known,
             lambda container: cri.container_status(container.id).resources.quota,
+            resctrl,
         )
         suppression = CpuSuppression(controllers, journal, view.node_use, on_owned)
         features: tuple[Feature, ...] = (

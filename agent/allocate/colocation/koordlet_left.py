@@ -27,6 +27,8 @@ class LeftKind(enum.StrEnum):
     BATCH = "batch"
     """Limits of BE pods by their batch resources."""
     CPUS = "cpus"
+    CACHE = "cache"
+    """Groups of resctrl."""
 
 
 class GroupLevel(enum.StrEnum):

@@ -155,6 +155,14 @@ def wanted(
     return ResctrlGroups(schemata, members, tuple(faults))
 
 
+def of_koordlet(names: Collection[str]) -> frozenset[str]:
+    """The groups with these names that a koordlet has made: it makes those of all classes, wanted
+    or not."""
+    classes = frozenset(CLASS_GROUPS.values())
+    of_classes = classes if classes <= frozenset(names) else frozenset()
+    return of_classes | {name for name in names if name.startswith(POD_PREFIX)}
+
+
 def of_class(qos: ResctrlQos) -> ResctrlParts:
     cache = qos.cat_range_start_percent, qos.cat_range_end_percent
     return ResctrlParts(cache, bandwidth=qos.mba_percent)

@@ -14,10 +14,12 @@ from typing import Final
 
 from agent.allocate.colocation import koordlet_left
 from agent.allocate.colocation.koordlet_left import GroupLevel, LeftGroup, LeftKind, LeftValue
+from agent.allocate.colocation.resctrl import of_koordlet
 from agent.cgroup import limits, writer
 from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
 from agent.cgroup.journal import Journal, Original, OriginalValue
 from agent.cgroup.order import WriteState, parent
+from agent.cgroup.resctrl import ControlGroups
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import CpuQuota, LinuxResources
@@ -51,7 +53,8 @@ class KoordletTakeover:
 
     `controllers`: they keep no file open, because each is read once.
     `proc`: the procfs of the host.
-    `kubelet`: returns the kubelet's configuration; None while it is not known."""
+    `kubelet`: returns the kubelet's configuration; None while it is not known.
+    `resctrl`: None on a machine without."""
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class KoordletTakeover:
         proc: str,
         kubelet: Callable[[], KubeletConfiguration | None],
         requested: Requested,
+        resctrl: ControlGroups | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hierarchy = hierarchy
@@ -69,6 +73,7 @@ class KoordletTakeover:
         self._proc = proc
         self._kubelet = kubelet
         self._requested = requested
+        self._resctrl = resctrl
         self._clock = clock
         self._searched_at = -SEARCH_SECONDS
         self._ran_at: float | None = None
@@ -101,11 +106,12 @@ class KoordletTakeover:
             return ()
         kubelet = self._kubelet() or _UNKNOWN
         entries = self._journal.values
-        values = tuple(
-            koordlet_left.left(
+        values = (
+            *koordlet_left.left(
                 read(self._controllers, pods, self._requested, entries),
                 kubelet_protects=kubelet.protects_memory,
-            )
+            ),
+            *control_groups(self._resctrl, entries),
         )
         keys = [(each.group, each.file) for each in values]
         self._journal.update_values(
@@ -228,6 +234,20 @@ def cpus(
                     yield LeftValue(LeftKind.CPUS, group, _CPUS, str(own), str(kernel))
 
 
+def control_groups(
+    resctrl: ControlGroups | None, originals: Mapping[Key, OriginalValue]
+) -> Iterator[LeftValue]:
+    """The groups of resctrl that are not in the journal."""
+    if resctrl is None:
+        return
+    with contextlib.suppress(CgroupError):  # it can't be listed
+        for name in sorted(of_koordlet(resctrl.names())):
+            group = f"/{name}"
+            if (group, limits.SCHEMATA) not in originals:
+                present = resctrl.read(group, limits.SCHEMATA)
+                yield LeftValue(LeftKind.CACHE, group, limits.SCHEMATA, present, "")
+
+
 def pod_group(pod: Pod) -> str | None:
     """The group of a pod; None while none of its containers has one."""
     running = (*_running(pod), *pod.sandboxes)
@@ -265,8 +285,8 @@ def _texts(
 
 def _entry(value: LeftValue, before: OriginalValue | None) -> OriginalValue:
     """The entry of a file with a value of koordlet. The kernel changes the weight of a group that
-    is idle no more."""
-    changes = before is not None and not before.written
+    is idle no more, and the caches of a group of resctrl."""
+    changes = (before is not None and not before.written) or value.kind is LeftKind.CACHE
     if changes or (value.kind is LeftKind.DANGER and value.file != limits.IDLE):
         return OriginalValue(value.group, value.file, value.kernel)
     written = before.written if before else ()

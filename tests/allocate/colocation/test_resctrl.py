@@ -16,6 +16,7 @@ from agent.allocate.colocation.resctrl import (
     ResctrlPod,
     bandwidth_limit,
     cache_mask,
+    of_koordlet,
     text,
     wanted,
 )
@@ -109,6 +110,11 @@ def test_pods_have_groups_of_their_own_while_there_is_room() -> None:
     assert groups.members == {"c": "koordlet-c", "a": "koordlet-a", "b": "BE"}
     assert groups.faults == ("Pod default/b gets no group of resctrl: the machine has room for 3.",)
     assert not wanted(MACHINE, {"BE": BATCH}, pods, others=3).schemata
+
+
+def test_koordlet_makes_the_groups_of_all_classes() -> None:
+    assert of_koordlet(["BE", "gold", "koordlet-a"]) == {"koordlet-a"}
+    assert of_koordlet(["BE", "LS", "LSR", "gold"]) == {"BE", "LS", "LSR"}
 
 
 def test_a_class_with_an_empty_range_has_no_group_and_others_do() -> None:

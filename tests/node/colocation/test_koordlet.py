@@ -25,7 +25,7 @@ from agent.model.pod.pods import Container
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import NOTHING, PodWanted
 from agent.node.colocation.koordlet import ABSENT_SECONDS, SEARCH_SECONDS, KoordletTakeover
-from agent.node.colocation.writer import CHECK_SECONDS
+from agent.node.colocation.moment import CHECK_SECONDS
 from agent.usage.strategies import Strategies
 from tests.builders import machine
 from tests.cgroup.real_groups import RealGroups
@@ -76,7 +76,7 @@ class KoordletNode:
             proc,
             lambda: self.kubelet,
             self._requested,
-            lambda: node.now,
+            clock=lambda: node.now,
         )
         node.strategies = Strategies()
         node.shared_use = IDLE_NODE

@@ -17,7 +17,7 @@ from agent.allocate.colocation import resctrl as groups
 from agent.allocate.colocation.resctrl import CacheWays, MemoryBandwidth, ResctrlMachine
 from agent.allocate.pools import Decision
 from agent.cgroup import limits
-from agent.cgroup.hierarchy import Controllers, Hierarchy, mounted
+from agent.cgroup.hierarchy import Controllers, Handles, Hierarchy, mounted
 from agent.cgroup.journal import Journal
 from agent.cgroup.resctrl import FOLDER, ControlGroups
 from agent.cri.client import Cri
@@ -29,6 +29,7 @@ from agent.model.pod.qos import KubeClass
 from agent.model.settings.agent import RestoreSettings
 from agent.model.snapshot import PodWanted, Wanted
 from agent.node import originals
+from agent.node.colocation.koordlet import KoordletTakeover
 from agent.node.colocation.moment import CHECK_SECONDS
 from agent.node.colocation.resctrl import RETRY_SECONDS, CacheAndBandwidth, machine
 from agent.node.enforcement import Enforcement, Freed
@@ -36,6 +37,7 @@ from agent.node.runtime_view import RuntimeState
 from agent.usage import COLOCATION_FILE
 from agent.usage.strategies import Strategies
 from agent.view import colocation
+from tests.builders import machine as machine_of
 from tests.cgroup.real_groups import RealGroups
 from tests.cgroup.resctrl_kernel import INTEL, OF_INTEL, MountedResctrl, ResctrlKernel
 from tests.node.colocation.colocated import ColocatedNode
@@ -173,6 +175,29 @@ def test_groups_that_koordlet_left_are_adopted_and_given_back(node: ResctrlNode)
     node.pods = {name: pod for name, pod in node.pods.items() if name != "own"}
     assert not node.step()
     assert node.kernel.state() == before
+
+
+def test_groups_that_koordlet_left_and_no_strategy_wants_are_removed(node: ResctrlNode) -> None:
+    batch, service = node.busy("batch"), node.busy("service", "burstable")
+    for name in ("LSR", "LS", "BE", "koordlet-ended", "gold"):
+        node.kernel.make(name)
+    node.kernel.tasks |= dict.fromkeys(batch, "BE") | dict.fromkeys(service, "LS")
+    node.takeover = lambda journal: KoordletTakeover(
+        Hierarchy(ROOT),
+        Controllers(ROOT, Handles(0)),
+        journal,
+        str(node.folder),
+        lambda: None,
+        lambda container: None,
+        node.resctrl,
+    )
+    node.start().follow(machine_of(1, 2), Decision((), {}, (), {}))
+    assert not node.step()
+    assert node.parts() == {"BE": PART, "gold": "L3:0=7ff;1=7ff MB:0=100;1=100"}
+    assert (node.member(batch), node.member(service)) == ({"BE"}, {""})
+    node.strategies = Strategies()
+    assert not node.step()
+    assert set(node.parts()) == {"gold"}
 
 
 def test_what_another_program_has_placed_stays_and_is_said(node: ResctrlNode) -> None:
