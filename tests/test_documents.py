@@ -18,10 +18,12 @@ from agent import WHEEL
 from agent.cli import options
 from agent.cli.commands import COMMANDS, subcommand
 from agent.model.settings.agent import AgentSettings
+from agent.node import koordlet_process
 from agent.node.drift import DriftKind
 from agent.node.node_findings import NodeCode
 from conformance.files import KINDS
 from tests import proposals
+from tests.conftest import DATA
 from tests.view import decided
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -221,3 +223,26 @@ def test_every_annotation_and_label_of_the_code_is_on_its_page() -> None:
         key for key in known if f"`{key}" not in text and f"`{key.partition('/')[2]}`" not in text
     ]
     assert missing == []
+
+
+def first_cells(section: str) -> Iterator[tuple[str, str]]:
+    """The names in code of the first cell of each row, with the row's second cell."""
+    page = (ROOT / "docs/migrating-from-koordlet.md").read_text()
+    text = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            first, second = line.split("|")[1:3]
+            yield from ((name, second.strip()) for name in re.findall(r"`([^`]+)`", first))
+
+
+def of_koordlet(file: str) -> list[list[str]]:
+    return [line.split("\t") for line in (DATA / "koordlet" / file).read_text().splitlines()]
+
+
+def test_every_gate_and_flag_of_koordlet_has_a_counterpart_or_a_reason() -> None:
+    gates = {name: default == "true" for _, name, default in of_koordlet("gates.tsv")}
+    assert {name: default == "on" for name, default in first_cells("Gates")} == gates
+    flags = sorted(name for _, name in of_koordlet("flags.tsv"))
+    assert sorted(name for name, _ in first_cells("Flags")) == flags
+    for known in (koordlet_process.OF_CPUS_AND_DEVICES, koordlet_process.OF_COLOCATION):
+        assert known.items() <= gates.items()

@@ -181,6 +181,29 @@ class Journal:
         self.problems = (*self.problems, f"journal {str(self.path)!r}: {text}")
 
 
+def peek(
+    path: Path,
+) -> tuple[Mapping[str, Original], Mapping[tuple[str, str], OriginalValue]]:
+    """The valid entries of a journal that another process may have: cpusets, then other files; none
+    without a journal that can be read."""
+    originals: dict[str, Original] = {}
+    values: dict[tuple[str, str], OriginalValue] = {}
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return originals, values
+    for line in lines:
+        try:
+            entry = _parse(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(entry, Original):
+            originals.setdefault(entry.group, entry)
+        else:
+            values.setdefault((entry.group, entry.file), entry)
+    return originals, values
+
+
 _Key = TypeVar("_Key", str, tuple[str, str])
 _Entry = TypeVar("_Entry", Original, OriginalValue)
 

@@ -42,6 +42,7 @@ from agent.model.snapshot import Owner, Snapshot, SnapshotError
 from agent.node import (
     contention,
     drift,
+    koordlet_findings,
     kubelet_configuration,
     kubelet_process,
     node_findings,
@@ -50,7 +51,7 @@ from agent.node import (
 from agent.node.drift import Finding, ObservedContainer
 from agent.node.kubelet_view import CpuManagerStateView
 from agent.node.node_findings import KubeletStatus, NodeCode, NodeFinding
-from agent.node.runtime_view import CgroupLocator, RuntimeView
+from agent.node.runtime_view import CgroupLocator, RuntimeState, RuntimeView
 from agent.node.sources import SourceName
 from agent.node.takeover import own_group_of
 from agent.rpc.grpc import RpcError
@@ -174,8 +175,9 @@ def examine(settings: KubeletStateSettings) -> Examination:
         if NodeCode.COMPETING in wrong:
             writer = _writer(settings.state_dir, changes, hierarchy)
             wrong[NodeCode.COMPETING] += f"; {writer}"
-        seen, groups, facts["runtime"] = _containers(settings, snapshot, given, hierarchy)
+        seen, groups, facts["runtime"], listed = _containers(settings, snapshot, given, hierarchy)
         wrong |= node_findings.of_groups(groups)
+        wrong |= koordlet_findings.find(settings, hierarchy, listed, kubelet.configuration)
         facts["cgroup_driver"] = node_findings.driver_of(groups)
         with contextlib.suppress(DiscoveryError):  # then the agent is not ready
             if waits := contention.finding(contention.waits_of_node(settings)):
@@ -263,8 +265,8 @@ def _containers(
     snapshot: Snapshot | None,
     given: Mapping[str, CpuSet],
     hierarchy: Hierarchy,
-) -> tuple[tuple[ObservedContainer, ...], list[str], str]:
-    """The running containers, sorted by title, their groups, and the runtime's name.
+) -> tuple[tuple[ObservedContainer, ...], list[str], str, RuntimeState]:
+    """The running containers, sorted by title, their groups, the runtime's name, and what it has.
 
     `given`: by pod uid, the CPUs of the kubelet's checkpoint.
 
@@ -273,7 +275,8 @@ def _containers(
     seen, groups, runtime = [], [], ""
     pids_of = drift.members(hierarchy)
     try:
-        for pod in RuntimeView(cri, CgroupLocator(hierarchy)).observe().pods:
+        state = RuntimeView(cri, CgroupLocator(hierarchy)).observe()
+        for pod in state.pods:
             for container in pod.containers:
                 if container.state is not ContainerState.RUNNING or container.virtual:
                     continue
@@ -292,7 +295,8 @@ def _containers(
             runtime = cri.version()
     finally:
         cri.close()
-    return tuple(sorted(seen, key=lambda container: container.title)), groups, runtime
+    by_title = tuple(sorted(seen, key=lambda container: container.title))
+    return by_title, groups, runtime, state
 
 
 def _agent_answer(state_dir: str) -> tuple[NodeCode, str] | None:

@@ -56,7 +56,21 @@ class NodeCode(enum.StrEnum):
     DEVICE_PLUGIN = "device-plugin-offers-devices"
     STRATEGIES = "strategies-invalid"
     DISTURBED = "pods-disturbed"
+    LEFT_DANGER = "koordlet-left-danger"
+    LEFT_QUOTAS = "koordlet-left-quotas"
+    LEFT_CPUS = "koordlet-left-cpus"
+    LEFT_PRIORITIES = "koordlet-left-priorities"
+    LEFT_MEMORY = "koordlet-left-memory"
+    LEFT_BATCH = "koordlet-left-batch-limits"
+    LEFT_DISKS = "koordlet-left-disk-limits"
+    LEFT_RESCTRL = "koordlet-left-resctrl-groups"
+    LEFT_FILES = "koordlet-left-files"
 
+
+_TAKE_OVER: Final = (
+    "start the agent with --usage --node-slo=follow --colocation=act, which resets what no "
+    "strategy wants (docs/migrating-from-koordlet.md)"
+)
 
 REMEDIES: Final = {
     NodeCode.RUNTIME: "start the container runtime, or name its socket with --runtime-endpoint",
@@ -116,6 +130,17 @@ REMEDIES: Final = {
     "force instead",
     NodeCode.DISTURBED: "move or limit what disturbs these pods, give them CPUs of their own or "
     "more of them, or raise their quota (docs/usage.md)",
+    NodeCode.LEFT_DANGER: f"write 0 there, or {_TAKE_OVER}: one kill would end every pod of the "
+    "class, or a kubelet would not start again",
+    NodeCode.LEFT_QUOTAS: _TAKE_OVER,
+    NodeCode.LEFT_CPUS: _TAKE_OVER,
+    NodeCode.LEFT_PRIORITIES: _TAKE_OVER,
+    NodeCode.LEFT_MEMORY: _TAKE_OVER,
+    NodeCode.LEFT_BATCH: "let the agent run, which sets these limits by the pods' batch resources; "
+    "with --colocation=act it also notes what the kubelet has there",
+    NodeCode.LEFT_DISKS: "write the device and 0 there (docs/migrating-from-koordlet.md)",
+    NodeCode.LEFT_RESCTRL: "rmdir these folders: their threads then have the whole cache",
+    NodeCode.LEFT_FILES: "remove them, if koordlet shall not come back",
 }
 
 WARNINGS: Final = frozenset(
@@ -128,6 +153,14 @@ WARNINGS: Final = frozenset(
         NodeCode.DEVICE_PLUGIN,
         NodeCode.STRATEGIES,
         NodeCode.DISTURBED,
+        NodeCode.LEFT_QUOTAS,
+        NodeCode.LEFT_CPUS,
+        NodeCode.LEFT_PRIORITIES,
+        NodeCode.LEFT_MEMORY,
+        NodeCode.LEFT_BATCH,
+        NodeCode.LEFT_DISKS,
+        NodeCode.LEFT_RESCTRL,
+        NodeCode.LEFT_FILES,
     }
 )
 """The codes of what works but may be unintended, and of what any pod can cause, as a program's name

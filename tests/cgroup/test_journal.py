@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
+from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue, peek
 
 A = Original("/a", "0-3")
 B = Original("/b", "", "inherited")
@@ -152,3 +152,15 @@ def test_a_failed_write_is_an_error_and_keeps_the_entries(tmp_path: Path) -> Non
     with pytest.raises(JournalError, match=r"cannot write '.*file/j'"):
         journal.update([A])
     assert journal.originals == {}
+
+
+def test_another_process_reads_the_valid_entries_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    assert peek(path) == ({}, {})
+    value = OriginalValue("/g", "cpu.shares", "2")
+    journal = Journal(path)
+    journal.update([Original("/g", "0-1")])
+    journal.update_values([value])
+    path.write_bytes(path.read_bytes() + b"broken\n")
+    assert peek(path) == ({"/g": Original("/g", "0-1")}, {("/g", "cpu.shares"): value})
+    assert [each.name for each in tmp_path.iterdir()] == ["journal"]
