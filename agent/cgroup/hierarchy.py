@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final, Literal, Protocol
 
+from agent.cgroup import lines
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError
 
 CPUS: Final = "cpuset.cpus"
@@ -277,7 +278,7 @@ class Controllers:
         for other in self._others.values():
             other.look()
 
-    def version(self, controller: Controller | Literal["blkio"]) -> Literal[1, 2] | None:
+    def version(self, controller: Controller | Literal["blkio", "io"]) -> Literal[1, 2] | None:
         """The version that has the controller, None for neither."""
         mount = self._mounts.get(controller)
         return mount and mount[0]
@@ -301,13 +302,14 @@ class Controllers:
         return _children(self._directory(group, file), group)
 
     def read(self, group: str, file: str) -> str | None:
-        """Without the line end; None when the group exists and the file does not. Raises
-        CgroupError, GroupGone."""
+        """Without the line end; None when the group exists and the file does not. `file` may be
+        the name of a value (`lines`). Raises CgroupError, GroupGone."""
         if (other := self._other(file)) is not None:
             return other.read(group, file)
-        path = f"{self._directory(group, file)}/{file}"
+        path = f"{self._directory(group, file)}/{lines.file_of(file)}"
         try:
-            return self._handles.read(path).decode("ascii", "replace").strip()
+            text = self._handles.read(path).decode("ascii", "replace").strip()
+            return lines.value(text, file)
         except OSError as error:
             if error.errno == errno.ENOENT and self.has(group, file):
                 return None
@@ -344,11 +346,13 @@ class Controllers:
             return None
 
     def write(self, group: str, file: str, text: str) -> None:
-        """One write(2). Raises CgroupError, GroupGone."""
+        """One write(2). `file` may be the name of a value (`lines`). Raises CgroupError,
+        GroupGone, also where a disk is gone."""
         if (other := self._other(file)) is not None:
             other.write(group, file, text)
             return
-        path = f"{self._directory(group, file)}/{file}"
+        path = f"{self._directory(group, file)}/{lines.file_of(file)}"
+        text = lines.written(file, text)
         try:
             self._handles.write(path, f"{text}\n".encode("ascii"))
         except OSError as error:

@@ -20,7 +20,8 @@ from agent.cgroup.hierarchy import CgroupError, below
 from agent.host import files
 from agent.model.cpu.cpuset import CpuSet, CpuSetError
 
-_FILE: Final = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
+_FILE: Final = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*( [0-9]+:[0-9]+( [a-z]+)?)?")
+"""With the names of `lines`."""
 
 
 class Original(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -34,7 +35,8 @@ class Original(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OriginalValue(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The content of a file other than `cpuset.cpus`, without the line end."""
+    """The content of a file other than `cpuset.cpus`, without the line end, or a value in a file
+    (`lines`)."""
 
     group: str
     file: str

@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from agent.cgroup import oom_scores
+from agent.cgroup import lines, oom_scores
 from agent.cgroup.hierarchy import (
     MEMS,
     OOM_SCORE_ADJ,
@@ -187,7 +187,7 @@ class LimitsPass:
             if both is not None and grows(MEMORY, both, step.new):
                 self._controllers.write(step.group, MEMORY_AND_SWAP, step.new)
         try:
-            self._controllers.write(step.group, step.file, step.new)
+            self._controllers.write(step.group, step.file, _written(step.file, step.new))
         except CgroupError as error:
             cause = error.__cause__
             clears = step.file == MEMS and not step.new
@@ -296,13 +296,15 @@ def apply_texts(
     controllers: Controllers, journal: Journal, wanted: Mapping[tuple[str, str], str]
 ) -> ValueOutcome:
     """Writes these contents of files of groups, in the way of `apply`. The kernel resets the weight
-    of a group that is idle no more, so that is journalled with `cpu.idle`. Of the groups that pods
-    share, only the quota and what protects memory are written. `oom_score_adj` is written to the
-    processes of a group."""
+    of a group that is idle no more, so that is journalled with `cpu.idle`. `oom_score_adj` is
+    written to the processes of a group, and a file may be the name of a value (`lines`). Of the
+    groups that pods share, only the quota, what protects memory and what is about disks are
+    written; of the group of the machine only the cost of disks."""
     pass_ = LimitsPass(controllers)
     weights, scores = set(), {}
     for (group, file), content in sorted(wanted.items()):
-        if file not in _OF_SHARED and (group == "/" or is_qos_root(group)):
+        written = _OF_MACHINE if group == "/" else _OF_SHARED
+        if lines.file_of(file) not in written and (group == "/" or is_qos_root(group)):
             pass_.fail(group, file, f"{group!r} is shared by pods, and the kubelet's own")
         elif file == OOM_SCORE_ADJ:
             scores[group] = content
@@ -343,7 +345,7 @@ def differing(controllers: Controllers, wanted: Mapping[tuple[str, str], str]) -
 
 def concerns_more(group: str, file: str) -> bool:
     """Whether the value concerns more than one pod."""
-    return file == SCHEMATA or is_qos_root(group)
+    return file == SCHEMATA or group == "/" or is_qos_root(group)
 
 
 def weight_file(controllers: Controllers) -> str:
@@ -582,8 +584,8 @@ def grows(file: str, old: str, new: str) -> bool:
 def _amount(file: str, text: str) -> Any:
     if file == MIGRATE:
         return int(text)
-    if file in _TEXTS:
-        return _TEXTS[file](text)
+    if is_of_strategies(file):
+        return _TEXTS[lines.file_of(file)](text)
     if file not in _FILES:
         raise ValueError(f"{file!r} is not a file of limits")
     return _FILES[file].amount(text)
@@ -650,6 +652,32 @@ def _idle_amount(text: str) -> int:
     return -int(text)
 
 
+def _disk_amount(text: str) -> int:
+    return _ENDLESS if text in ("", "0", "max") else int(text)
+
+
+def _disk_weight_amount(text: str) -> int:
+    """0 for the weight that the group has on all disks."""
+    return 0 if text in ("", "default") else int(text)
+
+
+def _cost_amount(text: str) -> frozenset[tuple[str, float]]:
+    """The parameters that are in force; those that the kernel chooses (`ctrl=auto`) are none."""
+    values = dict(word.split("=", 1) for word in _written(IO_COST_QOS, text).split() if "=" in word)
+    if values.get("enable") == "0":
+        return frozenset()
+    return frozenset((name, float(values[name])) for name in values.keys() - {"ctrl", "model"})
+
+
+def _written(file: str, text: str) -> str:
+    """What the write of this content says. The kernel takes every parameter of a cost as the
+    user's, also one that it has chosen itself."""
+    name = lines.file_of(file)
+    if name in _COSTS and "ctrl=auto" in text.split():
+        return " ".join(word for word in text.split() if word.startswith(("enable=", "ctrl=")))
+    return text or _UNSET.get(name, "")
+
+
 IDLE: Final = "cpu.idle"
 BVT: Final = "cpu.bvt_warp_ns"
 BURST: Final = "cpu.cfs_burst_us"
@@ -671,6 +699,33 @@ RESCTRL_GROUP: Final = "resctrl.group"
 SCHEMATA: Final = "resctrl.schemata"
 """Both are of `cgroup.resctrl`. A group is made before tasks move to it, and is removed after they
 have moved back."""
+IO_MAX: Final = "io.max"
+_THROTTLES: Final = (
+    "blkio.throttle.read_bps_device",
+    "blkio.throttle.write_bps_device",
+    "blkio.throttle.read_iops_device",
+    "blkio.throttle.write_iops_device",
+)
+IO_WEIGHT: Final = "io.weight"
+IO_BFQ_WEIGHT: Final = "io.bfq.weight"
+BLKIO_WEIGHT: Final = "blkio.cost.weight"
+BLKIO_BFQ_WEIGHT: Final = "blkio.bfq.weight_device"
+_DISK_WEIGHTS: Final = (IO_WEIGHT, IO_BFQ_WEIGHT, BLKIO_WEIGHT, BLKIO_BFQ_WEIGHT)
+IO_COST_QOS: Final = "io.cost.qos"
+IO_COST_MODEL: Final = "io.cost.model"
+BLKIO_COST_QOS: Final = "blkio.cost.qos"
+BLKIO_COST_MODEL: Final = "blkio.cost.model"
+_COSTS: Final = (IO_COST_QOS, IO_COST_MODEL, BLKIO_COST_QOS, BLKIO_COST_MODEL)
+_UNSET: Final[Mapping[str, str]] = {
+    IO_MAX: "max",
+    **dict.fromkeys(_THROTTLES, "0"),
+    **dict.fromkeys(_DISK_WEIGHTS, "default"),
+    IO_COST_QOS: "enable=0 ctrl=auto",
+    BLKIO_COST_QOS: "enable=0 ctrl=auto",
+    IO_COST_MODEL: "ctrl=auto",
+    BLKIO_COST_MODEL: "ctrl=auto",
+}
+"""What takes the value of a disk away."""
 _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
     IDLE: _idle_amount,
     BVT: int,
@@ -683,11 +738,20 @@ _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
     **dict.fromkeys(_OF_ANOLIS, int),
     RESCTRL_GROUP: str,
     SCHEMATA: str,
+    IO_MAX: _disk_amount,
+    **dict.fromkeys(_THROTTLES, _disk_amount),
+    **dict.fromkeys(_DISK_WEIGHTS, _disk_weight_amount),
+    **dict.fromkeys(_COSTS, _cost_amount),
 }
 """The files that only strategies set: what two contents are compared by."""
-OF_STRATEGIES: Final = frozenset({*_TEXTS, OOM_SCORE_ADJ})
-_OF_SHARED: Final = frozenset({QUOTA, MAX, MEMORY_MIN, MEMORY_LOW})
+_OF_SHARED: Final = frozenset({QUOTA, MAX, MEMORY_MIN, MEMORY_LOW, IO_MAX, *_DISK_WEIGHTS})
 """The files that strategies set on groups that pods share."""
+_OF_MACHINE: Final = frozenset(_COSTS)
+
+
+def is_of_strategies(file: str) -> bool:
+    """Whether only strategies set this file, or this value in a file."""
+    return file == OOM_SCORE_ADJ or lines.file_of(file) in _TEXTS
 
 
 class _File(NamedTuple):

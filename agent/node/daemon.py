@@ -467,7 +467,9 @@ class _Agent:
         from agent.node.colocation.cpu_burst import CpuBursting
         from agent.node.colocation.cpu_priority import CpuPriority
         from agent.node.colocation.cpu_suppression import CpuSuppression
+        from agent.node.colocation.disk_qos import DiskQos
         from agent.node.colocation.koordlet import KoordletTakeover
+        from agent.node.colocation.left_alone import LeftAloneNetwork, LeftAloneSystem
         from agent.node.colocation.memory_qos import PodMemoryQos
         from agent.node.colocation.oom_scores import OomScores
         from agent.node.colocation.resctrl import CacheAndBandwidth
@@ -498,6 +500,9 @@ class _Agent:
             memory_qos,
             OomScores(settings.oom_score_adj_min),
             CacheAndBandwidth(resctrl, journal),
+            DiskQos(controllers, settings.root),
+            LeftAloneNetwork(),
+            LeftAloneSystem(),
         )
         if settings.evictions:
             features += (self._evictions(settings, objects, view, suppression, modes),)

@@ -11,8 +11,9 @@ import msgspec
 from agent.allocate.colocation.resctrl import POD_PREFIX
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import OOM_SCORE_ADJ
+from agent.cgroup.lines import file_of
 from agent.model.node_slo import KIND
-from agent.model.pod.annotations import OOM_SCORES, OOM_SCORES_SPEC
+from agent.model.pod.annotations import BLKIO_QOS, OOM_SCORES, OOM_SCORES_SPEC
 from agent.model.pod.qos import QoS
 from agent.usage.pod_strategies import CLASS_FIELDS, OVERRIDDEN, PodStrategies, of_class
 from agent.usage.strategies import Strategies
@@ -60,6 +61,7 @@ _SECTIONS: Final = {
 }
 """The strategies of classes in JSON."""
 _SUPPRESSION: Final = ("cpuSuppressPolicy", "cpuSuppressThresholdPercent", "cpuSuppressMinPercent")
+_DISKS: Final = "disk-qos"
 _OF_POD: Final = "the class of the pod, its CPUs, NUMA nodes and batch resources"
 _OF_AUTHOR: Final = "annotation of the pod"
 _RESET: Final = f"the kernel resets it with {limits.IDLE}"
@@ -148,6 +150,11 @@ def _explained(
         origin = _origin(strategies, _THRESHOLD)
         terms = _terms(threshold, _SUPPRESSION)
         return ExplainedValue(value, "cpu-suppression", _THRESHOLD, origin, terms)
+    if file_of(value.file) != value.file:  # only disks have values of their own in files
+        if in_force.blocks:
+            return ExplainedValue(value, _DISKS, BLKIO_QOS, _OF_AUTHOR, {})
+        path, origin = f"{_QOS}.beClass.blkioQOS", _origin(strategies, _QOS)
+        return ExplainedValue(value, _DISKS, path, origin, {})
     follows = _OF_FILES.get(value.file)
     if by_quota and qos is not QoS.BE and in_force.cpu_burst.policy != "none":
         follows = _QUOTA

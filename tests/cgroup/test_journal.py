@@ -115,6 +115,7 @@ def test_every_line_that_can_be_read_counts(tmp_path: Path) -> None:
         (b'{"group":"/b\\u0000","cpus":"1"}', "is not a cgroup path"),
         (b'{"group":"/..","file":"cpu.max","value":"1"}', "'/..' is not a cgroup path"),
         (b'{"group":"/b","file":"../x","value":"1"}', "'../x' is not a file of a cgroup"),
+        (b'{"group":"/b","file":"io.max /","value":"1"}', "'io.max /' is not a file of a cgroup"),
         (b'["/b"]', "line 2"),
         (b"null\n\n7", "2 lines unreadable, 1 groups kept"),
     ],

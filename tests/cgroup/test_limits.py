@@ -7,6 +7,8 @@ from agent.cgroup.hierarchy import MEMS
 from agent.cgroup.limits import MAX, MEMORY, MEMORY_MAX, MIGRATE, QUOTA, SHARES, WEIGHT
 from agent.model.linux_resources import NO_QUOTA, UNLIMITED, CpuQuota
 
+COST = "io.cost.qos 8:0"
+
 
 @pytest.mark.parametrize(
     ("quota", "period", "text"),
@@ -87,6 +89,13 @@ def test_memory(text: str, limit: int) -> None:
         (MEMORY, "4096", "5000"),
         (MEMORY_MAX, "1048576", "1048577"),
         (MEMS, "0,1", "0-1"),
+        ("io.max 8:0 rbps", "", "max"),
+        ("blkio.throttle.read_bps_device 8:0", "", "0"),
+        ("io.weight 8:0", "", "default"),
+        (COST, "", "enable=0 ctrl=user rlat=9"),
+        (COST, "enable=1 ctrl=auto rlat=9", "enable=1 ctrl=auto rlat=8"),
+        (COST, "enable=1 ctrl=user rpct=5", "enable=1 ctrl=user rpct=5.00"),
+        ("io.cost.model 8:0", "", "ctrl=auto model=linear rbps=3"),
     ],
 )
 def test_equal_values(file: str, one: str, other: str) -> None:
@@ -108,6 +117,11 @@ def test_equal_values(file: str, one: str, other: str) -> None:
         (MEMORY_MAX, "4096", "max"),
         (MEMS, "0", "0-1"),
         (MIGRATE, "0", "1"),
+        ("io.max 8:0 rbps", "1", "max"),
+        ("blkio.throttle.read_bps_device 8:0", "1", ""),
+        ("io.bfq.weight 8:0", "", "100"),
+        (COST, "", "enable=1 ctrl=user rlat=9"),
+        ("io.cost.model 8:0", "ctrl=auto rbps=3", "ctrl=user rbps=3"),
     ],
 )
 def test_smaller_and_larger_values(file: str, less: str, more: str) -> None:

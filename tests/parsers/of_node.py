@@ -1093,9 +1093,20 @@ def _kernel(folder: Path) -> Iterator[Target]:
             outcome_of(lambda: limits.quota_text(CpuQuota(5_000), text), ValueError),
             outcome_of(lambda: limits.same(limits.MAX, text, "max 100000"), ValueError),
             outcome_of(lambda: limits.grows(limits.MEMORY_MAX, text, "5"), ValueError),
+            *(
+                outcome_of(functools.partial(limits.same, f"{file} 8:0", text, "5"), ValueError)
+                for file in (limits.IO_MAX, limits.IO_WEIGHT, limits.IO_COST_QOS)
+            ),
         ),
         mutations.of_text,
-        ("max 100000", "50000 100000", "-1", "9223372036854771712", "0-1"),
+        (
+            "max 100000",
+            "50000 100000",
+            "-1",
+            "9223372036854771712",
+            "0-1",
+            "enable=1 ctrl=user rpct=95.00 rlat=9",
+        ),
     )
     yield Target(
         "uevents and inotify",

@@ -7,6 +7,7 @@ from typing import Final
 UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     "it rounds or counts numbers of ours": (
         "allocate.colocation.be_suppress:_milli",
+        "allocate.colocation.disk_qos:stricter",
         "allocate.colocation.eviction:_batch_cpu",
         "allocate.colocation.eviction:_missing",
         "allocate.colocation.eviction:_requested",

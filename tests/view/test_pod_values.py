@@ -14,6 +14,7 @@ from agent.model.node_slo import (
     KIND,
     CpuBurst,
     CpuQos,
+    IoBlock,
     MemoryQos,
     NodeSlo,
     QosClass,
@@ -70,6 +71,11 @@ def reason(strategies: Strategies, qos: QoS, file: str, content: str = "7") -> s
             "cpu-burst: cpuBurstStrategy (pool fast of --slo-config): policy auto, "
             "cpuBurstPercent 1000",
         ),
+        (
+            QoS.BE,
+            "blkio.throttle.read_bps_device 8:0",
+            "disk-qos: resourceQOSStrategy.beClass.blkioQOS (NodeSLO)",
+        ),
         (QoS.LS, limits.WEIGHT, "the class of the pod, its CPUs, NUMA nodes and batch resources"),
         (
             QoS.LSR,
@@ -88,6 +94,9 @@ def test_an_annotation_is_stronger_than_the_strategy_of_the_node() -> None:
         "cpu-burst: koordinator.sh/cpuBurst (annotation of the pod): policy cfsQuotaBurstOnly, "
         "cfsQuotaBurstPercent 300, cfsQuotaBurstPeriodSeconds -1"
     )
+    disks = Strategies(SLO, pods={"ns/p": PodStrategies(blocks=(IoBlock(),))})
+    expected = "disk-qos: koordinator.sh/blkioQOS (annotation of the pod)"
+    assert reason(disks, QoS.BE, "io.max 8:0 rbps") == expected
 
 
 @pytest.mark.parametrize(

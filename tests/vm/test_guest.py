@@ -62,6 +62,7 @@ SUITES: dict[str, tuple[float, list[str]]] = {
         [
             "tests/vm/inside/test_usage.py",
             "tests/node/colocation/test_cpu_priority.py",
+            "tests/node/colocation/test_disk_qos.py",
             "tests/node/colocation/test_writer.py",
             "tests/node/test_contention.py",
             "tests/node/test_usage.py",

@@ -20,6 +20,8 @@ FEATURES: Final = (
     "disk-qos",
     "oom-score",
     "core-scheduling",
+    "network-qos",
+    "system",
 )
 """The names of the features of `node.colocation`."""
 

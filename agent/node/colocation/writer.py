@@ -122,7 +122,7 @@ class Colocation:
         # The first pass comes before the first step, and must not give back what stays wanted.
         acts = FeatureMode.ACT in modes.values()
         self._held = frozenset(
-            key for key in journal.values if acts and key[1] in limits.OF_STRATEGIES
+            key for key in journal.values if acts and limits.is_of_strategies(key[1])
         )
         self.state = Colocated()
         """What the last step has brought; read by other threads."""
@@ -265,7 +265,7 @@ class Colocation:
             if (group, file) not in held
             and (
                 (group, file) in self._held
-                or file in limits.OF_STRATEGIES
+                or limits.is_of_strategies(file)
                 or limits.concerns_more(group, file)
                 or (file == weight and (group, limits.IDLE) in self._journal)
             )

@@ -26,7 +26,9 @@ from agent.model.settings.colocation import FeatureMode, feature_modes
 from agent.node.colocation.cpu_burst import CpuBursting
 from agent.node.colocation.cpu_priority import CpuPriority
 from agent.node.colocation.cpu_suppression import CpuSuppression
+from agent.node.colocation.disk_qos import DiskQos
 from agent.node.colocation.koordlet import KoordletTakeover
+from agent.node.colocation.left_alone import LeftAloneNetwork, LeftAloneSystem
 from agent.node.colocation.memory_qos import PodMemoryQos
 from agent.node.colocation.oom_scores import OomScores
 from agent.node.colocation.resctrl import CacheAndBandwidth
@@ -101,6 +103,7 @@ class ColocatedNode:
         self.strategies = BATCH_IDLES
         self.excluded = ""
         self.least_oom_score = -1000
+        self.root = "/"
         self.use: NodeUse | None = None
         self.shared_use: SharedUse | None = None
         self.passes: list[CpuSet | None] = []
@@ -143,6 +146,9 @@ class ColocatedNode:
                 ),
                 self.memory_qos,
                 OomScores(self.least_oom_score),
+                DiskQos(self.controllers, self.root, lambda: self.now),
+                LeftAloneNetwork(),
+                LeftAloneSystem(),
             ),
             lambda: (self.pods, self.api_pods),
             lambda: self.strategies,
