@@ -18,7 +18,7 @@ import errno
 import os
 import resource
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Final, Literal, Protocol
 
@@ -241,7 +241,7 @@ class Controllers:
 
     `handles`: those of the Hierarchy, so that both together stay within the limit of open files.
     `others`: what else is written and given back in the way of files of cgroups, by the first word
-        of its names.
+        of its names; made when it is needed first.
 
     Raises CgroupError when the root can't be listed."""
 
@@ -249,7 +249,7 @@ class Controllers:
         self,
         root: str = "/sys/fs/cgroup",
         handles: Handles | None = None,
-        others: Mapping[str, GroupValues] = {},
+        others: Mapping[str, Callable[[], GroupValues]] = {},
     ) -> None:
         self._mounts: dict[str, tuple[Literal[1, 2], str]] = {
             controller: mount for controller in _ALL if (mount := mounted(root, controller))
@@ -268,6 +268,7 @@ class Controllers:
                 self._mounts.setdefault("io", (2, path))
         self._handles = handles or Handles()
         self._others = others
+        self._made: dict[str, GroupValues] = {}
 
     def close(self) -> None:
         """Closes the files that stay open; the next use opens them again."""
@@ -275,7 +276,7 @@ class Controllers:
 
     def look(self) -> None:
         """Values that are not read from files of cgroups are those of now, or later."""
-        for other in self._others.values():
+        for other in self._made.values():
             other.look()
 
     def version(self, controller: Controller | Literal["blkio", "io"]) -> Literal[1, 2] | None:
@@ -359,7 +360,12 @@ class Controllers:
             raise _error(f"write '{text}' to", path, self.has(group, file), error) from error
 
     def _other(self, file: str) -> GroupValues | None:
-        return self._others.get(file.partition(".")[0]) if self._others else None
+        name = file.partition(".")[0]
+        if name not in self._others:
+            return None
+        if name not in self._made:
+            self._made[name] = self._others[name]()
+        return self._made[name]
 
     def _directory(self, group: str, file: str) -> str:
         controller, _, name = file.partition(".")

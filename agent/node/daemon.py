@@ -18,8 +18,6 @@ from agent.allocate.pools import Decision
 from agent.cgroup.hierarchy import Controllers, Handles, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.names import own_root
-from agent.cgroup.resctrl import FOLDER as RESCTRL_FOLDER
-from agent.cgroup.resctrl import ControlGroups
 from agent.cri.client import Cri
 from agent.discover.cpus import TopologyView
 from agent.host.daemon import (
@@ -69,6 +67,7 @@ from agent.node.network_devices import NetworkDevices
 from agent.node.node_configuration import NodeObject
 from agent.node.node_resource_topology import ReportedOffer
 from agent.node.notifications import NotificationSocket
+from agent.node.originals import control_groups
 from agent.node.outbox import RECHECK_SECONDS, ReportPace
 from agent.node.publisher import Publisher
 from agent.node.reconcile import Reconciler
@@ -82,6 +81,7 @@ from agent.telemetry.metrics import AgentMetrics
 from agent.usage import COLOCATION_FILE, EVICTIONS_FILE, OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE
 
 if TYPE_CHECKING:
+    from agent.cgroup.resctrl import ControlGroups
     from agent.node.colocation.cpu_suppression import CpuSuppression
     from agent.node.colocation.evictions import Evictions
     from agent.node.colocation.moment import Feature
@@ -617,7 +617,7 @@ class _Agent:
         closing: ExitStack,
         usage: _Usage,
     ) -> Enforcement:
-        resctrl = ControlGroups(os.path.join(settings.root, RESCTRL_FOLDER), hierarchy)
+        resctrl = control_groups(settings.root, hierarchy)
         controllers = Controllers(settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl})
         for missing in controllers.missing():
             log.warning("this machine has no %s controller: its limits are not set", missing)
@@ -638,7 +638,7 @@ class _Agent:
             migrate_memory=settings.migrate_memory,
         )
         if usage.colocation is not None:
-            self.colocation = usage.colocation(hierarchy, controllers, journal, cri, resctrl)
+            self.colocation = usage.colocation(hierarchy, controllers, journal, cri, resctrl())
             enforcement.held = self.colocation.holds
             enforcement.be_cpus = self.colocation.be_cpus
         return enforcement

@@ -8,11 +8,12 @@ one. The agent restores the values of containers that become excluded, and of an
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -21,8 +22,6 @@ from agent.cgroup import writer
 from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
 from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
 from agent.cgroup.order import ValueOutcome, WriteOutcome, WriteState, parent
-from agent.cgroup.resctrl import FOLDER as RESCTRL_FOLDER
-from agent.cgroup.resctrl import ControlGroups
 from agent.cri.client import Cri
 from agent.hooks.agent_client import read_snapshot
 from agent.host import locks
@@ -40,6 +39,9 @@ from agent.node.audit import Append, Written, write_records
 from agent.node.cpu_notices import CpuNotices, Key
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
+
+if TYPE_CHECKING:
+    from agent.cgroup.resctrl import ControlGroups
 
 log = logging.getLogger(__name__)
 
@@ -260,6 +262,18 @@ def _values(
     return tuple(differing)
 
 
+def control_groups(root: str, hierarchy: Hierarchy) -> Callable[[], ControlGroups]:
+    """Returns what gives the groups of resctrl of the host below `root`, always the same."""
+
+    @functools.cache
+    def groups() -> ControlGroups:
+        from agent.cgroup.resctrl import FOLDER, ControlGroups  # few nodes need it
+
+        return ControlGroups(os.path.join(root, FOLDER), hierarchy)
+
+    return groups
+
+
 class Restored(msgspec.Struct, frozen=True):
     outcome: WriteOutcome
     """What was written to cpusets."""
@@ -286,7 +300,7 @@ def restore(settings: RestoreSettings, append: Append) -> Restored:
         lock.release()
         raise
     hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
-    resctrl = ControlGroups(os.path.join(settings.root, RESCTRL_FOLDER), hierarchy)
+    resctrl = control_groups(settings.root, hierarchy)
     controllers = Controllers(settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl})
     journal = Journal(state / "journal")
     path = state / snapshots.FILE

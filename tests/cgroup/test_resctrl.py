@@ -31,7 +31,7 @@ class Machine:
         self.mount = MountedResctrl(folder / "resctrl", self.kernel)
         self.groups = groups
         self.resctrl = ControlGroups(self.mount.path, Hierarchy(ROOT))
-        self.controllers = Controllers(ROOT, others={"resctrl": self.resctrl})
+        self.controllers = Controllers(ROOT, others={"resctrl": lambda: self.resctrl})
         self.journal = Journal(folder / "journal")
 
     def apply(self, wanted: dict[tuple[str, str], str]) -> list[WriteState]:
@@ -159,7 +159,7 @@ def test_cgroups_without_threads_and_machines_without_resctrl_have_no_values(
     with pytest.raises(GroupGone, match="not mounted"):
         without.read("/BE", SCHEMATA)
     assert not without.names()
-    controllers = Controllers(ROOT, others={"resctrl": without})
+    controllers = Controllers(ROOT, others={"resctrl": lambda: without})
     outcome = limits.restore(controllers, machine.journal)
     assert [change.state for change in outcome.changes] == [WriteState.GONE]
     assert not machine.journal.values, "resctrl is unmounted with all groups"

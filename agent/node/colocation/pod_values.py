@@ -9,12 +9,11 @@ from pathlib import Path
 
 from agent.cgroup import journal, limits, oom_scores
 from agent.cgroup.hierarchy import OOM_SCORE_ADJ, CgroupError, Controllers, Hierarchy
-from agent.cgroup.resctrl import FOLDER as RESCTRL_FOLDER
-from agent.cgroup.resctrl import ControlGroups
 from agent.cri.client import Cri
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
+from agent.node.originals import control_groups
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.usage import sampled_pod
 from agent.usage import COLOCATION_FILE, STRATEGIES_FILE
@@ -34,7 +33,7 @@ def values_now(settings: RestoreSettings, title: str) -> PodValues | None:
         pod = next((pod for pod in pods if pod.title == title), None)
         if pod is None:
             return None
-        resctrl = ControlGroups(os.path.join(settings.root, RESCTRL_FOLDER), hierarchy)
+        resctrl = control_groups(settings.root, hierarchy)
         controllers = Controllers(settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl})
         return values_of(pod, controllers, settings.state_dir)
     finally:

@@ -63,7 +63,9 @@ class ResctrlNode(ColocatedNode):
         self.mount = MountedResctrl(folder / FOLDER, self.kernel)
         self.real = groups
         resctrl = ControlGroups(self.mount.path, Hierarchy(ROOT))
-        super().__init__(folder, groups, Controllers(ROOT, others={"resctrl": resctrl}), resctrl)
+        super().__init__(
+            folder, groups, Controllers(ROOT, others={"resctrl": lambda: resctrl}), resctrl
+        )
         self.strategies = strategies(be_class=BATCH)
 
     def busy(self, name: str, kube_class: KubeClass = "besteffort", **of_api: Any) -> list[int]:
