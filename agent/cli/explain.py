@@ -8,21 +8,23 @@ PodDisruptionBudgets if the caller may list them, in all namespaces or in the na
 With --objects it reads the cluster from files instead, as `kubectl get -o yaml` writes them: nodes,
 pods -A, noderesourcetopologies, devices, and, if they exist, reservations and poddisruptionbudgets.
 
-With --place it prints where the pod's containers run on its node, why not nearer to their devices,
-and whether the agent there may evict the pod. That needs no scheduler: on the node the snapshot of
-the agent says it, elsewhere kubectl asks the agent's pod there, with the rights of the caller.
+With --place it prints where the pod's containers run on its node, and why not nearer to their
+devices. That needs no scheduler: on the node the snapshot of the agent says it, elsewhere kubectl
+asks the agent's pod there, with the rights of the caller.
 
 With --now it looks twice at everything that runs on the pod's node, and prints in one sentence how
 long the pod waited for CPUs in between and who had them, and in further ones who presses on its
 memory or disks or shares its cores. That needs no scheduler either.
 
 With --values it prints each file of the pod's cgroups that has a value of Topolet, and what decides
-about it: the strategy or annotation, where that comes from, and what it says. It asks as --now.
+about it: the strategy or annotation, where that comes from, and what it says; and whether the agent
+may evict the pod. It asks as --now.
 
 With the word node and a resource (`topolet explain node batch-cpu`) it prints how the agent of this
 node computed how much of it the node offers; `topolet explain node strategies` prints Koordinator's
 strategies that the agent of this node follows, and where each one comes from, and `topolet explain
-node colocation` what it does by them, and why BE pods have the CPU that they have.
+node colocation` what it does by them, why BE pods have the CPU that they have, and which pod would
+be evicted next.
 
 Exit code 0: the pod gets a node, or its place is known; 1: it gets none; 2: it can't be explained.
 """
@@ -250,16 +252,11 @@ def _place(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
     """Prints the place of a pod's containers. Returns the exit code. Raises ExplainError."""
     from agent.cli.devices import read_snapshot
     from agent.model.snapshot import SnapshotError
-    from agent.view import evictions as evictions_view
     from agent.view import place
 
     title = _running_pod(arguments, "--place")
     try:
         if shown := place.shown(read_snapshot(settings.state_dir), title):
-            evictions = _evictions(settings)
-            if evictions is not None:
-                about_pod = evictions_view.of_pod(evictions, title)
-                shown = msgspec.structs.replace(shown, evictions=about_pod)
             draw = place.as_json if arguments.output == "json" else place.as_text
             print(format.encodable(draw(shown)), end="", flush=True)
             return 0
@@ -306,6 +303,7 @@ def _values(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
     from agent.cgroup.hierarchy import CgroupError
     from agent.node.colocation import pod_values
     from agent.rpc.grpc import RpcError
+    from agent.view import evictions as evictions_view
     from agent.view import pod_values as pod_values_view
 
     title = _running_pod(arguments, "--values")
@@ -318,6 +316,9 @@ def _values(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
         raise ExplainError(reason)
     if values is None:
         return _on_its_node(arguments, settings, "--values")
+    if (evictions := _evictions(settings)) is not None:
+        of_pod = evictions_view.of_pod(evictions, title)
+        values = msgspec.structs.replace(values, evictions=of_pod)
     json = arguments.output == "json"
     return _printed((pod_values_view.as_json if json else pod_values_view.as_text)(values))
 

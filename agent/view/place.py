@@ -31,8 +31,6 @@ class PodOnNode(msgspec.Struct, frozen=True):
 
     pod: str
     containers: tuple[ContainerPlace, ...]
-    evictions: str = ""
-    """Whether the agent may evict the pod, as a sentence; "" if it evicts none."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -57,8 +55,6 @@ def as_text(place: PodOnNode) -> str:
     """A line for each container, and one for all others."""
     lines = [f"Pod {place.pod} on its node:"]
     lines += [f"  {_line(each)}" for each in place.containers]
-    if place.evictions:
-        lines.append(f"  {place.evictions}")
     return "\n".join(map(printable, lines)) + "\n"
 
 

@@ -101,6 +101,8 @@ class PodValues(msgspec.Struct, frozen=True):
     values: tuple[ExplainedValue, ...]
     suppression: ShownColocation | None = None
     """What all BE pods of the node get, without the features; None for pods that are not BE."""
+    evictions: str = ""
+    """Whether the agent may evict the pod, as a sentence; "" if it evicts none."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -202,6 +204,8 @@ def as_text(pod: PodValues) -> str:
         lines.append(f"    {by}{reason.follows}{source}{f': {terms}' if terms else ''}")
     if pod.suppression is not None:
         lines += be_lines(pod.suppression)
+    if pod.evictions:
+        lines.append(pod.evictions)
     return "\n".join(map(printable, lines)) + "\n"
 
 

@@ -152,6 +152,40 @@ def test_components_compose_as_values_do(tmp_path: Path) -> None:
     assert by_name(overlay_objects) == by_name(rendered(tmp_path, values, "1.35.0"))
 
 
+def test_the_component_for_evictions_is_the_settings(tmp_path: Path) -> None:
+    """The chart has the flags in alphabetical order."""
+    folder = kustomization(tmp_path, "overlays/reconcile", ("evictions", "usage"))
+    settings = {
+        "colocation": "act",
+        "evictions": "BECPUEvict,BEMemoryEvict",
+        "node-slo": "follow",
+        "usage": True,
+    }
+    chart_objects = rendered(tmp_path, {**SECRET, "pools": [{"settings": settings}]})
+    assert by_name(kustomized_folder(folder, tmp_path)) == by_name(chart_objects)
+
+
+@pytest.mark.parametrize(
+    ("settings", "resources"),
+    [
+        ({"colocation": "act", "evictions": "CPUEvict"}, ["pods/eviction"]),
+        (
+            {"colocation": "act", "evictions": "CPUEvict", "evict-by": "deletion"},
+            ["pods/eviction", "pods"],
+        ),
+        ({"colocation": "observe", "evictions": "CPUEvict"}, []),
+        ({"colocation": "act"}, []),
+    ],
+)
+def test_only_agents_that_evict_have_the_right_to(
+    settings: Object, resources: list[str], tmp_path: Path
+) -> None:
+    objects = rendered(tmp_path, {**SECRET, "pools": [{"settings": settings}]})
+    roles = [each for each in objects if each["metadata"]["name"] == "topolet-agent-evictions"]
+    rules = [rule for role in roles for rule in role.get("rules", ())]
+    assert [rule["resources"] for rule in rules] == [[resource] for resource in resources]
+
+
 @pytest.mark.parametrize("component", ["k3s", "cri-o", "microk8s"])
 def test_a_runtime_has_a_component_and_a_value(component: str, tmp_path: Path) -> None:
     folder = kustomization(tmp_path, "overlays/reconcile", (component,))

@@ -164,8 +164,8 @@ def eventual_note(evicting: EvictingNode, reason: str, pod: str) -> str:
 
 def told_of(node: TestNode, name: str) -> str:
     done = node.run_cli(
-        *("explain", "--place=here", f"--namespace={NODE}", "-o", "json"),
-        *(f"--state-dir={node.state}", name),
+        *("explain", "--values=here", f"--namespace={NODE}", "-o", "json"),
+        *(f"--runtime-endpoint=unix://{node.containerd.socket}", f"--state-dir={node.state}", name),
     )
     try:
         return str(json.loads(done.stdout)["evictions"])

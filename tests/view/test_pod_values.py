@@ -27,7 +27,7 @@ from agent.model.settings.colocation import FeatureMode
 from agent.usage.pod_strategies import PodResctrl, PodStrategies
 from agent.usage.strategies import Strategies
 from agent.view.colocation import ShownFeature, shown
-from agent.view.pod_values import CPUSET, FileValue, as_json, as_text, explained
+from agent.view.pod_values import CPUSET, FileValue, PodValues, as_json, as_text, explained
 
 BATCH = QosClass(
     cpu_qos=CpuQos(enable=True, group_identity=-1), memory_qos=MemoryQos(enable=True, wmark_ratio=9)
@@ -86,6 +86,11 @@ def reason(strategies: Strategies, qos: QoS, file: str, content: str = "7") -> s
 )
 def test_a_value_has_a_strategy_and_its_origin(qos: QoS, file: str, expected: str) -> None:
     assert reason(FROM_OBJECT, qos, file) == expected
+
+
+def test_it_is_said_whether_the_pod_may_be_evicted() -> None:
+    values = PodValues("ns/p", QoS.BE, (), evictions="It is never evicted: it is critical.")
+    assert as_text(values).endswith("\nIt is never evicted: it is critical.\n")
 
 
 def test_an_annotation_is_stronger_than_the_strategy_of_the_node() -> None:
