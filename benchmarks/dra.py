@@ -347,8 +347,9 @@ def allocated_claim(cluster: Cluster) -> str:
         "shareID": created["metadata"]["uid"],
         "consumedCapacity": {f"{DRIVER}/cpu": "4"},
     }
-    allocation = {"devices": {"results": [taken]}}
-    admin.merge(f"{_CLAIMS}/measured/status", {"status": {"allocation": allocation}})
+    consumer = {"resource": "pods", "name": "measured", "uid": created["metadata"]["uid"]}
+    status = {"allocation": {"devices": {"results": [taken]}}, "reservedFor": [consumer]}
+    admin.merge(f"{_CLAIMS}/measured/status", {"status": status})
     uid: str = created["metadata"]["uid"]
     return uid
 

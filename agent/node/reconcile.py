@@ -101,6 +101,8 @@ class ClaimMoment(msgspec.Struct, frozen=True):
     """By NUMA node, the number of GPUs and other devices there."""
     whole_cores: bool = False
     """Whether the node gives only whole cores."""
+    pods: frozenset[str] = frozenset()
+    """The uids of the pods that exist."""
 
 
 class ClaimsOfNode(Protocol):
@@ -369,6 +371,7 @@ class Reconciler:
             ),
             near,
             gives_whole_cores(seen.cluster.node),
+            frozenset(pod.uid for pod in resolved.all_pods),
         )
 
     def _rules(self, resolved: Resolved, topology: Topology) -> PoolRules:

@@ -7,6 +7,7 @@ claim. The file is the truth after a restart, since the kubelet does not repeat 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -27,7 +28,7 @@ from agent.allocate.dra.slices import Device
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.host import files
 from agent.kube.auth import AccessError
-from agent.kube.errors import KubeError
+from agent.kube.errors import KubeError, NotFoundError
 from agent.model.bounds import JsonError
 from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import CpuSet, union
@@ -84,6 +85,8 @@ class ResourceClaims:
         self._claims = self._stored()
         self._moment: ClaimMoment | None = None
         self._layout: Layout | None = None
+        self._pods: frozenset[str] | None = None
+        """The uids of the pods that exist; None before the first pass."""
         self._node_claims: tuple[Mapping[str, PreparedClaim], NodeClaims] | None = None
         self.changed: Callable[[], None] = lambda: None
         """Called when the devices may have changed, on any thread."""
@@ -99,7 +102,8 @@ class ResourceClaims:
 
     def follow(self, moment: ClaimMoment) -> None:
         """Takes what a pass has left."""
-        before = self._moment
+        self._pods = moment.pods
+        before, moment = self._moment, msgspec.structs.replace(moment, pods=frozenset())
         if moment == before:
             return
         if before is None or before.topology != moment.topology:
@@ -197,6 +201,27 @@ class ResourceClaims:
     def _attributes(self) -> Mapping[str, Mapping[str, object]]:
         return {device["name"]: device["attributes"] for device in self.slice_devices() or ()}
 
+    def sweep(self) -> None:
+        """Unprepares claims that the API server does not have any more, as one that was deleted
+        while a kubelet lost its state, unless a pod still uses them. Raises KubeError and
+        AccessError."""
+        for uid, claim in self._claims.items():
+            if self._pods is None or not self._pods.isdisjoint(
+                container.pod_uid for container in claim.containers
+            ):
+                continue
+            try:
+                stored = resource_claim.decode(self._read(claim.namespace, claim.name))
+            except NotFoundError:
+                stored = None
+            except ObjectError as error:
+                log.warning("%s", error)
+                continue
+            if stored is None or stored.uid != uid or not stored.allocated:
+                log.info("ResourceClaim %s is gone, and loses CPUs %s", claim.title, claim.cpus)
+                with contextlib.suppress(PreparationError):
+                    self.unprepare(uid)
+
     def _prepared(self, namespace: str, name: str, uid: str, title: str) -> PreparedClaim:
         """Raises PreparationError."""
         try:
@@ -207,8 +232,9 @@ class ResourceClaims:
             raise PreparationError(str(error)) from None
         if claim.uid != uid:
             raise PreparationError(f"{title}: its uid is {claim.uid}, and not {uid}")
-        if not claim.allocated:
-            raise PreparationError(f"{title}: it is not allocated")
+        if not claim.allocated or not claim.consumers:
+            # Of a kubelet that asks again after it has unprepared the claim of an ended pod.
+            raise PreparationError(f"{title}: it is not allocated, or reserved for no pod")
         moment, layout = self._moment, self._layout
         if moment is None or layout is None:
             raise PreparationError(f"{title}: the agent has not completed its first pass yet")

@@ -30,7 +30,7 @@ PERIOD_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 1.0
 """Changes within this time are one write."""
 CHECK_SECONDS: Final = 60.0
-"""The time between two looks for slices of another driver for CPUs."""
+"""The time between two looks for slices of another driver for CPUs, and for gone claims."""
 
 
 class _SlicePool(msgspec.Struct, frozen=True, rename="camel"):
@@ -115,8 +115,8 @@ class ResourceSlices:
         self._sources.report(SourceName.DRA, (problem,) if problem else ())
 
     def _look(self) -> None:
-        """Starts the watch, and looks for slices of another driver for CPUs. Raises KubeError and
-        AccessError."""
+        """Starts the watch, and looks for slices of another driver for CPUs, and for claims that
+        are gone. Raises KubeError and AccessError."""
         now = self._clock()
         if self._check_at is not None and now < self._check_at:
             return
@@ -124,6 +124,7 @@ class ResourceSlices:
         self._watch.check()
         others = self._cluster.of_node(RESOURCE_SLICE, self._node_name, _driver_of)
         self._rival = PEER_DRIVER if PEER_DRIVER in others else ""
+        self._claims.sweep()
 
     def _devices(self, problem: str) -> list[slices.Device] | None:
         """None before the first pass."""

@@ -13,10 +13,12 @@ import pytest
 from agent.allocate.dra.groups import GroupRules
 from agent.allocate.dra.offer import OfferedCpus
 from agent.allocate.dra.preparation import PreparationError
+from agent.allocate.reserved_cpus import KubeletCpus
 from agent.dra.cdi import CdiFiles
 from agent.kube.errors import NotFoundError
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.dra.names import DRIVER
+from agent.model.pod.apiobjects import ApiPod, ClaimUse, Phase
 from agent.node.reconcile import ClaimMoment
 from agent.node.resource_claims import FILE, ResourceClaims
 from tests.allocate.dra.node import ALL, FOUR_NODES
@@ -36,7 +38,10 @@ class ClaimsOfServer:
         entry["consumedCapacity"] = {f"{DRIVER}/cpu": str(cpus)}  # type: ignore[assignment]
         self.claims["ns", name] = {
             "metadata": {"name": name, "namespace": "ns", "uid": f"u-{name}", **metadata},
-            "status": {"allocation": {"devices": {"results": [entry]}}},
+            "status": {
+                "allocation": {"devices": {"results": [entry]}},
+                "reservedFor": [{"resource": "pods", "name": "p", "uid": "u-p"}],
+            },
         }
 
     def read(self, namespace: str, name: str) -> bytes:
@@ -147,11 +152,40 @@ def test_a_claim_that_the_node_cannot_have_is_refused(
     assert cpus_of(claims) == {}
 
 
-def test_a_claim_that_is_not_allocated_is_refused(server: ClaimsOfServer, start: Start) -> None:
+@pytest.mark.parametrize("gone", ["allocation", "reservedFor"])
+def test_a_claim_that_no_pod_has_is_refused(
+    server: ClaimsOfServer, start: Start, gone: str
+) -> None:
+    """A kubelet asks again after it has unprepared the claim."""
     server.add("a", 4)
-    server.claims["ns", "a"]["status"] = {}
-    with pytest.raises(PreparationError, match="ResourceClaim ns/a: it is not allocated"):
+    del server.claims["ns", "a"]["status"][gone]
+    with pytest.raises(PreparationError, match="ns/a: it is not allocated, or reserved for no po"):
         start().prepare("ns", "a", "u-a")
+
+
+def test_a_claim_that_was_deleted_meanwhile_loses_its_cpus(
+    server: ClaimsOfServer, start: Start
+) -> None:
+    """Unless a pod that still exists uses it, or the agent does not know the pods yet."""
+    for name in "abc":
+        server.add(name, 2)
+    claims = start()
+    for name in "abc":
+        claims.prepare("ns", name, f"u-{name}")
+    uses = (ClaimUse("x", "b"),)
+    pod = ApiPod("u-p", "ns", "p", "n1", Phase.RUNNING, {}, {}, "besteffort", 0, claims=uses)
+    claims.with_claims(KubeletCpus(), [pod])
+    del server.claims["ns", "b"]
+    server.claims["ns", "c"]["metadata"]["uid"] = "u-new"
+    again = start(None)
+    again.sweep()
+    assert set(cpus_of(again)) == {"a", "b", "c"}
+    again.follow(ClaimMoment(FOUR_NODES, EVERYTHING, pods=frozenset({"u-p"})))
+    again.sweep()
+    assert set(cpus_of(again)) == {"a", "b"}
+    again.follow(ClaimMoment(FOUR_NODES, EVERYTHING))
+    again.sweep()
+    assert set(cpus_of(again)) == {"a"}
 
 
 def test_a_claim_that_cannot_be_kept_is_refused(
