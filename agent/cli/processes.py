@@ -160,12 +160,16 @@ def _dra_driver(settings: AgentSettings) -> DraParts | None:
     from agent.node.daemon import DraParts
 
     instance = uuid.uuid4().hex[:8]
+    # Kubelet and runtime open the sockets and files by the paths that they have on the host.
+    kubelet_dir = os.path.join("/", os.path.relpath(settings.kubelet_dir, settings.root))
+    if not settings.kubelet_dir.startswith(settings.root):
+        kubelet_dir = settings.kubelet_dir
 
     def driver(claims: Claims) -> server.DraServer:
-        service = DraService(claims, server.endpoint(settings.kubelet_dir, instance))
-        return server.DraServer(service, settings.kubelet_dir, instance)
+        service = DraService(claims, server.endpoint(kubelet_dir, instance))
+        return server.DraServer(service, kubelet_dir, instance)
 
-    return DraParts(CdiFiles(CDI_DIR, server.plugin_dir(settings.kubelet_dir)), driver)
+    return DraParts(CdiFiles(CDI_DIR, server.plugin_dir(kubelet_dir)), driver)
 
 
 def _serve_corrected(settings: AgentSettings) -> Serve | None:
