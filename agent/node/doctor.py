@@ -140,10 +140,12 @@ def examine(settings: KubeletStateSettings) -> Examination:
     kubelet, unreadable = observed_kubelet(settings)
     wrong |= node_findings.of_kubelet(kubelet, snapshot, proxy)
     running = (argv for _, argv in own_processes.command_lines(proc))
-    programs = node_findings.of_programs(running, proxy=bool(proxy))
+    page = own_processes.page_of("agent", proc, settings.state_dir)
+    colocates = page is not None and node_findings.colocates(page)
+    programs = node_findings.of_programs(running, proxy=bool(proxy), colocates=colocates)
     changes = _foreign_changes(settings.state_dir)
     wrong |= programs | node_findings.of_changes(changes, programs)
-    if page := own_processes.page_of("agent", proc, settings.state_dir):
+    if page:
         if page.ready:
             wrong.pop(NodeCode.AGENT_HUNG, None)  # it says itself why it decides nothing
         wrong |= node_findings.of_agent(page)

@@ -11,14 +11,15 @@ from typing import Final
 from agent.allocate.colocation import koordlet_left
 from agent.allocate.colocation.koordlet_left import LeftKind
 from agent.cgroup import journal
+from agent.cgroup import resctrl as resctrl_groups
 from agent.cgroup.hierarchy import CgroupError, Controllers, Handles, Hierarchy
+from agent.cgroup.resctrl import ControlGroups
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model.settings.agent import KubeletStateSettings
 from agent.node import koordlet_process
 from agent.node.colocation import koordlet
 from agent.node.node_findings import NodeCode
 from agent.node.runtime_view import RuntimeState
-from agent.usage import STRATEGIES_FILE
 
 _CODES: Final = {
     LeftKind.DANGER: NodeCode.LEFT_DANGER,
@@ -28,14 +29,12 @@ _CODES: Final = {
     LeftKind.MEMORY: NodeCode.LEFT_MEMORY,
     LeftKind.BATCH: NodeCode.LEFT_BATCH,
     LeftKind.CPUS: NodeCode.LEFT_CPUS,
+    LeftKind.CACHE: NodeCode.LEFT_RESCTRL,
 }
 _NAMED: Final = 8
 _THROTTLES: Final = tuple(
     f"blkio.throttle.{way}_{unit}_device" for way in ("read", "write") for unit in ("bps", "iops")
 )
-_RESCTRL: Final = "sys/fs/resctrl"
-_CLASSES: Final = ("LSR", "LS", "BE")
-_OF_POD: Final = "koordlet-"
 _PATHS: Final = (
     "run/koordlet",
     "run/koord-runtimeproxy",
@@ -71,14 +70,17 @@ def find(
         kubelet_protects=kubelet is None or kubelet.protects_memory,
     )
     static = kubelet is None or kubelet.static
-    for each in (*left, *koordlet.cpus(hierarchy, runtime.pods, originals, static=static)):
+    resctrl = ControlGroups(os.path.join(settings.root, resctrl_groups.FOLDER), hierarchy)
+    for each in (
+        *left,
+        *koordlet.cpus(hierarchy, runtime.pods, originals, static=static),
+        *koordlet.control_groups(resctrl, values),
+    ):
         texts.setdefault(_CODES[each.kind], []).append(each.text)
     own = {group for group, file in values if file in _THROTTLES}
     groups = {group for pod in runtime.pods if (group := koordlet.pod_group(pod))}
     groups |= {group.rpartition("/")[0] for group in groups}
     texts[NodeCode.LEFT_DISKS] = list(_throttles(controllers, sorted(groups - own)))
-    follows = os.path.exists(os.path.join(settings.state_dir, STRATEGIES_FILE))
-    texts[NodeCode.LEFT_RESCTRL] = list(_resctrl(settings.root, classes=not follows))
     texts[NodeCode.LEFT_FILES] = [
         f"/{path}" for path in _PATHS if os.path.lexists(os.path.join(settings.root, path))
     ]
@@ -99,13 +101,3 @@ def _throttles(controllers: Controllers, groups: Iterable[str]) -> Iterator[str]
             with contextlib.suppress(CgroupError):  # no such controller, or the group is gone
                 if text := controllers.read(group, file):
                     yield f"{group} {file} is {' '.join(text.split())}"
-
-
-def _resctrl(root: str, *, classes: bool) -> Iterator[str]:
-    try:
-        names = sorted(os.listdir(os.path.join(root, _RESCTRL)))
-    except OSError:
-        return
-    for name in names:
-        if name.startswith(_OF_POD) or (classes and name in _CLASSES):
-            yield f"/{_RESCTRL}/{name}"

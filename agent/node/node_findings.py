@@ -139,7 +139,7 @@ REMEDIES: Final = {
     NodeCode.LEFT_BATCH: "let the agent run, which sets these limits by the pods' batch resources; "
     "with --colocation=act it also notes what the kubelet has there",
     NodeCode.LEFT_DISKS: "write the device and 0 there (docs/migrating-from-koordlet.md)",
-    NodeCode.LEFT_RESCTRL: "rmdir these folders: their threads then have the whole cache",
+    NodeCode.LEFT_RESCTRL: _TAKE_OVER,
     NodeCode.LEFT_FILES: "remove them, if koordlet shall not come back",
 }
 
@@ -302,6 +302,11 @@ def of_agent(page: ProcessPage) -> dict[NodeCode, str]:
     return wrong
 
 
+def colocates(page: ProcessPage) -> bool:
+    """Whether the agent has features of colocation, according to its own metrics."""
+    return any(each.name == "topolet_colocation_files" for each in page.series)
+
+
 def of_proxy(page: ProcessPage) -> dict[NodeCode, str]:
     """What is wrong according to the proxy's own metrics."""
     lost = any(each.name == "topolet_proxy_socket_lost" and each.value for each in page.series)
@@ -398,15 +403,21 @@ _NRI_INDEX: Final = re.compile(r"^\d\d-")
 """A plugin that the runtime starts has its index before its name (NRI: pkg/api/plugin.go)."""
 
 
-def of_programs(command_lines: Iterable[Sequence[str]], *, proxy: bool) -> dict[NodeCode, str]:
+def of_programs(
+    command_lines: Iterable[Sequence[str]], *, proxy: bool, colocates: bool = False
+) -> dict[NodeCode, str]:
     """Running programs that set the same values as Topolet.
 
-    `proxy`: whether Topolet's proxy runs; only one program may rewrite a request."""
+    `proxy`: whether Topolet's proxy runs; only one program may rewrite a request.
+    `colocates`: whether the agent has features of colocation."""
     wrong: dict[NodeCode, str] = {}
+    same_values = dict(koordlet_process.OF_CPUS_AND_DEVICES)
+    if colocates:
+        same_values |= koordlet_process.OF_COLOCATION
     for argv in command_lines:
         program = _NRI_INDEX.sub("", os.path.basename(argv[0])) if argv else ""
         if program == koordlet_process.PROGRAM:
-            if gates := koordlet_process.gates(argv, koordlet_process.OF_CPUS_AND_DEVICES):
+            if gates := koordlet_process.gates(argv, same_values):
                 wrong[NodeCode.KOORDLET] = f"koordlet runs with {', '.join(gates)}"
         elif program == _DRA_CPUS:
             wrong[NodeCode.DRA_CPUS] = "dra-driver-cpu runs: it gives containers CPUs of claims"

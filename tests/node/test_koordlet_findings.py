@@ -16,7 +16,6 @@ from agent.model.settings.agent import KubeletStateSettings
 from agent.node import koordlet_findings
 from agent.node.node_findings import NodeCode
 from agent.node.runtime_view import RuntimeState
-from agent.usage import STRATEGIES_FILE
 from tests.builders import pod
 
 BATCH, SERVICE = "/kubepods/besteffort/podbatch", "/kubepods/burstable/podservice"
@@ -97,14 +96,18 @@ def test_values_of_the_agent_are_not_those_of_koordlet(left: LeftNode) -> None:
 
 
 def test_groups_of_resctrl_and_files(left: LeftNode) -> None:
-    for name in ("info", "BE", "koordlet-uid"):
-        (left.root / "sys/fs/resctrl" / name).mkdir(parents=True)
+    for name in ("", "info", "BE", "LS", "LSR", "koordlet-uid", "other"):
+        folder = left.root / "sys/fs/resctrl" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "schemata").write_text("L3:0=1\n")
     (left.root / "run/koordlet").mkdir(parents=True)
-    found = left.findings()
-    assert found[NodeCode.LEFT_RESCTRL] == "/sys/fs/resctrl/BE; /sys/fs/resctrl/koordlet-uid"
-    assert found[NodeCode.LEFT_FILES] == "/run/koordlet"
-    (left.state / STRATEGIES_FILE).write_text("{}")
-    assert left.findings()[NodeCode.LEFT_RESCTRL] == "/sys/fs/resctrl/koordlet-uid"
+    names = ("BE", "LS", "LSR", "koordlet-uid")
+    text = "; ".join(f"the group /{name} of resctrl" for name in names)
+    assert left.findings()[NodeCode.LEFT_RESCTRL] == text
+    assert left.findings()[NodeCode.LEFT_FILES] == "/run/koordlet"
+    journal = Journal(left.state / "journal")
+    journal.update_values([OriginalValue("/BE", "resctrl.schemata", "")])
+    assert "/BE" not in left.findings()[NodeCode.LEFT_RESCTRL]
 
 
 def test_throttles_of_disks_are_listed(left: LeftNode) -> None:

@@ -154,7 +154,11 @@ def test_groups_show_a_runtime_with_another_cgroup_driver_than_the_kubelet() -> 
 def test_a_koordlet_whose_gates_set_the_same_values_is_named() -> None:
     others = "NodeTopologyReport=false,CPUSetAllocator=false,BatchResource=false"
     assert list(of_programs([["/koordlet"]], proxy=False)) == [NodeCode.KOORDLET]
-    assert not of_programs([["/koordlet", f"--feature-gates={others}"]], proxy=False)
+    argv = ["/koordlet", f"--feature-gates={others},CPUBurst=false,RdtResctrl=false"]
+    assert not of_programs([argv], proxy=False)
+    assert of_programs([argv], proxy=False, colocates=True) == {
+        NodeCode.KOORDLET: "koordlet runs with BECPUSuppress, GroupIdentity"
+    }
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,8 @@ class LeftValue(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
+        if self.kind is LeftKind.CACHE:
+            return f"the group {self.group} of resctrl"
         return f"{self.group} {self.file} is {self.value or 'empty'}, not {self.kernel or 'empty'}"
 
 
