@@ -48,7 +48,9 @@ NODE_METRIC: Final = Kind("NodeMetric", "slo.koordinator.sh", ("v1alpha1",), "no
 NODE_SLO: Final = Kind("NodeSLO", NODE_METRIC.group, NODE_METRIC.versions, "nodeslos")
 REBIND: Final = Kind("RebindResource", DEVICE.group, DEVICE.versions, "rebindresources")
 
-_KINDS = {each.name: each for each in (NODE, NAMESPACE, TOPOLOGY, DEVICE, NODE_METRIC)}
+_KINDS = {
+    each.name: each for each in (NODE, NAMESPACE, TOPOLOGY, DEVICE, NODE_METRIC, RESOURCE_SLICE)
+}
 
 
 def kind_named(name: str) -> Kind:

@@ -74,6 +74,11 @@ class ClusterState(msgspec.Struct, frozen=True):
     devices: Published | None = None
     """The Device object when the agent started, None while it is unknown."""
 
+    @property
+    def complete(self) -> bool:
+        """Whether a report may be made: readers can't distinguish a partial one."""
+        return bool(self.pods_listed and self.node and self.devices)
+
 
 class ClusterView:
     """Watches the objects of this node, and delivers its reports: to an API server through an

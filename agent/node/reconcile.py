@@ -103,6 +103,10 @@ class ClaimMoment(msgspec.Struct, frozen=True):
     """Whether the node gives only whole cores."""
     pods: frozenset[str] = frozenset()
     """The uids of the pods that exist."""
+    complete: bool = True
+    """Whether the state of the cluster was."""
+    node_uid: str = ""
+    """The Node's uid, "" if it is unknown."""
 
 
 class ClaimsOfNode(Protocol):
@@ -354,7 +358,7 @@ class Reconciler:
     def _left_to_claims(
         self, seen: Observation, resolved: Resolved, decision: Decision
     ) -> ClaimMoment:
-        configuration = resolved.configuration
+        configuration, node = resolved.configuration, seen.cluster.node
         near = Counter(
             device.topology.node
             for device in resolved.devices.report.devices
@@ -370,8 +374,10 @@ class Reconciler:
                 strictly_reserved(configuration),
             ),
             near,
-            gives_whole_cores(seen.cluster.node),
+            gives_whole_cores(node),
             frozenset(pod.uid for pod in resolved.all_pods),
+            seen.cluster.complete,
+            node.uid if node is not None else "",
         )
 
     def _rules(self, resolved: Resolved, topology: Topology) -> PoolRules:

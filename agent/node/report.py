@@ -95,8 +95,7 @@ class ClusterReporter:
     """Builds the objects again only when their input has changed.
 
     `offered`: returns the batch and mid resources.
-    `waits`: no report before the Node, the pods and the Device object are known, because readers
-        can't distinguish a partial report from a complete one."""
+    `waits`: no report before the state of the cluster is complete."""
 
     def __init__(
         self,
@@ -116,7 +115,7 @@ class ClusterReporter:
     def report(self, moment: ReportInput) -> bool:
         """Whether there was a new report to deliver. Raises what `deliver` raises."""
         cluster = moment.cluster
-        if self._waits and not (cluster.pods_listed and cluster.node and cluster.devices):
+        if self._waits and not cluster.complete:
             return False
         offered = self._offered()
         if moment == self._moment and self._reported and offered == self._reported.offered:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -116,11 +116,22 @@ class ResourceClaims:
         moment = self._moment
         return moment.offered.reason if moment is not None else ""
 
-    def slice_devices(self) -> list[Device] | None:
-        """The devices as a ResourceSlice has them; None before the first pass."""
+    def slices(self, generation: int) -> list[dict[str, Any]] | None:
+        """The ResourceSlices of the node; None before the first pass with the whole state of the
+        cluster.
+
+        `generation`: that of the pool."""
+        moment = self._moment
+        if moment is None or not moment.complete:
+            return None
+        devices = [] if moment.offered.reason else self.slice_devices()
+        return slices.slices(self._node_name, moment.node_uid, devices, generation)
+
+    def slice_devices(self) -> list[Device]:
+        """The devices as a ResourceSlice has them; none before the first pass."""
         moment, layout = self._moment, self._layout
         if moment is None or layout is None:
-            return None
+            return []
         return slices.devices(self.groups(), layout, whole_cores=moment.whole_cores)
 
     def with_claims(self, kubelet: KubeletCpus, pods: Collection[ApiPod]) -> KubeletCpus:
@@ -199,7 +210,7 @@ class ResourceClaims:
             self.changed()
 
     def _attributes(self) -> Mapping[str, Mapping[str, object]]:
-        return {device["name"]: device["attributes"] for device in self.slice_devices() or ()}
+        return {device["name"]: device["attributes"] for device in self.slice_devices()}
 
     def sweep(self) -> None:
         """Unprepares claims that the API server does not have any more, as one that was deleted

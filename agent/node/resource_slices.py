@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.dra import slices
 from agent.host.daemon import Periodic
 from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
@@ -30,7 +29,7 @@ PERIOD_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 1.0
 """Changes within this time are one write."""
 CHECK_SECONDS: Final = 60.0
-"""The time between two looks for slices of another driver for CPUs, and for gone claims."""
+"""The time between two looks for claims that are gone."""
 
 
 class _SlicePool(msgspec.Struct, frozen=True, rename="camel"):
@@ -38,28 +37,34 @@ class _SlicePool(msgspec.Struct, frozen=True, rename="camel"):
     resource_slice_count: int = 0
 
 
-class _OwnSpec(msgspec.Struct, frozen=True):
+class _SliceSpec(msgspec.Struct, frozen=True):
+    driver: str = ""
     pool: _SlicePool = _SlicePool()
     devices: tuple[dict[str, Any], ...] = ()
 
 
-class OwnSlice(msgspec.Struct, frozen=True):
-    """A slice of this driver as the API server has it."""
-
-    metadata: ObjectIdentity
-    spec: _OwnSpec = _OwnSpec()
+class _SliceMetadata(ObjectIdentity, frozen=True, rename="camel"):
+    owner_references: tuple[dict[str, Any], ...] = ()
 
 
-class _OtherSpec(msgspec.Struct, frozen=True):
+class NodeSlice(msgspec.Struct, frozen=True):
+    """A slice of the node as the API server has it."""
+
+    metadata: _SliceMetadata
+    spec: _SliceSpec = _SliceSpec()
+
+
+class _DriverSpec(msgspec.Struct, frozen=True):
     driver: str = ""
 
 
-class _OtherSlice(msgspec.Struct, frozen=True):
-    spec: _OtherSpec = _OtherSpec()
+class _DriverSlice(msgspec.Struct, frozen=True):
+    metadata: _SliceMetadata
+    spec: _DriverSpec = _DriverSpec()
 
 
-_own: Final = msgspec.json.Decoder(OwnSlice)
-_other: Final = msgspec.json.Decoder(_OtherSlice)
+_any_driver: Final = msgspec.json.Decoder(_DriverSlice)
+_own: Final = msgspec.json.Decoder(NodeSlice)
 
 
 class ResourceSlices:
@@ -74,18 +79,13 @@ class ResourceSlices:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
-        self._node_name = node_name
         self._claims = claims
         self._sources = sources
         self._clock = clock
-        self._check_at: float | None = None
-        self._rival = ""
+        self._sweep_at = 0.0
         self._thread = Periodic("resource-slices", PERIOD_SECONDS, self.step, SETTLE_SECONDS)
         self._watch = cluster.watch_selected(
-            RESOURCE_SLICE,
-            f"spec.nodeName={node_name},spec.driver={DRIVER}",
-            _own.decode,
-            self._reported,
+            RESOURCE_SLICE, f"spec.nodeName={node_name}", _read, self._reported
         )
 
     def start(self) -> None:
@@ -101,60 +101,65 @@ class ResourceSlices:
 
     def step(self) -> None:
         """Writes what differs. Never raises."""
-        problem = self._claims.problem()
-        try:
-            self._look()
-            if self._rival:
-                problem = f"{self._rival} publishes CPUs of this node: {DRIVER} does not"
-            devices = self._devices(problem)
-            if devices is not None and self._watch.synced:
-                self._write(devices)
-        except (KubeError, AccessError) as error:
-            problem = str(error)
-        problem = problem or self._watch.problem or ""
+        self._watch.check()
+        problem = self._claims.problem() or self._watch.problem or ""
+        watch = self._watch.watch
+        if watch is None and self._watch.synced:
+            problem = problem or "the API server does not serve resource.k8s.io/v1"
+        elif watch is not None and watch.synced:
+            of_node = [*watch.objects().values()]
+            others = {each.spec.driver for each in of_node}
+            if PEER_DRIVER in others:
+                problem = f"{PEER_DRIVER} publishes CPUs of this node: {DRIVER} does not"
+            own = {each.metadata.name: each for each in of_node if each.spec.driver == DRIVER}
+            try:
+                self._sweep()
+                self._write(own, withdraws=PEER_DRIVER in others)
+            except (KubeError, AccessError) as error:
+                problem = problem or str(error)
         self._sources.report(SourceName.DRA, (problem,) if problem else ())
 
-    def _look(self) -> None:
-        """Starts the watch, and looks for slices of another driver for CPUs, and for claims that
-        are gone. Raises KubeError and AccessError."""
-        now = self._clock()
-        if self._check_at is not None and now < self._check_at:
-            return
-        self._check_at = now + CHECK_SECONDS
-        self._watch.check()
-        others = self._cluster.of_node(RESOURCE_SLICE, self._node_name, _driver_of)
-        self._rival = PEER_DRIVER if PEER_DRIVER in others else ""
-        self._claims.sweep()
-
-    def _devices(self, problem: str) -> list[slices.Device] | None:
-        """None before the first pass."""
-        return [] if problem else self._claims.slice_devices()
-
-    def _write(self, devices: Sequence[slices.Device]) -> None:
+    def _sweep(self) -> None:
         """Raises KubeError and AccessError."""
-        watch = self._watch.watch
-        stored = {each.metadata.name: each for each in watch.objects().values()} if watch else {}
-        wanted = slices.slices(self._node_name, devices, 0)
-        names = [each["metadata"]["name"] for each in wanted]
-        same = [
-            name in stored
-            and [*stored[name].spec.devices] == of_slice["spec"]["devices"]
-            and stored[name].spec.pool.resource_slice_count == len(wanted)
-            for name, of_slice in zip(names, wanted, strict=True)
-        ]
-        generations = {each.spec.pool.generation for each in stored.values()}
-        if not all(same) or len(generations) > 1:
-            generation = max(generations, default=0) + 1
-            for of_slice in slices.slices(self._node_name, devices, generation):
-                self._cluster.forget(RESOURCE_SLICE.name, of_slice["metadata"]["name"])
-                self._cluster.apply(of_slice)
-            log.info("%d devices of %s are published", len(devices), DRIVER)
-        for name in sorted(stored.keys() - {*names}):
-            self._cluster.delete(RESOURCE_SLICE.name, name)
+        now = self._clock()
+        if now >= self._sweep_at:
+            self._sweep_at = now + CHECK_SECONDS
+            self._claims.sweep()
 
-    def _reported(self, changes: Sequence[Change[OwnSlice]]) -> None:
+    def _write(self, stored: Mapping[str, NodeSlice], *, withdraws: bool) -> None:
+        """`withdraws`: no device is published. Raises KubeError and AccessError."""
+        last = max((each.spec.pool.generation for each in stored.values()), default=0)
+        slices = [] if withdraws else self._claims.slices(last + 1)
+        if slices is None:
+            return
+        if not all(_is_stored(wanted, stored, last) for wanted in slices):
+            for wanted in slices:
+                self._cluster.forget(RESOURCE_SLICE.name, wanted["metadata"]["name"])
+                self._cluster.apply(wanted)
+            log.info("the devices of %s are published in %d slices", DRIVER, len(slices))
+        for name in sorted(stored.keys() - {wanted["metadata"]["name"] for wanted in slices}):
+            self._cluster.delete(RESOURCE_SLICE.name, name)
+            log.info("ResourceSlice %s is removed", name)
+
+    def _reported(self, changes: Sequence[Change[NodeSlice]]) -> None:
         self._thread.hurry()
 
 
-def _driver_of(raw: msgspec.Raw) -> str:
-    return _other.decode(bytes(raw)).spec.driver
+def _is_stored(wanted: Mapping[str, Any], stored: Mapping[str, NodeSlice], last: int) -> bool:
+    """`last`: the highest generation that is stored."""
+    metadata, spec = wanted["metadata"], wanted["spec"]
+    of_server = stored.get(metadata["name"])
+    return (
+        of_server is not None
+        and [*of_server.spec.devices] == spec["devices"]
+        and of_server.spec.pool == _SlicePool(last, spec["pool"]["resourceSliceCount"])
+        and [*of_server.metadata.owner_references] == metadata.get("ownerReferences", [])
+    )
+
+
+def _read(raw: bytes) -> NodeSlice:
+    """The devices of other drivers are left out. Raises msgspec's errors."""
+    of_driver = _any_driver.decode(raw)
+    if of_driver.spec.driver == DRIVER:
+        return _own.decode(raw)
+    return NodeSlice(of_driver.metadata, _SliceSpec(of_driver.spec.driver))

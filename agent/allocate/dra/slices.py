@@ -5,6 +5,7 @@ of the slices (by name) and of the devices in them, so the order is part of what
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ from agent.model.quantities import amount
 API_VERSION: Final = "resource.k8s.io/v1"
 MOST_DEVICES: Final = 128
 """The API's limit for a slice (Kubernetes: ResourceSliceMaxDevices in resource/v1/types.go)."""
+_MOST_NAME: Final = 253
+"""The longest name of an object (apimachinery: DNS1123SubdomainMaxLength)."""
 _MOST_TEXT: Final = 64
 """The longest text of an attribute (DeviceAttributeMaxValueLength)."""
 
@@ -32,9 +35,12 @@ def devices(groups: Sequence[CpuGroup], layout: Layout, *, whole_cores: bool) ->
     return [_device(group, layout, step) for group in groups]
 
 
-def slices(node_name: str, of_node: Sequence[Device], generation: int) -> list[dict[str, Any]]:
+def slices(
+    node_name: str, node_uid: str, of_node: Sequence[Device], generation: int
+) -> list[dict[str, Any]]:
     """The objects for these devices; none without devices. Their names sort as the devices do.
 
+    `node_uid`: the uid of the Node, with which they are removed; "" if it is unknown.
     `generation`: that of the pool, which a scheduler reads only when all slices of the highest
         generation are there."""
     parts = [
@@ -44,7 +50,10 @@ def slices(node_name: str, of_node: Sequence[Device], generation: int) -> list[d
         {
             "apiVersion": API_VERSION,
             "kind": resource_slice.KIND,
-            "metadata": {"name": slice_name(node_name, index)},
+            "metadata": {
+                "name": slice_name(node_name, index),
+                **({"ownerReferences": [_owner(node_name, node_uid)]} if node_uid else {}),
+            },
             "spec": {
                 "driver": DRIVER,
                 "nodeName": node_name,
@@ -61,8 +70,19 @@ def slices(node_name: str, of_node: Sequence[Device], generation: int) -> list[d
 
 
 def slice_name(node_name: str, index: int) -> str:
-    """The name of a node's slice."""
-    return f"{node_name}-{DRIVER}-{index:02}"
+    """The name of a node's slice. The name of a node may be as long as an object's: the end of a
+    long one is replaced by a hash of it."""
+    suffix = f"-{DRIVER}-{index:02}"
+    if len(node_name) + len(suffix) > _MOST_NAME:
+        digest = hashlib.sha256(node_name.encode()).hexdigest()[:16]
+        node_name = (
+            f"{node_name[: _MOST_NAME - len(suffix) - len(digest) - 1].rstrip('-.')}-{digest}"
+        )
+    return node_name + suffix
+
+
+def _owner(node_name: str, uid: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": uid}
 
 
 def _device(group: CpuGroup, layout: Layout, step: int) -> Device:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from agent.allocate.dra.groups import GroupRules, groups
 from agent.allocate.dra.slices import MOST_DEVICES, devices, slices
 from agent.model.cpu import layout as layouts
@@ -65,7 +67,7 @@ def test_a_large_node_has_several_slices_of_one_pool() -> None:
     rules = GroupRules(CpuGrouping.CORE)
     of_node = groups(machine, layout, machine.online, EMPTY, rules, {}, pool_left=True)
     assert len(of_node) == 200
-    objects = slices("n1", devices(of_node, layout, whole_cores=True), 7)
+    objects = slices("n1", "", devices(of_node, layout, whole_cores=True), 7)
     assert [each["metadata"]["name"] for each in objects] == [
         "n1-cpu.topolet.io-00",
         "n1-cpu.topolet.io-01",
@@ -78,6 +80,22 @@ def test_a_large_node_has_several_slices_of_one_pool() -> None:
     # The node's own reader of slices understands them.
     located = decode(json.dumps(objects[1]).encode())
     assert located[DraDevice("cpu.topolet.io", "n1", "core-398")].nodes == CpuSet((1,))
+
+
+@pytest.mark.parametrize("length", [1, 230, 231, 253])
+def test_slices_of_a_node_with_a_long_name_have_names_of_their_own(length: int) -> None:
+    of_node = groups(FOUR_NODES, LAYOUT, ALL, EMPTY, GroupRules(), {}, pool_left=True)
+    published = devices(of_node, LAYOUT, whole_cores=False)
+    names = []
+    for last in "ab":
+        node = ("n." * 127)[: length - 1] + last
+        (of_node_name,) = slices(node, "u", published, 1)
+        owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": "u"}
+        assert of_node_name["metadata"]["ownerReferences"] == [owner]
+        assert of_node_name["spec"]["pool"]["name"] == node
+        names.append(of_node_name["metadata"]["name"])
+    assert all(len(name) <= 253 and ".-" not in name for name in names)
+    assert names[0] != names[1]
 
 
 def test_a_list_that_is_too_long_for_the_api_is_left_out() -> None:
