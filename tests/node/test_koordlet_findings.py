@@ -25,7 +25,7 @@ FILES = {
     "/kubepods/burstable": {"memory.oom.group": "1"},
     "/kubepods/besteffort": {"cpuset.cpus": "0-1", "cpu.max": "2000 100000", "cpu.idle": "0"},
     BATCH: {"cpuset.cpus": "0-1", "cpu.weight": "33"},
-    f"{BATCH}/main": {"cpuset.cpus": "", "cpu.weight": "1"},
+    f"{BATCH}/main": {"cpuset.cpus": "", "cpu.weight": "33"},
     SERVICE: {"cpu.max": "300000 100000", "memory.min": "4096"},
     f"{SERVICE}/main": {"cpu.max": "300000 100000", "cpu.max.burst": "100000"},
 }
@@ -78,10 +78,16 @@ def test_each_kind_of_value_is_a_finding_with_group_and_value(left: LeftNode) ->
         f"{SERVICE}/main cpu.max is 300000 100000, not 100000 100000; "
         f"{SERVICE} cpu.max is 300000 100000, not 100000 100000",
         NodeCode.LEFT_MEMORY: f"{SERVICE} memory.min is 4096, not 0",
-        NodeCode.LEFT_BATCH: f"{BATCH} cpu.weight is 33, not 1",
+        NodeCode.LEFT_BATCH: f"{BATCH}/main cpu.weight is 33, not 1; "
+        f"{BATCH} cpu.weight is 33, not 1",
         NodeCode.LEFT_CPUS: "/kubepods/besteffort cpuset.cpus is 0-1, not empty; "
         f"{BATCH} cpuset.cpus is 0-1, not empty",
     }
+
+
+def test_the_overhead_of_a_pod_is_no_limit_of_koordlet(left: LeftNode) -> None:
+    (left.root / f"cgroup{BATCH}/main/cpu.weight").write_text("1\n")
+    assert NodeCode.LEFT_BATCH not in left.findings()
 
 
 def test_values_of_the_agent_are_not_those_of_koordlet(left: LeftNode) -> None:

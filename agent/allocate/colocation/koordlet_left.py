@@ -123,6 +123,12 @@ def left(groups: Iterable[LeftGroup], *, kubelet_protects: bool) -> Iterator[Lef
                 yield LeftValue(kind, read.group, file, value, kernel)
 
 
+def has_batch_limits(read: LeftGroup) -> bool:
+    """Whether koordlet has limited the group by batch resources. A pod has such limits as its
+    containers do; those of the pod alone are of the overhead of its RuntimeClass."""
+    return any(each.kind is LeftKind.BATCH for each in left([read], kubelet_protects=True))
+
+
 def _expected(read: LeftGroup, *, kubelet_protects: bool) -> Iterator[tuple[LeftKind, str, str]]:
     shared = read.level not in (GroupLevel.POD, GroupLevel.CONTAINER)
     for kind, kernel_values in _OF_SHARED if shared else _OF_PODS:

@@ -178,7 +178,7 @@ def _of_pod(
     of_pod = pod_group(pod)
     best_effort = kube_class(of_pod or "") == "besteffort"
     containers: list[tuple[CpuQuota, CpuQuota]] = []
-    scaled = False
+    scaled = batch = False
     for container in _running(pod):
         group = container.group or ""
         texts = _texts(controllers, group, originals)
@@ -191,7 +191,9 @@ def _of_pod(
                     present = _quota(controllers, group, file, texts[file])
                     containers.append((present, quota))
                     scaled |= not limits.same(file, texts[file], of_request)
-        yield LeftGroup(group, GroupLevel.CONTAINER, texts, best_effort, of_request)
+        of_container = LeftGroup(group, GroupLevel.CONTAINER, texts, best_effort, of_request)
+        batch |= koordlet_left.has_batch_limits(of_container)
+        yield of_container
     if of_pod is not None:
         texts, of_request = _texts(controllers, of_pod, originals), None
         if scaled and file in texts and (of_pod, file) not in originals:
@@ -199,7 +201,7 @@ def _of_pod(
                 present = _quota(controllers, of_pod, file, texts[file])
                 resources = LinuxResources(quota=koordlet_left.pod_quota(present, containers))
                 of_request = limits.text(controllers, of_pod, file, resources, texts[file])
-        yield LeftGroup(of_pod, GroupLevel.POD, texts, best_effort, of_request)
+        yield LeftGroup(of_pod, GroupLevel.POD, texts, batch, of_request)
 
 
 def cpus(
