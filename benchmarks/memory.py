@@ -1,4 +1,5 @@
-"""Resident memory of the agent on a node of 100 pods, and of the proxy after 1,000 creations.
+"""Resident memory of the agent on a node of 100 pods, of the proxy after 1,000 creations, and of
+the NRI plugin's guard after 1,000 on such a node.
 
 The agent: 100 real pods of one container each in a private containerd 2, the same pods in a real
 API server and in the answers of a PodResources API. The runtime's event stream, both watches and
@@ -8,6 +9,7 @@ bare interpreter.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -29,12 +31,20 @@ from peers.packages import NoPackageError
 from peers.processes import OURS, Stage, bare_rss_mb, grpcio_environment
 from peers.runtime import NoRuntimeError, Runtime, with_events
 
+from agent.host.files import boot_id
+from agent.host.loop import Loop
 from agent.kubelet.podresources import socket_path
-from agent.model.pod.qos import QOS_LABEL
+from agent.model import snapshot
+from agent.model.linux_resources import LinuxResources
+from agent.model.pod.qos import QOS_LABEL, QoS
+from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
+from agent.proto import nri_pb2 as nri
+from tests.nri.fake import FakeRuntime
 
 PODS = 100
 AGENT = "agent_100_pods_mb"
 PROXY = "proxy_mb"
+GUARD = "guard_mb"
 
 
 def agent_row(quick: bool) -> Row:
@@ -114,9 +124,47 @@ def proxy_row() -> Row:
         return value_row(PROXY, rss_after_creations(client, ours), "MB")
 
 
+def guard_mb() -> float:
+    """The guard's largest memory while a runtime asks it about 1,000 containers of 100 pods. The
+    agent publishes its decisions anew between two of them."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="topolet-")))
+        loop = Loop()
+        stack.callback(loop.close)
+        runtime = FakeRuntime(folder, loop)
+        stack.callback(runtime.close)
+        shared = PodWanted("default/pod", QoS.LS, Wanted(LinuxResources("0-3")))
+        owners = tuple(Owner(f"o{n}", f"default/o{n}", QoS.LSE, f"{n + 4}") for n in range(20))
+        pods = {f"u{number}": shared for number in range(PODS)}
+        decided = snapshot.encode(Snapshot(1, 1, boot_id(), False, {}, owners, pods, {}))
+        flags = [f"--state-dir={folder}", f"--nri-socket={runtime.path}"]
+        command = [sys.executable, "-m", "agent", "nri-guard", *flags]
+        guard = stack.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+        stack.callback(guard.kill)
+        containers = [
+            nri.Container(id=f"c{number}", env=[b"A=" + b"x" * 4_000]) for number in range(PODS)
+        ]
+        runtime.set_up(*containers)
+        request = nri.ValidateContainerAdjustmentRequest(
+            pod=nri.PodSandbox(uid="u7", name="pod", namespace="default"),
+            container=nri.Container(name="main", env=[b"A=" + b"x" * 4_000]),
+        )
+        request.adjust.linux.resources.cpu.cpus = "0-3"
+        for number in range(1_000):
+            (folder / snapshot.FILE).write_bytes(decided + b" " * (number % 7))
+            answer = runtime.call(
+                "ValidateContainerAdjustment", request, nri.ValidateContainerAdjustmentResponse
+            )
+            if answer.reject:
+                raise SystemExit(f"the guard refuses: {answer.reason}")
+        status = Path(f"/proc/{guard.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
 def main() -> None:
     options = arguments(__doc__)
-    report([agent_row(options.quick), proxy_row()], options.output)
+    guard = value_row(GUARD, guard_mb(), "MB")
+    report([agent_row(options.quick), proxy_row(), guard], options.output)
 
 
 if __name__ == "__main__":

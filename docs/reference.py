@@ -14,9 +14,9 @@ from agent.cli.commands import COMMANDS, subcommand
 from agent.koordinator import server as hook_server
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings, UninstallSettings
-from agent.model.settings.frontends import NriSettings, ProxySettings
+from agent.model.settings.frontends import NriGuardSettings, NriSettings, ProxySettings
 from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings, WebhookSettings
-from agent.node import koordlet_metrics
+from agent.node import koordlet_metrics, nri_guard
 from agent.nri import daemon as nri
 from agent.proxy import daemon as proxy
 from agent.telemetry import metrics, schedulermetrics, usage_metrics
@@ -29,6 +29,7 @@ PROCESSES = {
     "Agent (`--http`, port 9326)": (*metrics.DECLARED, *usage_metrics.DECLARED),
     "Metrics of koordlet (agent with `--koordlet-metrics`)": koordlet_metrics.DECLARED,
     "Koordinator's hook server (on the agent's page)": hook_server.DECLARED,
+    "Guard of the NRI plugin (on the agent's page)": nri_guard.DECLARED,
     "Proxy (`--http`, port 9327)": proxy.DECLARED,
     "NRI plugin (`--http`, port 9328)": nri.DECLARED,
     "Scheduler (`--http`, port 9329)": schedulermetrics.DECLARED,
@@ -63,6 +64,7 @@ def options_section() -> str:
         AgentSettings,
         ProxySettings,
         NriSettings,
+        NriGuardSettings,
         SchedulerSettings,
         ExplainSettings,
         WebhookSettings,

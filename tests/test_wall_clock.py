@@ -24,6 +24,7 @@ REASONS = {
     "node.batch_resources": "the age of what was offered before a restart, and its time",
     "cli.explain": "the age of what a node offers",
     "node.rebinds": "the time of a status, as the API has it",
+    "guard.records": "the times of lines of its log and of audit records",
     "install.installer": "the age of a container, compared with the runtime's times",
     "discover.gpuchild": "NVML's samples have the wall clock's time",
     "cli.audit": "the beginning of a period that ends now",

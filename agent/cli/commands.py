@@ -14,6 +14,7 @@ COMMANDS: Final = {
     "agent": "run the node agent, which keeps CPU pools and cgroups correct, and reports",
     "proxy": "run the CRI proxy in front of the container runtime",
     "nri": "run the NRI plugin in the container runtime, in the proxy's place",
+    "nri-guard": "run the guard that refuses containers which the NRI plugin did not adjust",
     "webhook": "run the admission webhook that restricts who may bind pods with GPUs",
     "scheduler": "run the extender of kube-scheduler, which chooses nodes, CPUs and devices",
     "explain": "explain which nodes have room for a pod, and what to change if none has",
@@ -38,7 +39,7 @@ COMMANDS: Final = {
 }
 
 
-_PROCESSES: Final = ("agent", "proxy", "nri", "scheduler", "webhook")
+_PROCESSES: Final = ("agent", "proxy", "nri", "nri-guard", "scheduler", "webhook")
 """The subcommands that run a process."""
 
 

@@ -229,6 +229,7 @@ def _kinds() -> tuple[type[Options], ...]:
         agent.UninstallSettings,
         frontends.ProxySettings,
         frontends.NriSettings,
+        frontends.NriGuardSettings,
         scheduler.SchedulerSettings,
         scheduler.ExplainSettings,
         scheduler.WebhookSettings,

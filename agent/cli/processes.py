@@ -1,10 +1,11 @@
-"""The subcommands of the long-running processes: agent, proxy, NRI plugin, scheduler and webhook. A
-process imports its own modules when it starts, and those of no other process."""
+"""The subcommands of the long-running processes: agent, proxy, NRI plugin and its guard, scheduler
+and webhook. A process imports its own modules when it starts, and those of no other process."""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -12,7 +13,13 @@ from agent.cli import options
 from agent.host.listener import ActivationError, Listener, ListenError, inherited
 from agent.host.locks import LockedError
 from agent.model.settings import frontends
-from agent.model.settings.frontends import NRI_PORT, PROXY_PORT, NriSettings, ProxySettings
+from agent.model.settings.frontends import (
+    NRI_PORT,
+    PROXY_PORT,
+    NriGuardSettings,
+    NriSettings,
+    ProxySettings,
+)
 from agent.model.settings.options import (
     SettingsError,
     pages_address,
@@ -32,7 +39,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Kind = TypeVar(
-    "Kind", "AgentSettings", ProxySettings, NriSettings, "SchedulerSettings", "WebhookSettings"
+    "Kind",
+    "AgentSettings",
+    ProxySettings,
+    NriSettings,
+    NriGuardSettings,
+    "SchedulerSettings",
+    "WebhookSettings",
 )
 
 
@@ -260,6 +273,41 @@ def _check_nri(settings: NriSettings) -> None:
     pages_address(settings.http, NRI_PORT)
 
 
+_GUARD: Final = (
+    "import sys; sys.path.append(sys.argv.pop(1)); from agent.guard.process import main; "
+    "sys.exit(main(sys.argv[1:]))"
+)
+
+
+def _run_nri_guard(settings: NriGuardSettings, _: argparse.Namespace) -> int:
+    """Becomes the guard: an interpreter without the modules that read the options."""
+    import agent
+
+    package = os.path.dirname(os.path.dirname(os.path.abspath(agent.__file__)))
+    socket = socket_path(settings.nri_socket)
+    values = [settings.state_dir, socket, settings.log_format, *_exempt(settings)]
+    command = [sys.executable, "-I", "-S", "-c", _GUARD, package, *values]
+    try:
+        os.execv(sys.executable, command)
+    except OSError as error:
+        return options.fail(error)
+
+
+def _check_nri_guard(settings: NriGuardSettings) -> None:
+    socket_path(settings.nri_socket)
+    _exempt(settings)
+
+
+def _exempt(settings: NriGuardSettings) -> tuple[str, ...]:
+    """Raises SettingsError."""
+    from agent.model.snapshot import ExclusionError, parse_patterns
+
+    try:
+        return parse_patterns(settings.guard_exempt)
+    except ExclusionError as error:
+        raise SettingsError(f"guard-exempt: {error}") from None
+
+
 def _run_scheduler(settings: SchedulerSettings, _: argparse.Namespace) -> int:
     from agent.scheduler import process
 
@@ -334,6 +382,14 @@ SUBCOMMANDS: Final[Mapping[str, Daemon[Any]]] = {
     "agent": AGENT,
     "proxy": PROXY,
     "nri": NRI,
+    "nri-guard": Daemon(
+        "nri-guard",
+        "Run the guard of the NRI plugin: the runtime asks it before it creates a container, and "
+        "it\nrefuses one that would start without its CPUs, or on CPUs of another pod.",
+        lambda: NriGuardSettings,
+        _run_nri_guard,
+        _check_nri_guard,
+    ),
     "scheduler": Daemon(
         "scheduler",
         "Run the extender of kube-scheduler: it finds the best node for each pod, and chooses "

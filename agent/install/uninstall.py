@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.cgroup.order import WriteState
+from agent.guard.records import LOCK as GUARD_LOCK
 from agent.host.locks import AGENT_LOCK, FRONTEND_LOCK
 from agent.install.installer import CheckError
 from agent.install.proxy import ERRORS, ProxyInstallation, ReportLine
@@ -47,7 +48,7 @@ _OWN_STATE: Final = (
     WAITS_FILE,
 )
 """Files of Topolet's processes in the state folder."""
-_FRONTEND_STATE: Final = (PROXY_SOCKET, FRONTEND_LOCK)
+_FRONTEND_STATE: Final = (PROXY_SOCKET, FRONTEND_LOCK, GUARD_LOCK)
 """Further files there, which a proxy that is not removed needs."""
 _OWN_FOLDERS: Final = {
     "audit": "*.jsonl",

@@ -44,7 +44,7 @@ from agent.model.settings import options
 from agent.model.settings.agent import AGENT_PORT, AgentSettings
 from agent.model.settings.colocation import FeatureMode, feature_modes
 from agent.model.settings.options import SettingsError
-from agent.node import device_visibility, node_local
+from agent.node import device_visibility, node_local, nri_guard
 from agent.node.change_log import PodEvents
 from agent.node.cluster_view import ClusterCache, ClusterState, ClusterView, cluster_objects
 from agent.node.cpu_notices import CpuNotices
@@ -239,6 +239,7 @@ class _Agent:
         self.metrics = AgentMetrics()
         health = self.health = Health()
         self.metrics.follow_passes(lambda: not health.problem(), health.snapshot_age_seconds)
+        self.metrics.add(lambda: nri_guard.metrics(settings.state_dir))
         problems = self.metrics.source_problems
         self.sources = Sources(lambda name, number: problems.set(number, name), settings.root)
         if lock_problem := visibility_policy.isolation.problem:

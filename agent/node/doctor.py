@@ -46,6 +46,7 @@ from agent.node import (
     kubelet_configuration,
     kubelet_process,
     node_findings,
+    nri_guard,
     own_processes,
 )
 from agent.node.drift import Finding, ObservedContainer
@@ -157,6 +158,9 @@ def examine(settings: KubeletStateSettings) -> Examination:
     plugin = own_processes.page_of("nri", proc, settings.state_dir)
     if plugin is not None:
         wrong |= node_findings.of_nri(plugin)
+    if plugin is not None or own_processes.runs("nri", proc, settings.state_dir):
+        with contextlib.suppress(OSError):  # a finding of its own
+            wrong |= node_findings.of_guard(nri_guard.status(settings.state_dir))
     with contextlib.suppress(OSError):
         room = os.statvfs(settings.state_dir)
         free_bytes = room.f_bavail * room.f_frsize

@@ -21,6 +21,7 @@ from agent.model.snapshot import Snapshot
 from agent.node import koordlet_process
 from agent.node.audit import repeated
 from agent.node.kubelet_process import K3S, K3S_ENDPOINT
+from agent.node.nri_guard import GuardStatus
 from agent.node.own_processes import ProcessPage
 
 
@@ -39,6 +40,7 @@ class NodeCode(enum.StrEnum):
     BYPASSED = "kubelet-bypasses-proxy"
     NRI_UNAVAILABLE = "nri-unavailable"
     NRI_UNREGISTERED = "nri-plugin-not-registered"
+    NRI_GUARD = "nri-guard-unavailable"
     PERMISSIONS = "not-permitted"
     WATCH = "api-server-out-of-touch"
     DEVICE = "device-unhealthy"
@@ -52,6 +54,7 @@ class NodeCode(enum.StrEnum):
     PINNING = "other-program-sets-cpus"
     KUBELET_CONFIGURATION = "kubelet-configuration-unreadable"
     NRI_CONFLICT = "nri-plugins-conflict"
+    NRI_UNGUARDED = "nri-unguarded"
     DRA_CPUS = "dra-driver-gives-cpus"
     DEVICE_PLUGIN = "device-plugin-offers-devices"
     STRATEGIES = "strategies-invalid"
@@ -96,6 +99,9 @@ REMEDIES: Final = {
     "chooses",
     NodeCode.NRI_UNREGISTERED: "read the plugin's log, and the runtime's: another plugin may have "
     "the same name and index (docs/frontends.md)",
+    NodeCode.NRI_GUARD: "read the guard's log, and start it (docs/frontends.md); until then no "
+    "container starts where the runtime requires the guard, and elsewhere one that the plugin did "
+    "not adjust starts on CPUs that the runtime chooses",
     NodeCode.PERMISSIONS: "run the agent as root with the mounts of its DaemonSet: cgroups and "
     "the state folder writable, the runtime's socket reachable",
     NodeCode.WATCH: "read the error in the agent's log: if the API server refuses requests (403), "
@@ -122,6 +128,9 @@ REMEDIES: Final = {
     "(docs/kubelet.md)",
     NodeCode.NRI_CONFLICT: "remove the other plugin from the node, or Topolet's: one of them sets "
     "CPUs (docs/kubelet.md)",
+    NodeCode.NRI_UNGUARDED: "if a container on wrong CPUs is worse than one that does not start, "
+    "run topolet nri-guard beside the plugin on containerd 2.2 or later, or use the proxy "
+    "(docs/frontends.md)",
     NodeCode.DRA_CPUS: "leave it if pods shall also claim CPUs by ResourceClaims, which removes "
     "these CPUs from the pools; otherwise remove the driver",
     NodeCode.DEVICE_PLUGIN: "leave it if only Topolet's scheduler places pods that request these "
@@ -149,6 +158,7 @@ WARNINGS: Final = frozenset(
         NodeCode.KOORDLET,
         NodeCode.PINNING,
         NodeCode.NRI_CONFLICT,
+        NodeCode.NRI_UNGUARDED,
         NodeCode.DRA_CPUS,
         NodeCode.DEVICE_PLUGIN,
         NodeCode.STRATEGIES,
@@ -333,6 +343,18 @@ def of_nri(page: ProcessPage) -> dict[NodeCode, str]:
         text = f"signs of another plugin that sets CPUs, since the start of Topolet's: {signs}"
         wrong[NodeCode.NRI_CONFLICT] = text
     return wrong
+
+
+def of_guard(guard: GuardStatus | None) -> dict[NodeCode, str]:
+    """What is wrong with the guard of a node on which the NRI plugin runs."""
+    if guard is None:
+        text = "the runtime creates containers without the NRI plugin when it hangs or is killed"
+        return {NodeCode.NRI_UNGUARDED: text}
+    if guard.ready:
+        return {}
+    if guard.too_old:
+        return {NodeCode.NRI_UNGUARDED: guard.problem}
+    return {NodeCode.NRI_GUARD: guard.problem or "the runtime has not registered the guard yet"}
 
 
 MIN_FREE_BYTES: Final = 1 << 20

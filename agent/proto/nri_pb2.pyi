@@ -137,6 +137,34 @@ class UpdateContainerResponse(_message.Message):
     update: _containers.RepeatedCompositeFieldContainer[ContainerUpdate]
     def __init__(self, update: _Optional[_Iterable[_Union[ContainerUpdate, _Mapping]]] = ...) -> None: ...
 
+class ValidateContainerAdjustmentRequest(_message.Message):
+    __slots__ = ("pod", "container", "adjust", "plugins")
+    POD_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    ADJUST_FIELD_NUMBER: _ClassVar[int]
+    PLUGINS_FIELD_NUMBER: _ClassVar[int]
+    pod: PodSandbox
+    container: Container
+    adjust: ContainerAdjustment
+    plugins: _containers.RepeatedCompositeFieldContainer[PluginInstance]
+    def __init__(self, pod: _Optional[_Union[PodSandbox, _Mapping]] = ..., container: _Optional[_Union[Container, _Mapping]] = ..., adjust: _Optional[_Union[ContainerAdjustment, _Mapping]] = ..., plugins: _Optional[_Iterable[_Union[PluginInstance, _Mapping]]] = ...) -> None: ...
+
+class PluginInstance(_message.Message):
+    __slots__ = ("name", "index")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    index: str
+    def __init__(self, name: _Optional[str] = ..., index: _Optional[str] = ...) -> None: ...
+
+class ValidateContainerAdjustmentResponse(_message.Message):
+    __slots__ = ("reject", "reason")
+    REJECT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reject: bool
+    reason: str
+    def __init__(self, reject: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class StateChangeEvent(_message.Message):
     __slots__ = ("event", "pod", "container")
     EVENT_FIELD_NUMBER: _ClassVar[int]

@@ -43,6 +43,14 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"topolet_proxy_ready": "1 0x40"},
         {"topolet_proxy_ready": "1x40"},
     ),
+    "TopoletNRIGuardNotReady": (
+        {"topolet_nri_guard_ready": "0x40"},
+        {"topolet_nri_guard_ready": "1x40"},
+    ),
+    "TopoletNRIGuardRefuses": (
+        {"topolet_nri_guard_refused_containers_total": "0x10 1x30"},
+        {"topolet_nri_guard_refused_containers_total": "3x40"},
+    ),
     "TopoletNRIPluginNotReady": ({"topolet_nri_ready": "0x40"}, {"topolet_nri_ready": "1x40"}),
     "TopoletNoLeader": (
         {f'topolet_scheduler_leader{{job="s", instance="{each}"}}': "0x40" for each in "ab"},

@@ -604,7 +604,7 @@ def test_the_monitor_names_ports_that_pods_have(tmp_path: Path) -> None:
     (monitor,) = of_kind("PodMonitor", found).values()
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     watched = {each["port"] for each in monitor["spec"]["podMetricsEndpoints"]}
-    served = {port["name"] for each in containers(found) for port in each["ports"]}
+    served = {port["name"] for each in containers(found) for port in each.get("ports", ())}
     assert watched == served - {"extender", "https"}
 
 
@@ -692,8 +692,10 @@ def test_only_a_pool_with_the_setting_lets_its_agent_enter_network_namespaces(
     assert added == {
         ("topolet-agent-nics", "agent"): ["SYS_ADMIN", "SYS_PTRACE"],
         ("topolet-agent-nics", "nri"): [],
+        ("topolet-agent-nics", "nri-guard"): [],
         ("topolet-agent", "agent"): [],
         ("topolet-agent", "nri"): [],
+        ("topolet-agent", "nri-guard"): [],
     }
 
 
@@ -732,6 +734,24 @@ def test_only_a_pool_with_the_setting_lets_its_agent_write_resctrl(tmp_path: Pat
     }
     volume = {"name": "resctrl", "hostPath": {"path": "/sys/fs/resctrl", "type": "Directory"}}
     assert volume in pod_spec(daemon_sets["topolet-agent-rdt"])["volumes"]
+
+
+def test_the_guard_runs_beside_the_plugin_and_never_refuses_its_pod(tmp_path: Path) -> None:
+    pools = [{"name": "a", "nodeSelector": {"site": "a"}, "mode": "nri"}, {"mode": "proxy"}]
+    values: Object = {"pools": pools, "nri": {"guard": {"exempt": ["kube-system", "cni"]}}}
+    found = of_kind("DaemonSet", rendered(tmp_path, values))
+    guard = container_of(pod_spec(found["topolet-agent-a"]), "nri-guard")
+    assert guard["args"] == ["nri-guard", "--guard-exempt=topolet-system,kube-system,cni"]
+    assert {each["mountPath"] for each in guard["volumeMounts"]} == {"/run/topolet", "/var/run/nri"}
+    tolerating = {"tolerate-missing-plugins.topolet.io/pod": "true"}
+    template = found["topolet-agent-a"]["spec"]["template"]
+    assert template["metadata"]["annotations"] == tolerating
+    names = [each["name"] for each in pod_spec(found["topolet-agent"])["containers"]]
+    assert names == ["agent"]
+    assert "annotations" not in found["topolet-agent"]["spec"]["template"]["metadata"]
+    values["nri"] = {"guard": {"enabled": False}}
+    without = of_kind("DaemonSet", rendered(tmp_path, values))["topolet-agent-a"]
+    assert [each["name"] for each in pod_spec(without)["containers"]] == ["agent", "nri"]
 
 
 def test_the_configmap_of_a_pool_is_where_its_agent_reads_strategies(tmp_path: Path) -> None:

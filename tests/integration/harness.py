@@ -15,7 +15,7 @@ import tempfile
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
@@ -321,13 +321,17 @@ def built_or_skip(name: str) -> pathlib.Path:
 
 @contextlib.contextmanager
 def private_containerd(
-    programs: pathlib.Path | None = None, pod_network: bool = False
+    programs: pathlib.Path | None = None,
+    pod_network: bool = False,
+    required_plugins: Sequence[str] = (),
+    nri_seconds: float = 5.0,
 ) -> Iterator[Containerd]:
     """A running containerd below a short path (the path of a socket has at most 107 characters).
     `programs`: the folder of its program, by default this machine's. Skips the test if containerd
     cannot run.
 
     `pod_network`: pods may have a network namespace, with a loopback device only.
+    `required_plugins`, `nri_seconds`: as `Containerd` has them.
     """
     if os.geteuid():
         pytest.skip("needs root: containers and cgroups are real")
@@ -338,7 +342,12 @@ def private_containerd(
     folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
     if pod_network:
         podnetwork.install(folder / "cni")
-    runtime = Containerd(folder, programs=programs)
+    runtime = Containerd(
+        folder,
+        programs=programs,
+        required_plugins=required_plugins,
+        nri_seconds=nri_seconds,
+    )
     try:
         runtime.start()
         yield runtime

@@ -20,6 +20,8 @@ from agent.model.linux_resources import LinuxResources
 from agent.model.pod.qos import Pool
 from agent.model.snapshot import Snapshot, Wanted
 from agent.model.verdict import Refuse, Wait
+from agent.node import nri_guard
+from agent.node.nri_guard import GuardStatus
 from agent.nri.link import PluginLink
 from agent.nri.messages import NriContainer
 from agent.nri.service import PluginCall
@@ -41,6 +43,31 @@ class NriNode:
         self.node = node
         self._port = 0
         self._plugin: subprocess.Popen[bytes] | None = None
+        self.guard: subprocess.Popen[bytes] | None = None
+
+    def start_guard(self, *flags: str, waits: bool = True) -> None:
+        """With `waits`, returns when the runtime asks the guard about containers."""
+        self.guard = self.node.start_process(
+            "nri-guard", f"--nri-socket={self.node.containerd.nri_socket}", *flags
+        )
+        if waits:
+            eventually("the guard is ready", self.guard_ready)
+
+    def guard_ready(self) -> bool:
+        assert self.guard is not None
+        assert self.guard.poll() is None, self.node.log("nri-guard")
+        return self.guard_status().ready
+
+    def guard_status(self) -> GuardStatus:
+        """What the guard publishes; not ready before it does."""
+        return nri_guard.status(str(self.node.state)) or GuardStatus()
+
+    def kill_guard(self) -> None:
+        """Sends SIGKILL."""
+        if self.guard is not None:
+            self.guard.kill()
+            self.guard.wait()
+            self.guard = None
 
     def start_plugin(self, *flags: str, waits: bool = True) -> None:
         """With `waits`, returns when the runtime calls the plugin for containers."""
@@ -95,6 +122,7 @@ class NriNode:
         return self.metric("topolet_nri_ready") == 1
 
     def close(self) -> None:
+        self.kill_guard()
         self.kill_plugin()
 
 

@@ -31,6 +31,10 @@ from agent.discover import sysfs_devices as fpga
 from agent.discover import sysfs_devices as network
 from agent.discover.sysfs import DiscoveryError
 from agent.dra.service import DraService
+from agent.guard.decisions import Decisions, SnapshotFormError, refusal
+from agent.guard.frames import Frames
+from agent.guard.request import ValidatedContainer
+from agent.guard.wire import ProtobufError
 from agent.hooks import carriers
 from agent.hooks.requests import UNCHANGED, Changes
 from agent.hooks.visibility import RefusedError, device_changes
@@ -484,6 +488,38 @@ def _nri() -> Iterator[Target]:
     update = nri_pb2.UpdateContainersResponse()
     update.failed.add(container_id="c")
     yield message_target("UpdateContainersResponse", link.update_failure, update)
+
+
+def _guard() -> Iterator[Target]:
+    validated = nri_pb2.ValidateContainerAdjustmentRequest(container=_nri_container())
+    validated.pod.uid = validated.pod.name = "p"
+    validated.pod.annotations["scheduling.koordinator.sh/resource-status"] = '{"cpuset":"0-3"}'
+    validated.container.linux.resources.cpu.shares.value = 1024
+    validated.adjust.linux.resources.cpu.cpus = "0-3"
+    pods = {"p": snapshot.PodWanted("ns/p", QoS.LS, snapshot.Wanted(LinuxResources("0-3")))}
+    owners = (snapshot.Owner("o", "ns/o", QoS.LSE, "4"),)
+    decided = snapshot.Snapshot(1, 1, "b", True, {}, owners, pods, {})
+    decisions = Decisions(snapshot.encode(decided))
+    text = validated.SerializeToString()
+
+    def refused(raw: bytes) -> object:
+        container = ValidatedContainer(raw)
+        return refusal(container, decisions), refusal(container, None)
+
+    mutated, errors = mutations.of_message, {ProtobufError: ""}
+    yield Target("a container for the guard", refused, mutated, (text,), raises=errors)
+
+    def framed(raw: bytes) -> object:
+        return list(Frames().received(raw))
+
+    call = encode(TtrpcMessage(PLUGIN, 1, REQUEST, 0, text))
+    yield Target("frames for the guard", framed, mutations.of_bytes, (call,), raises=errors)
+    yield json_target(
+        "a snapshot for the guard",
+        lambda raw: Decisions(raw).pods,
+        snapshot.encode(decided),
+        raises={SnapshotFormError: ""},
+    )
 
 
 def _koordinator() -> Iterator[Target]:
@@ -1124,6 +1160,7 @@ def targets(folder: Path) -> Iterator[Target]:
     yield from _cri_requests()
     yield from _runtime()
     yield from _nri()
+    yield from _guard()
     yield from _koordinator()
     yield from _dra()
     yield from _kubelet()

@@ -20,6 +20,8 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "allocate.nrt.score:_balanced_allocation",
         "allocate.score:spread",
         "dra.service:DraService.health",
+        "guard.frames:call",
+        "guard.records:Records._append",
         "http.limits:_Entry.age_order",
         "kube.events:Recorder.__init__",
         "kube.listwatch:ListWatch._watch",
@@ -31,6 +33,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "node.page:NodePage.__init__",
         "node.page:NodePage.load",
         "node.usage:_amounts",
+        "node.nri_guard:metrics",
         "node.usage:UsageView.eviction_amounts",
         "node.usage:UsageView.used_by_pods",
         "nri.daemon:metrics_page",
@@ -54,6 +57,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     "it decodes what the same process has encoded": (
         "cli.bundle:_snapshot",
         "cri.client:Cri.update",
+        "node.nri_guard:status",
         "model.devices.device_object:_plain",
     ),
     "it reads one number, and leaves other text out": (

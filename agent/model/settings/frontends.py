@@ -143,16 +143,37 @@ class ProxySettings(Options, frozen=True):
     log_format: LogFormatOption = LOG_FORMAT
 
 
+NriSocket = Annotated[
+    str, msgspec.Meta(description="the container runtime's socket for NRI plugins")
+]
+NRI_SOCKET: Final = "/var/run/nri/nri.sock"
+
+
 class NriSettings(Options, frozen=True):
     """`topolet nri`."""
 
     state_dir: StateDir = STATE_DIR
-    nri_socket: Annotated[
-        str, msgspec.Meta(description="the container runtime's socket for NRI plugins")
-    ] = "/var/run/nri/nri.sock"
+    nri_socket: NriSocket = NRI_SOCKET
     http: Http = HTTP
     node_addresses: NodeAddresses = NODE_ADDRESSES
     hold_seconds: HoldSeconds = HOLD_SECONDS
     hook_failure_policy: HookFailurePolicy = HOOK_FAILURE_POLICY
+    log_level: LogLevel = LOG_LEVEL
+    log_format: LogFormatOption = LOG_FORMAT
+
+
+class NriGuardSettings(Options, frozen=True):
+    """`topolet nri-guard`."""
+
+    state_dir: StateDir = STATE_DIR
+    nri_socket: NriSocket = NRI_SOCKET
+    guard_exempt: Annotated[
+        str,
+        msgspec.Meta(
+            description="containers that the guard never refuses, in the form of --exclude: the "
+            "namespaces of Topolet and of what the plugin needs to run, which must start while it "
+            "does not"
+        ),
+    ] = "topolet-system"
     log_level: LogLevel = LOG_LEVEL
     log_format: LogFormatOption = LOG_FORMAT

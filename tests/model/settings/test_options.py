@@ -7,7 +7,7 @@ import pytest
 
 from agent.cli import options
 from agent.model.settings.agent import AgentSettings
-from agent.model.settings.frontends import NriSettings, ProxySettings
+from agent.model.settings.frontends import NriGuardSettings, NriSettings, ProxySettings
 from agent.model.settings.options import (
     Options,
     SettingsError,
@@ -18,7 +18,14 @@ from agent.model.settings.options import (
 from agent.model.settings.options import options as fields
 from agent.model.settings.scheduler import SchedulerSettings, WebhookSettings
 
-PROCESSES = (AgentSettings, ProxySettings, NriSettings, SchedulerSettings, WebhookSettings)
+PROCESSES = (
+    AgentSettings,
+    ProxySettings,
+    NriSettings,
+    NriGuardSettings,
+    SchedulerSettings,
+    WebhookSettings,
+)
 
 
 def load(*arguments: str) -> AgentSettings:
