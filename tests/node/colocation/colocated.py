@@ -61,6 +61,19 @@ def memory_qos(ls: MemoryQos | None = None, be: MemoryQos | None = None) -> Stra
     return Strategies(NodeSlo(resource_qos_strategy=classes))
 
 
+def used(of_pods: float) -> NodeUse:
+    """Of eight CPUs."""
+    return NodeUse(
+        capacity_milli=8000,
+        reserved_milli=0,
+        node_cores=of_pods + 0.5,
+        pods_cores=of_pods + 0.5,
+        other_pods_cores=of_pods,
+        applications_cores=0.0,
+        other_applications_cores=0.0,
+    )
+
+
 class FileGroups:
     """Groups of cgroup v2 as regular files, which accept every value."""
 

@@ -6,7 +6,6 @@ from typing import Literal
 
 import pytest
 
-from agent.allocate.colocation.be_suppress import NodeUse
 from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules
 from agent.cgroup import limits
@@ -18,20 +17,7 @@ from agent.model.pod.qos import QOS_LABEL
 from agent.node.colocation.cpu_suppression import GROW_SECONDS
 from agent.usage.strategies import Strategies
 from tests.builders import machine
-from tests.node.colocation.colocated import ColocatedNode
-
-
-def used(of_pods: float) -> NodeUse:
-    """Of eight CPUs."""
-    return NodeUse(
-        capacity_milli=8000,
-        reserved_milli=0,
-        node_cores=of_pods + 0.5,
-        pods_cores=of_pods + 0.5,
-        other_pods_cores=of_pods,
-        applications_cores=0.0,
-        other_applications_cores=0.0,
-    )
+from tests.node.colocation.colocated import ColocatedNode, used
 
 
 def suppressing(policy: Literal["cpuset", "cfsQuota"]) -> Strategies:

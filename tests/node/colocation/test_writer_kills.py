@@ -34,8 +34,7 @@ from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import NOTHING, PodWanted
 from agent.usage.strategies import Strategies
 from tests.builders import machine
-from tests.node.colocation.colocated import ColocatedNode, FileGroups
-from tests.node.colocation.test_cpu_suppression import used
+from tests.node.colocation.colocated import ColocatedNode, FileGroups, used
 
 MIB: Final = 1 << 20
 FILES: Final = {
