@@ -276,7 +276,7 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             description="with evictions: pause after a pod has left, seconds",
         ),
     ] = 20.0
-    cpu_pressure_evict_percent: Annotated[
+    evict_cpu_pressure_percent: Annotated[
         int,
         msgspec.Meta(
             ge=1,
@@ -285,7 +285,7 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "BE waits for CPU in so many percent of a minute (PSI, cgroup v2)",
         ),
     ] = 40
-    cpu_pressure_evict_lower_percent: Annotated[
+    evict_cpu_pressure_lower_percent: Annotated[
         int,
         msgspec.Meta(
             ge=0,
@@ -293,16 +293,16 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             description="with CPUPressureEvict: evictions end below so many percent",
         ),
     ] = 20
-    memory_pressure_evict_percent: Annotated[
+    evict_memory_pressure_percent: Annotated[
         int,
         msgspec.Meta(
             ge=1,
             le=100,
-            description="with MemoryPressureEvict in evictions: as cpu-pressure-evict-percent, for "
+            description="with MemoryPressureEvict in evictions: as evict-cpu-pressure-percent, for "
             "memory",
         ),
     ] = 20
-    memory_pressure_evict_lower_percent: Annotated[
+    evict_memory_pressure_lower_percent: Annotated[
         int,
         msgspec.Meta(
             ge=0,

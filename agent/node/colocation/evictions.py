@@ -92,17 +92,17 @@ def rules(settings: AgentSettings) -> EvictionRules:
             raise SettingsError(f"evictions: {name[:40]!r} is not one of {', '.join(possible)}")
     pressures = {
         EvictionFeature.CPU_PRESSURE: (
-            settings.cpu_pressure_evict_percent,
-            settings.cpu_pressure_evict_lower_percent,
+            settings.evict_cpu_pressure_percent,
+            settings.evict_cpu_pressure_lower_percent,
         ),
         EvictionFeature.MEMORY_PRESSURE: (
-            settings.memory_pressure_evict_percent,
-            settings.memory_pressure_evict_lower_percent,
+            settings.evict_memory_pressure_percent,
+            settings.evict_memory_pressure_lower_percent,
         ),
     }
     for feature, (threshold, lower) in pressures.items():
         if lower >= threshold:
-            name = f"{_PRESSURES[feature]}-pressure-evict"
+            name = f"evict-{_PRESSURES[feature]}-pressure"
             raise SettingsError(f"{name}-lower-percent {lower} is not below {name}-percent")
     return EvictionRules(
         frozenset(map(EvictionFeature, names)),
@@ -233,6 +233,7 @@ class Evictions:
         self._asked: dict[str, float] = {}
         self._refused: dict[str, tuple[float, str, str]] = {}
         """By uid, until when, the title and why."""
+        self._logged: deque[tuple[str, str]] = deque(maxlen=_MOST_REFUSED)
         self._pressure = PodPressure()
         self._batch: deque[tuple[float, BatchCpu]] = deque(maxlen=round(POD_SECONDS))
         self._pods: dict[str, tuple[ApiPod, EvictionPod]] = {}
@@ -258,6 +259,7 @@ class Evictions:
         if not (self._rules.features and threshold.enable):
             self._state = EvictionState(cooling_until=self._state.cooling_until)
             self.candidates = {}
+            self._failure.clear()
             self._batch.clear()
             self._tell(ShownEvictions(self._acts, self._rules.kills, problem=_OFF))
             return WantedFiles()
@@ -283,6 +285,8 @@ class Evictions:
             node = msgspec.structs.replace(node, pods=tuple(with_use))
         wanting = tasks(node, features, self._state.relieving)
         self.candidates = {task.feature.value: len(task.candidates) for task in wanting}
+        if not wanting:
+            self._failure.clear()
         self._state, victim = decide(
             self._state, node, features, self._rules.settings, now, self._refused.keys()
         )
@@ -354,13 +358,18 @@ class Evictions:
             self._failure.report(answer.text)
             return
         self._failure.clear()
-        self._state = msgspec.structs.replace(self._state, cooling_until=now)
+        # The next pod is asked at once, but many that refuse are not asked each second.
+        most = self._rules.settings.cooling_seconds
+        until = now + min(len(self._refused) - 1, most)
+        self._state = msgspec.structs.replace(self._state, cooling_until=until)
         self.refused[feature] += 1
-        log.warning(
-            "pod %s is not evicted by %s, and the next one is asked: %s",
-            *(victim.title, feature, answer.text),
-            extra=about(victim.title),
-        )
+        if (victim.uid, answer.text) not in self._logged:
+            self._logged.append((victim.uid, answer.text))
+            log.warning(
+                "pod %s is not evicted by %s, and the next one is asked: %s",
+                *(victim.title, feature, answer.text),
+                extra=about(victim.title),
+            )
         self._record(answer.pod, EVICTION_REFUSED, f"{feature}: {victim.reason} {answer.text}")
 
     def _pass_over(self, victim: EvictionVictim, text: str, now: float) -> None:

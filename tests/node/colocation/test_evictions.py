@@ -196,6 +196,17 @@ def test_a_refused_pod_is_passed_over_for_a_while(
     assert node.asked == ["d", "c", "b", "a", "d"]
 
 
+def test_an_api_server_is_not_asked_each_second_by_many_pods_with_budgets(
+    node: EvictionNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.pods = tuple(be_pod(f"p{place:03}") for place in range(100))
+    refuses = TooManyRequestsError("429", disruption_budget="no")
+    node.answers = {pod.uid: refuses for pod in node.pods}
+    node.step(600)
+    assert 600 / 20 < len(node.asked) < 600 / 5
+    assert len(caplog.records) == len(set(node.asked)), "each is logged once"
+
+
 @pytest.mark.parametrize(
     "error", [UnreachableError("no answer"), TooManyRequestsError("too much to do")]
 )
@@ -205,6 +216,10 @@ def test_who_does_not_know_the_answer_waits(node: EvictionNode, error: KubeError
     assert node.asked == ["d"]
     assert node.problem == str(error)
     assert node.events == []
+    node.used_gib = 10
+    node.step(1)
+    assert node.problem == "", "nobody has to leave"
+    node.used_gib = 90
     node.answers.clear()
     node.step(5)
     assert len(node.asked) == 2
@@ -372,5 +387,5 @@ def test_the_settings_name_features() -> None:
     assert rules(AgentSettings()).features == frozenset()
     with pytest.raises(SettingsError, match="'All' is not one of BECPUEvict"):
         rules(AgentSettings(evictions="All"))
-    with pytest.raises(SettingsError, match="memory-pressure-evict-lower-percent 30 is not below"):
-        rules(AgentSettings(memory_pressure_evict_lower_percent=30))
+    with pytest.raises(SettingsError, match="evict-memory-pressure-lower-percent 30 is not below"):
+        rules(AgentSettings(evict_memory_pressure_lower_percent=30))
