@@ -9,7 +9,7 @@ from typing import Any
 
 from agent.kube.errors import KubeError
 from agent.kube.events import Regarding
-from agent.kube.eviction import EvictionResult, evict
+from agent.kube.eviction import KILL_SECONDS, EvictionResult, delete, evict
 from agent.usage import EVICTIONS_FILE
 from agent.view import evictions as evictions_view
 from agent.view.evictions import ShownEvictions
@@ -137,11 +137,7 @@ def test_one_pod_after_the_other_leaves_but_not_those_that_a_budget_keeps(
     assert list(evicting.deleted()) == ["victim"], "the budget of the first one refuses"
     evicting.start()
 
-    def next_leaves() -> bool:
-        # A budget that nobody updates refuses again, as long as the other one leaves.
-        return "next" in evicting.deleted()
-
-    eventually("the next pod leaves", next_leaves, TIMEOUT_SECONDS)
+    eventually("the next pod leaves", lambda: "next" in evicting.deleted(), TIMEOUT_SECONDS)
     deleted = evicting.deleted()
     assert deleted.keys() == {"victim", "next"}
     pause = deleted["next"] - deleted["victim"]
@@ -155,6 +151,14 @@ def test_one_pod_after_the_other_leaves_but_not_those_that_a_budget_keeps(
     assert told_of(node, "critical") == "It is never evicted: it is critical."
     explained = node.run_cli("explain", "node", "colocation", f"--state-dir={node.state}").stdout
     assert "BEMemoryEvict: " in explained
+
+    guarded = json.loads(apiserver.admin.get(f"{PODS}/guarded"))["metadata"]
+    assert delete(apiserver.admin, other._replace(name="guarded")) is EvictionResult.DELETED
+    assert "guarded" not in evicting.deleted(), "the uid is another one"
+    of_uid = Regarding(NODE, "guarded", guarded["uid"])
+    assert delete(apiserver.admin, of_uid) is EvictionResult.EVICTED
+    killed = json.loads(apiserver.admin.get(f"{PODS}/guarded"))["metadata"]
+    assert killed["deletionGracePeriodSeconds"] == KILL_SECONDS, "no budget is asked"
 
 
 def eventual_note(evicting: EvictingNode, reason: str, pod: str) -> str:
