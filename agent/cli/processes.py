@@ -168,7 +168,7 @@ def _dra_driver(settings: AgentSettings) -> DraParts | None:
     import uuid
 
     from agent.dra import server
-    from agent.dra.cdi import CDI_DIR, CdiFiles
+    from agent.dra.cdi import CdiFiles
     from agent.dra.service import Claims, DraService
     from agent.node.daemon import DraParts
 
@@ -182,7 +182,7 @@ def _dra_driver(settings: AgentSettings) -> DraParts | None:
         service = DraService(claims, server.endpoint(kubelet_dir, instance))
         return server.DraServer(service, kubelet_dir, instance)
 
-    return DraParts(CdiFiles(CDI_DIR, server.plugin_dir(kubelet_dir)), driver)
+    return DraParts(CdiFiles(settings.cdi_dir, server.plugin_dir(kubelet_dir)), driver)
 
 
 def _serve_corrected(settings: AgentSettings) -> Serve | None:

@@ -19,7 +19,6 @@ from agent.model.cpu.cpuset import union
 from agent.model.dra.names import CDI_KIND, DRIVER, VARIABLE
 from agent.model.dra.prepared_claim import PreparedClaim, PreparedGroup
 
-CDI_DIR: Final = "/var/run/cdi"
 _CDI_VERSION: Final = "0.5.0"
 _METADATA_VERSION: Final = "metadata.resource.k8s.io/v1alpha1"
 _IN_CONTAINER: Final = "/var/run/kubernetes.io/dra-device-attributes"

@@ -364,12 +364,16 @@ class Reconciler:
             for device in resolved.devices.report.devices
             if device.topology is not None and device.topology.node >= 0
         )
+        cpus = resolved.kubelet.cpus
+        if configuration.kubelet_policy == "static":
+            # A kubelet that begins has not written its state yet.
+            cpus = msgspec.structs.replace(cpus, static=True)
         return ClaimMoment(
             seen.topology,
             offered(
                 seen.topology,
                 decision.owners,
-                resolved.kubelet.cpus,
+                cpus,
                 rules(configuration),
                 strictly_reserved(configuration),
             ),

@@ -122,8 +122,13 @@ def _capacity(group: CpuGroup, step: int) -> Mapping[str, Any]:
 
 
 def _amount(value: object, default: str, least: str, step: str = "") -> dict[str, Any]:
-    valid = {"min": least, "step": step} if step else {"min": least}
-    return {"value": str(value), "requestPolicy": {"default": default, "validRange": valid}}
+    valid: dict[str, Any] = {"validRange": {"min": least}}
+    if step and str(value) == least:
+        # The API wants room for a step above the least amount.
+        valid = {"validValues": [least]}
+    elif step:
+        valid["validRange"]["step"] = step
+    return {"value": str(value), "requestPolicy": {"default": default, **valid}}
 
 
 def _named(name: str) -> str:

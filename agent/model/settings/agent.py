@@ -172,6 +172,14 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "first; numa-node: by id; spread: the one with the most unclaimed CPUs comes first"
         ),
     ] = "devices-last"
+    cdi_dir: Annotated[
+        str,
+        msgspec.Meta(
+            pattern="^/",
+            description="with dra: a folder where the runtime looks for CDI files, at the path "
+            "that the host has",
+        ),
+    ] = "/var/run/cdi"
     usage: Annotated[
         bool,
         msgspec.Meta(

@@ -53,6 +53,14 @@ def test_a_device_is_a_numa_node_with_cpus_memory_and_huge_pages() -> None:
     }
 
 
+def test_a_device_of_the_least_amount_has_no_range_of_amounts() -> None:
+    """The API server refuses a step that does not fit."""
+    of_node = groups(FOUR_NODES, LAYOUT, CpuSet((3,)), EMPTY, GroupRules(), {}, pool_left=True)
+    (device,) = devices(of_node, LAYOUT, whole_cores=False)
+    policy = {"default": "1", "validValues": ["1"]}
+    assert device["capacity"]["cpu.topolet.io/cpu"] == {"value": "1", "requestPolicy": policy}
+
+
 def test_amounts_are_whole_cores_where_a_node_gives_no_others() -> None:
     rules = GroupRules(whole_cores=True)
     of_node = groups(FOUR_NODES, LAYOUT, ALL, EMPTY, rules, {}, pool_left=True)

@@ -1,0 +1,358 @@
+"""The DRA driver of an agent with a real API server: its slices, and claims that a kubelet's calls
+prepare."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from agent.dra.server import REGISTRY
+from agent.dra.service import REGISTRATION, SERVICE
+from agent.model.dra.names import DRIVER, PEER_DRIVER
+from agent.proto import dra_pb2 as pb
+from tests.deploy.manifests import objects
+from tests.discover import buses
+from tests.fixtures import trees
+from tests.fixtures.pods import run_pod
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.harness import TestNode
+from tests.integration.incluster import QOS, READ_RULES, STATUS, WRITE_RULES, ClusterNode
+from tests.waiting import eventually
+
+TIMEOUT_SECONDS = 60.0
+RESOURCES = "/apis/resource.k8s.io/v1"
+SLICES = f"{RESOURCES}/resourceslices"
+RULES = [
+    *READ_RULES,
+    *WRITE_RULES,
+    {
+        "apiGroups": ["resource.k8s.io"],
+        "resources": ["resourceslices"],
+        "verbs": ["get", "list", "watch", "create", "patch", "delete"],
+    },
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
+]
+WRITTEN = re.compile(
+    r'^apiserver_request_total\{.*resource="resourceslices".*verb="(?:APPLY|PATCH|POST|PUT|DELETE)"'
+    r".*\} (\d+)$",
+    re.MULTILINE,
+)
+BACK_SECONDS = 6.0
+"""A slice is back after 2 s on an idle machine."""
+Device = dict[str, Any]
+
+
+class DraNode:
+    """A node whose agent is a DRA driver.
+
+    `kubelet_dir`: has a short path, as sockets need it."""
+
+    def __init__(self, api: ApiServer, node: TestNode, name: str, kubelet_dir: Path) -> None:
+        for definition in objects("crds"):
+            api.apply(definition)
+        self.api, self.node, self.name = api, node, name
+        self.kubelet_dir, self.cdi_dir = kubelet_dir, kubelet_dir / "cdi"
+        self.of_cluster = ClusterNode(api, node, name, RULES)
+        api.default_account(name)
+        self.configuration = kubelet_dir / "config.yaml"
+        self.configuration.write_text("{kind: KubeletConfiguration}\n")
+        self.root = ""
+
+    def machine(self, *shape: int, **more: int) -> Path:
+        """The agent sees this machine, which has no containers. Returns its root."""
+        files = trees.machine(*shape, **more)  # type: ignore[arg-type]
+        self.root = trees.write(str(self.node.folder / "machine"), files)
+        return Path(self.root)
+
+    def start(self, *flags: str) -> None:
+        self.of_cluster.start_agent(
+            self.node,
+            "--dra=true",
+            f"--kubelet-dir={self.kubelet_dir}",
+            f"--kubelet-config={self.configuration}",
+            f"--cdi-dir={self.cdi_dir}",
+            *([f"--root={self.root}"] if self.root else []),
+            *flags,
+        )
+
+    def slices(self) -> list[dict[str, Any]]:
+        query = {"fieldSelector": f"spec.nodeName={self.name},spec.driver={DRIVER}"}
+        items: list[dict[str, Any]] = json.loads(self.api.admin.get(SLICES, query))["items"]
+        return items
+
+    def devices(self) -> list[Device]:
+        return [device for each in self.slices() for device in each["spec"].get("devices", ())]
+
+    def names(self) -> list[str]:
+        return [device["name"] for device in self.devices()]
+
+    def cpus(self) -> dict[str, int]:
+        """The CPUs that each device offers."""
+        return {
+            device["name"]: int(device["capacity"][f"{DRIVER}/cpu"]["value"])
+            for device in self.devices()
+        }
+
+    def uids(self) -> list[str]:
+        return [part["metadata"]["uid"] for part in self.slices()]
+
+    def writes(self) -> int:
+        """The requests to write slices that the API server has had."""
+        return sum(map(int, WRITTEN.findall(self.api.admin.get("/metrics").decode())))
+
+    def own(self, name: str, cpuset: str) -> None:
+        """Binds a pod with CPUs of its own to the node."""
+        status = json.dumps({"cpuset": cpuset})
+        self.api.pod(self.name, name, self.name, labels={QOS: "LSR"}, annotations={STATUS: status})
+
+    def told(self, text: str) -> None:
+        eventually(f"it is said: {text}", lambda: text in self.node.log("agent"), TIMEOUT_SECONDS)
+
+    # as a kubelet
+    def endpoint(self) -> str:
+        """The driver's socket, as it registers itself."""
+        folder = self.kubelet_dir / REGISTRY
+        # An agent that was killed has left its socket until the next one has started.
+        eventually("there is one driver", lambda: len([*folder.iterdir()]) == 1)
+        (path,) = folder.iterdir()
+        info = pb.PluginInfo.FromString(called(str(path), f"/{REGISTRATION}/GetInfo"))
+        return str(info.endpoint)
+
+    def claim(self, name: str, cpus: int) -> pb.Claim:
+        """A claim that is allocated to this node, for a pod."""
+        request = {"name": "cpus", "exactly": {"deviceClassName": DRIVER}}
+        path = f"{RESOURCES}/namespaces/{self.name}/resourceclaims"
+        body = {"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}}
+        uid = self.api.create(path, body)["metadata"]["uid"]
+        pod = self.api.pod(self.name, f"of-{name}", self.name)["metadata"]
+        device = {
+            "request": "cpus",
+            "driver": DRIVER,
+            "pool": self.name,
+            "device": "numa-node-0",
+            "shareID": "00000000-0000-0000-0000-000000000001",
+            "consumedCapacity": {f"{DRIVER}/cpu": str(cpus)},
+        }
+        status = {
+            "allocation": {"devices": {"results": [device]}},
+            "reservedFor": [{"resource": "pods", "name": pod["name"], "uid": pod["uid"]}],
+        }
+        self.api.admin.merge(f"{path}/{name}/status", {"status": status})
+        return pb.Claim(namespace=self.name, name=name, uid=uid)
+
+    def prepare(self, claim: pb.Claim) -> pb.Prepared:
+        message = pb.PrepareRequest(claims=[claim]).SerializeToString()
+        answer = called(self.endpoint(), f"/{SERVICE}/NodePrepareResources", message)
+        return pb.PrepareResponse.FromString(answer).claims[claim.uid]
+
+    def unprepare(self, claim: pb.Claim) -> str:
+        """The error."""
+        message = pb.PrepareRequest(claims=[claim]).SerializeToString()
+        answer = called(self.endpoint(), f"/{SERVICE}/NodeUnprepareResources", message)
+        return str(pb.UnprepareResponse.FromString(answer).claims[claim.uid].error)
+
+
+def called(path: str, method: str, message: bytes = b"") -> bytes:
+    with grpc.insecure_channel(f"unix://{path}") as channel:
+        reply: bytes = channel.unary_unary(method)(message, timeout=30, wait_for_ready=True)
+        return reply
+
+
+NewNode = Callable[[str], DraNode]
+
+
+@pytest.fixture
+def new_node(apiserver: ApiServer, node: TestNode) -> Iterator[NewNode]:
+    folder = Path(tempfile.mkdtemp(prefix="k-"))
+    yield lambda name: DraNode(apiserver, node, name, folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_slices_are_written_when_they_change_and_only_then(new_node: NewNode) -> None:
+    dra = new_node("dra-slices")
+    dra.machine(2, 2, 2, 4, 2, hugepages=64)
+    before = dra.writes()
+    dra.start()
+    eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
+    assert dra.cpus() == {f"numa-node-{node}": 16 - 2 * (node == 3) for node in range(4)}
+    amounts = dra.devices()[0]["capacity"]
+    assert amounts[f"{DRIVER}/hugepages_2Mi"]["value"] == "128Mi"
+    (metadata,) = (part["metadata"] for part in dra.slices())
+    uid = json.loads(dra.api.admin.get(f"/api/v1/nodes/{dra.name}"))["metadata"]["uid"]
+    assert [owner["uid"] for owner in metadata["ownerReferences"]] == [uid]
+    assert dra.writes() - before == 1
+
+    dra.node.kill_agent()
+    dra.start()
+    dra.own("own", "0")
+    eventually("a CPU has left", lambda: dra.cpus()["numa-node-0"] == 15, TIMEOUT_SECONDS)
+    assert dra.writes() - before == 2, "a restart writes nothing"
+
+    # What others remove comes back: one slice, and all of the node as a kubelet removes them.
+    uids = dra.uids()
+    for select in ({}, {"fieldSelector": f"spec.nodeName={dra.name}"}):
+        path = SLICES if select else f"{SLICES}/{metadata['name']}"
+        dra.api.admin.request("DELETE", path, select, None)
+        eventually("they are there again", dra.devices, BACK_SECONDS)
+    assert dra.writes() - before == 6
+    assert dra.uids() != uids
+
+
+def test_the_cpus_of_bound_pods_leave_the_slices_in_few_writes(new_node: NewNode) -> None:
+    dra = new_node("dra-owners")
+    dra.machine(1, 2, 1, 16, 1)
+    dra.start("--dra-order=numa-node")
+    eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
+    assert dra.cpus() == {"numa-node-0": 16, "numa-node-1": 15}
+    before, began = dra.writes(), time.monotonic()
+    for cpu in range(10):
+        dra.own(f"own-{cpu}", str(cpu))
+    eventually("they have left", lambda: dra.cpus()["numa-node-0"] == 6, BACK_SECONDS)
+    written = dra.writes() - before
+    assert written <= time.monotonic() - began + 1
+    assert [part["spec"]["pool"]["generation"] for part in dra.slices()] == [1 + written]
+
+
+def test_the_order_of_devices_is_the_policy_s(new_node: NewNode) -> None:
+    dra = new_node("dra-order")
+    root = dra.machine(1, 3, 1, 8, 1)
+    rdma = {
+        "class": "0x020000\n",
+        "vendor": "0x15b3\n",
+        "numa_node": "0\n",
+        "infiniband/mlx5_0/ports/1/state": "4: ACTIVE",
+        "infiniband/mlx5_0/node_guid": "0000:0000:0000:0001",
+    }
+    buses.add_function(root, "pci0000:00/0000:00:01.0", rdma)
+    dra.own("own", "8-11")
+    expected = {
+        "numa-node": ["numa-node-0", "numa-node-1", "numa-node-2"],
+        "devices-last": ["numa-node-1", "numa-node-2", "numa-node-0"],
+        "spread": ["numa-node-0", "numa-node-2", "numa-node-1"],
+    }
+    for order, names in expected.items():
+        dra.start(f"--dra-order={order}")
+        eventually(
+            f"the order is {order}",
+            lambda names=names: dra.names() == names,  # type: ignore[misc]
+            TIMEOUT_SECONDS,
+        )
+        dra.node.kill_agent()
+
+
+def test_whole_cores_where_the_node_gives_no_others(new_node: NewNode) -> None:
+    dra = new_node("dra-cores")
+    dra.machine(1, 1, 1, 8, 2)
+    label = {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}
+    dra.api.admin.merge(f"/api/v1/nodes/{dra.name}", {"metadata": {"labels": label}})
+    dra.own("own", "0")
+    dra.start()
+    eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
+    # One core has an owner, and one stays in the pool.
+    assert dra.cpus() == {"numa-node-0": 12}
+    policy = dra.devices()[0]["capacity"][f"{DRIVER}/cpu"]["requestPolicy"]
+    assert policy == {"default": "2", "validRange": {"min": "2", "step": "2"}}
+    dra.node.kill_agent()
+    dra.start("--dra-devices=core")
+    eventually("each core is a device", lambda: len(dra.devices()) == 6, TIMEOUT_SECONDS)
+    assert not any("capacity" in device for device in dra.devices())
+
+
+def test_a_static_kubelet_leaves_claims_what_it_strictly_reserves(new_node: NewNode) -> None:
+    dra = new_node("dra-static")
+    dra.machine(1, 1, 1, 8, 1)
+    declared = {
+        "kind": "KubeletConfiguration",
+        "cpuManagerPolicy": "static",
+        "reservedSystemCPUs": "6-7",
+    }
+    dra.configuration.write_text(json.dumps(declared))
+    dra.start()
+    dra.told("set its option strict-cpu-reservation, or its policy to none")
+    assert dra.slices() == []
+    assert dra.node.metric('topolet_source_problems{source="dra-driver"}') == 1
+    dra.node.kill_agent()
+    declared["cpuManagerPolicyOptions"] = {"strict-cpu-reservation": "true"}  # type: ignore[assignment]
+    dra.configuration.write_text(json.dumps(declared))
+    dra.start()
+    eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
+    assert dra.devices()[0]["attributes"][f"{DRIVER}/cpuIDs"] == {"string": "6-7"}
+
+
+def test_slices_of_another_driver_for_cpus_end_ours_until_they_go(new_node: NewNode) -> None:
+    dra = new_node("dra-rival")
+    dra.machine(1, 1, 1, 8, 1)
+    dra.start()
+    eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
+    rival = {
+        "metadata": {"name": "rival"},
+        "spec": {
+            "driver": PEER_DRIVER,
+            "nodeName": dra.name,
+            "pool": {"name": dra.name, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "cpudev000"}],
+        },
+    }
+    dra.api.create(SLICES, rival)
+    eventually("ours are withdrawn", lambda: not dra.slices(), BACK_SECONDS)
+    dra.told("dra.cpu publishes CPUs of this node: cpu.topolet.io does not")
+    dra.api.admin.delete(f"{SLICES}/rival")
+    eventually("ours are back", dra.devices, BACK_SECONDS)
+
+
+def test_a_node_may_have_a_long_name(new_node: NewNode) -> None:
+    dra = new_node("dra-long")
+    dra.machine(1, 1, 1, 8, 1)
+    name = dra.name = f"{'a-label.' * 31}node"
+    dra.api.node(name)
+    dra.start(f"--node-name={name}")
+    eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
+    assert [part["spec"]["pool"]["name"] for part in dra.slices()] == [name]
+
+
+def test_the_cpus_of_a_prepared_claim_leave_the_pool_and_come_back(new_node: NewNode) -> None:
+    """Also over the end of an agent by SIGKILL."""
+    dra = new_node("dra-claim")
+    node = dra.node
+    _, shared = run_pod(node.direct, node.spec("ls", "LS"))
+    dra.start()
+    eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
+    assert node.cpus(shared) == "0-1"
+    assert dra.cpus() == {"numa-node-0": 1}
+    claim, second = dra.claim("one", 1), dra.claim("two", 1)
+    prepared = dra.prepare(claim)
+    assert not prepared.error
+    (device,) = prepared.devices
+    assert (device.pool_name, device.device_name) == (dra.name, "numa-node-0")
+    eventually("the pool has the other CPU", lambda: node.cpus(shared) in "01")
+    pool = node.cpus(shared)
+    (cdi,) = (json.loads(path.read_text()) for path in dra.cdi_dir.iterdir())
+    (edits,) = (each["containerEdits"] for each in cdi["devices"])
+    (variable,) = edits["env"]
+    (own,) = {"0", "1"} - {pool}
+    assert variable.endswith(f"={own}")
+    assert Path(edits["mounts"][0]["hostPath"]).is_file()
+    assert "the claim needs 1 CPUs" in dra.prepare(second).error
+    assert dra.cpus() == {"numa-node-0": 1}, "a scheduler subtracts what it has allocated"
+
+    node.kill_agent()
+    dra.start()
+    assert node.cpus(shared) == pool
+    again = dra.prepare(claim)
+    assert again == prepared, "a kubelet that starts again asks again"
+    assert dra.unprepare(claim) == ""
+    eventually("the CPU is back", lambda: node.cpus(shared) == "0-1")
+    assert [*dra.cdi_dir.iterdir()] == []
+    assert dra.unprepare(claim) == ""
+    with contextlib.suppress(FileNotFoundError):
+        assert json.loads((node.state / "claims.json").read_text()) == {"claims": []}
