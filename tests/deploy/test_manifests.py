@@ -244,6 +244,7 @@ def test_policies_and_webhook_name_the_same_accounts() -> None:
         "ValidatingAdmissionPolicy/topolet-allocations": [SCHEDULER],
         "ValidatingAdmissionPolicy/topolet-binding-allocations": [SCHEDULER],
         "ValidatingAdmissionPolicy/topolet-classes": ["topolet-system", "kube-system"],
+        "ValidatingAdmissionPolicy/topolet-missing-plugins": ["topolet-system", "kube-system"],
         "ValidatingAdmissionPolicy/topolet-gpu-binders": [SCHEDULER, "system:kube-scheduler"],
         "ValidatingAdmissionPolicy/topolet-gpu-node-names": [SCHEDULER, "system:kube-scheduler"],
         "ValidatingAdmissionPolicy/topolet-schedulers": ["topolet-scheduler"],

@@ -261,6 +261,7 @@ def _refuses(cluster: Cluster, policy: str) -> bool:
 
 
 Attempt = Callable[[Cluster], Object]
+TOLERATING = {"tolerate-missing-plugins.topolet.io/pod": "true"}
 
 
 def gpu_pod() -> Object:
@@ -295,6 +296,10 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
     "topolet-mirror-pods": (
         lambda it: it.try_pod(mirror_pod(it)),
         lambda it: it.try_pod(mirror_pod(it), KUBELET),
+    ),
+    "topolet-missing-plugins": (
+        lambda it: it.try_pod(pod(annotations=TOLERATING)),
+        lambda it: it.try_pod(pod(annotations=TOLERATING, namespace="kube-system")),
     ),
     "topolet-own-node": (
         lambda it: it.try_report(device_object.encode("node-2", (GPU,))),
