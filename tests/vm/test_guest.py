@@ -60,7 +60,10 @@ SUITES: dict[str, tuple[float, list[str]]] = {
     "usage, waits and colocation": (
         LIMIT_SECONDS,
         [
+            "tests/vm/inside/test_cpu_suppression.py",
+            "tests/vm/inside/test_memory_qos.py",
             "tests/vm/inside/test_usage.py",
+            "tests/node/colocation/test_cpu_burst.py",
             "tests/node/colocation/test_cpu_priority.py",
             "tests/node/colocation/test_disk_qos.py",
             "tests/node/colocation/test_writer.py",

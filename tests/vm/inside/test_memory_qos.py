@@ -127,10 +127,6 @@ def test_a_service_keeps_its_page_cache_beside_a_neighbour_that_grows(
     for _ in range(2):
         node.read_disk(hog, 40, DISK_MB - 40)
     left = node.number(service, "memory.stat", "file")
-    print(
-        f"{neighbour}, {qos.min_limit_percent} {qos.low_limit_percent}: "
-        f"{cached / MIB:.1f} -> {left / MIB:.1f} MiB"
-    )
     assert node.number(hog, "memory.stat", "anon") >= 64 * MIB, "the neighbour has its memory too"
     assert (left >= cached - _NOISE) == keeps
 
@@ -145,9 +141,6 @@ def test_high_falls_in_steps_whose_writes_return_soon(node: V2Node) -> None:
     while node.groups.path(main, MEMORY_HIGH).read_text() != f"{high}\n":
         seconds = node.step()
         written, now = node.number(main, MEMORY_HIGH), node.number(main, "memory.current")
-        print(
-            f"high {written / MIB:.1f} MiB: {used / MIB:.1f} -> {now / MIB:.1f} in {seconds:.3f} s"
-        )
         assert written == max(high, used - RECLAIMED_BYTES)
         assert now <= written + _NOISE
         assert seconds < SHORT_SECONDS
@@ -168,7 +161,6 @@ def test_high_below_memory_that_cannot_be_reclaimed_kills_and_delays_nobody(node
     for _ in range(6):
         seconds = node.step()
         highs.append(node.number(main, MEMORY_HIGH))
-        print(f"anonymous: high {highs[-1] / MIB:.1f} MiB in {seconds:.3f} s")
         assert seconds < SHORT_SECONDS
     assert highs[-1] == 24 * MIB
     assert all(low >= high - RECLAIMED_BYTES for high, low in itertools.pairwise(highs))
@@ -186,7 +178,6 @@ def test_batch_memory_is_reclaimed_down_to_its_mark(node: V2Node) -> None:
     for _ in range(4):
         seconds = node.step()
         used.append(node.number(main, "memory.current"))
-        print(f"reclaim: {used[-2] / MIB:.1f} -> {used[-1] / MIB:.1f} MiB in {seconds:.3f} s")
         assert seconds < SHORT_SECONDS
         assert used[-2] - used[-1] <= 2 * RECLAIMED_BYTES, "Linux 6.1 reclaims half as much again"
     assert 16 * MIB <= used[-1] <= 32 * MIB + _NOISE
@@ -202,7 +193,6 @@ def test_memory_that_cannot_be_reclaimed_is_no_problem(node: V2Node) -> None:
         node.groups.path(main, "memory.reclaim").write_text(str(32 * MIB))
     for _ in range(3):
         seconds = node.step()
-        print(f"EAGAIN: {node.number(main, 'memory.current') / MIB:.1f} MiB, {seconds:.3f} s")
         assert seconds < SHORT_SECONDS
     assert growing.poll() is None
     assert [each for each in node.recorded.writes if "memory.reclaim" in each]
@@ -217,7 +207,6 @@ def test_amounts_between_pages_are_written_once(node: V2Node) -> None:
     main = f"{service}/main"
     written = len(node.recorded.writes)
     values = [node.number(main, file) for file in (MEMORY_MIN, MEMORY_LOW, MEMORY_HIGH)]
-    print(values, [each for each in node.recorded.writes if main in each])
     assert values == [3_300_000 // 4096 * 4096, 7_700_000 // 4096 * 4096, 21_897_216]
     for _ in range(3):
         node.now += CHECK_SECONDS
@@ -252,5 +241,4 @@ def test_a_kill_for_want_of_memory_ends_one_container_or_one_pod(
     killed = limited == "all pods"
     if killed:
         eventually("and the rest of its pod", lambda: of_side.poll() is not None)
-    print(f"OOM of {limited}: side {of_side.poll()}, other {of_other.poll()}")
     assert (of_side.poll() is not None, of_other.poll()) == (killed, None)

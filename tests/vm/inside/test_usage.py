@@ -32,14 +32,12 @@ from tests.cgroup.real_groups import RealGroups
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import run_pod, update_container
 from tests.integration.harness import fresh_node, kernel_group
-from tests.vm import guest
+from tests.vm.inside.loads import DISK, GROW, MIB, grow, load_disk
 from tests.waiting import eventually
 
 ROOT = "/sys/fs/cgroup"
 UNIT = "/system.slice/backup.service"
-DISK = Path("/dev/vda")
 SPIN = ("sh", "-c", "while :; do :; done")
-MIB = 1 << 20
 READ_AGAIN = """
 import mmap, os, sys
 file = os.open(sys.argv[1], os.O_RDONLY)
@@ -49,14 +47,6 @@ while True:
     pages[::4096]
 """
 """Touches each page of the first megabytes of a disk, again and again."""
-GROW = """
-import sys
-kept = []
-for line in sys.stdin:
-    kept.append(bytearray(b"x") * (int(line) << 20))
-    print("grown", flush=True)
-"""
-"""Uses so many megabytes more for each line."""
 
 
 class Groups(RealGroups):
@@ -131,11 +121,7 @@ def groups() -> Iterator[Groups]:
 
 @pytest.fixture(scope="module", autouse=True)
 def disk() -> None:
-    """Loads the driver of the disk, in which all bytes are zero."""
-    image = guest.kernel()
-    assert image is not None
-    subprocess.run(["modprobe", "-d", str(image.parents[1]), "virtio_blk"], check=True)
-    eventually("the disk is there", DISK.exists)
+    load_disk()
 
 
 def write(groups: Groups, group: str, megabytes: int) -> None:
@@ -143,14 +129,6 @@ def write(groups: Groups, group: str, megabytes: int) -> None:
     group."""
     words = ("dd", "if=/dev/zero", f"of={DISK}", "bs=1M", f"count={megabytes}", "oflag=direct")
     assert groups.process(group, *words).wait() == 0
-
-
-def grow(process: subprocess.Popen[str], megabytes: int) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(f"{megabytes}\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == "grown\n"
 
 
 def test_counters_of_pods_units_and_the_machine(groups: Groups) -> None:
