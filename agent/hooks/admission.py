@@ -137,13 +137,15 @@ class Admission:
         request, snapshot = creation.request, self._current_snapshot()
         assumed = self._assumed.all(snapshot)
         late = creation.waiting.late
+        if creation.has_cpu_claim is None and (snapshot is None or snapshot.gives_claims):
+            creation.has_cpu_claim = carried().has_cpu_claim
         # No container is refused for its place: after the deadline it shares the whole pool.
         answer = cpuset.create(
             request,
             snapshot,
             assumed,
             lambda: not late and carried().has_devices,
-            lambda: carried().has_cpu_claim,
+            has_cpu_claim=bool(creation.has_cpu_claim),
         )
         visible = decided_devices(request, snapshot)
         waits = isinstance(answer, Wait)
@@ -184,7 +186,7 @@ class Admission:
         fields: Mapping[str, str] = {}
         if creation is not None:
             fields = creation.fields
-            classes = (creation.qos, DEVICES) if creation.allocated else (creation.qos,)
+            classes = (creation.qos, DEVICES) if creation.allocated else creation.classes
             class_, title = self.outcomes.strictest(hook, *classes), creation.pod_title
             if creation.announced:
                 self._notifier.notify(creation.failed())
@@ -363,7 +365,8 @@ class Admission:
             creation.qos = QoS.LSR
         waited = f"{creation.pod_title}: no CPUs after {creation.waiting.timeout_seconds:g} s"
         why, fields = f"{waited}: {reason}", creation.fields
-        if self.outcomes.fails(CREATE, creation.qos, FailureReason.TIMEOUT, why, fields):
+        class_ = self.outcomes.strictest(CREATE, *creation.classes)
+        if self.outcomes.fails(CREATE, class_, FailureReason.TIMEOUT, why, fields):
             return self._refuse(creation, why)
         answer = cpuset.fallback(creation.request, snapshot, assumed)
         if isinstance(answer, Wait):

@@ -97,7 +97,8 @@ def create(
     snapshot: Snapshot | None,
     assumed: Collection[AssumedContainer],
     has_devices: Callable[[], bool] = lambda: False,
-    has_cpu_claim: Callable[[], bool] = lambda: False,
+    *,
+    has_cpu_claim: bool = False,
 ) -> Answer:
     """The answer for a new container.
 
@@ -108,7 +109,9 @@ def create(
     if snapshot and excludes(snapshot.excluded, pod.namespace, pod.name, request.container_name):
         return Keep()
     if snapshot is None:
-        return Wait("the agent has written no snapshot") if claims(pod) else Keep()
+        waits = claims(pod) or has_cpu_claim
+        return Wait("the agent has written no snapshot") if waits else Keep()
+    claims_more = has_cpu_claim and snapshot.gives_claims
     known = snapshot.pods.get(pod.uid)
     if own_cpus := local_request(request, snapshot):
         decided = known.containers.get(request.container_name) if known else None
@@ -117,13 +120,13 @@ def create(
     if known is None:
         if claims(pod) or (snapshot.kubelet_static and kubelet_may_own(pod)):
             return Wait("the agent has not decided about this pod")
-        if snapshot.gives_claims and has_cpu_claim():
+        if claims_more:
             return Wait(_UNCLAIMED)
         if snapshot.places_devices and has_devices():
             return Wait(_UNPLACED)
         return _share(pod, request.container_name, snapshot, assumed)
     wanted = known.of(request.container_name)
-    if snapshot.gives_claims and not wanted.exclusive and has_cpu_claim():
+    if claims_more and not wanted.exclusive:
         return Wait(_UNCLAIMED)
     if pod.uid in snapshot.unplaced and not wanted.exclusive and has_devices():
         return Wait(_UNPLACED)

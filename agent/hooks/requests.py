@@ -28,7 +28,7 @@ from agent.model.notifications import (
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.pod.pods import Pod, pod_metadata, pod_uid
 from agent.model.pod.qos import kube_class
-from agent.model.settings.frontends import FailurePolicies
+from agent.model.settings.frontends import DEVICES, FailurePolicies
 from agent.model.verdict import Refuse, Wait
 
 
@@ -212,12 +212,19 @@ class Creation:
         self.kept: tuple[str, ...] = ()
         self.announced = False
         """Whether the agent may reserve CPUs for the container."""
+        self.has_cpu_claim: bool | None = None
+        """Whether it has CPUs of a ResourceClaim; None before the request is read for them."""
 
     @property
     def fields(self) -> Mapping[str, str]:
         """For log records."""
         pod = self.request.pod
         return about(f"{pod.namespace}/{pod.name}", self.request.container_name)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """For the failure policy of its CPUs. Those of a ResourceClaim are devices."""
+        return (self.qos, DEVICES) if self.has_cpu_claim else (self.qos,)
 
     @property
     def allocated(self) -> bool:

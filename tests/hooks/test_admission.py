@@ -730,6 +730,52 @@ def test_a_container_with_devices_waits_for_its_place_until_the_agent_knows_pod_
     assert not harness.outcomes.failed_open
 
 
+CLAIM_DEVICE = Carried(cdi_devices=("cpu.topolet.io/claim=u-cpus",))
+
+
+@pytest.mark.parametrize(
+    ("published", "pods"),
+    [
+        (None, {}),
+        (EMPTY, {}),
+        (EMPTY, {"p": PodWanted("ns/p", QoS.LS, Wanted(LinuxResources("0-3")))}),
+        (EMPTY, {"p": PodWanted("ns/p", QoS.LS, Wanted(exclusive=True, blocked="held by ns/x"))}),
+    ],
+    ids=["no snapshot", "unknown pod", "decided before the preparation", "not free yet"],
+)
+@pytest.mark.parametrize(
+    ("policy", "class_"),
+    [(DEFAULT_POLICY, "devices"), ("CreateContainer/LS=fail", "LS"), (IGNORE, "")],
+)
+def test_a_container_with_cpus_of_a_claim_does_not_run_without_them_by_default(
+    monkeypatch: pytest.MonkeyPatch,
+    published: Snapshot | None,
+    pods: dict[str, PodWanted],
+    policy: str,
+    class_: str,
+) -> None:
+    harness = AdmissionHarness(monkeypatch, policy)
+    if published is not None:
+        harness.publish(msgspec.structs.replace(published, pods=pods, gives_claims=True))
+    creation = harness.creation(container("p", "LS"))
+    assert isinstance(harness.create(creation, CLAIM_DEVICE), Wait)
+    harness.wait(HOLD_SECONDS)
+    answer = harness.create(creation, CLAIM_DEVICE)
+    assert isinstance(answer, Refuse) is bool(class_)
+    counts = harness.outcomes.failed if class_ else harness.outcomes.failed_open
+    assert counts == {(CREATE, class_ or "LS", "timeout"): 1}
+
+
+def test_a_creation_with_cpus_of_a_claim_fails_with_its_hook_by_the_class_of_devices(
+    harness: AdmissionHarness,
+) -> None:
+    harness.publish(msgspec.structs.replace(EMPTY, gives_claims=True))
+    creation = harness.creation(container("p", "LS"))
+    harness.create(creation, CLAIM_DEVICE)
+    answer = harness.admission.unhooked(CREATE, creation, "timeout", "too late")
+    assert isinstance(answer, Refuse)
+
+
 def test_variables_of_cpus_and_devices_are_both_set(harness: AdmissionHarness) -> None:
     own = WITH_DEVICES.pods["own"]
     near = msgspec.structs.replace(own.of("main"), numa_nodes="1")

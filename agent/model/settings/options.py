@@ -53,7 +53,8 @@ HookFailurePolicy = Annotated[
         description="HOOK/CLASS=ignore or fail, separated by commas, `*` for all: whether a "
         "call continues or fails if its hook timed out, could not read it or had an error; the "
         "narrowest rule applies. Class `devices`: whether a container that can't have the "
-        "devices allocated to it keeps the devices of its device plugin"
+        "devices allocated to it keeps the devices of its device plugin, and whether one with CPUs "
+        "of a ResourceClaim that the agent has not decided about runs without them"
     ),
 ]
 HOOK_FAILURE_POLICY: Final = (
