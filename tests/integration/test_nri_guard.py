@@ -318,6 +318,7 @@ def test_with_an_agent_pods_run_as_without_the_guard(guarded_containerd: Contain
         remove_pod(node.direct, sandbox)
         eventually("LS has CPU 1 again", lambda: node.cpus(ls) == "0-1")
         assert node.metric("topolet_cpu_overlaps_total") == 0
+        assert node.metric("topolet_nri_guard_ready") == 1
         node.kill_agent()
         _, later = run_pod(node.direct, node.spec("later", "LS"))
         assert node.cpus(later) == "0-1"
