@@ -85,6 +85,12 @@ def present(controllers: Controllers, group: str) -> str:
     return " ".join(map(str, sorted(set(_scores(controllers, group).values()))))
 
 
+def original(entry: OriginalValue, values: str) -> str:
+    """The values, as `present` returns them, that the processes would have after `restore`."""
+    texts = [entry.value if text in entry.written else text for text in values.split()]
+    return " ".join(dict.fromkeys(texts))
+
+
 def restore(controllers: Controllers, entries: Iterable[OriginalValue]) -> Iterator[ValueChange]:
     """Gives the processes of groups that have a value of the agent the earlier one."""
     for entry in entries:

@@ -119,7 +119,10 @@ def test_a_process_that_chose_a_value_for_itself_keeps_it(shell: Shell, journal:
     after = shell.fork("echo 800 >/proc/self/oom_score_adj;")
     write(journal, {shell.group: 600})
     assert [score(pid) for pid in (shell.first, before, after)] == [600, 700, 800]
+    (entry,) = journal.values.values()
+    predicted = oom_scores.original(entry, oom_scores.present(Controllers(ROOT), shell.group))
     give_back(journal)
+    assert predicted == oom_scores.present(Controllers(ROOT), shell.group)
     assert [score(pid) for pid in (shell.first, before, after)] == [100, 700, 800]
 
 

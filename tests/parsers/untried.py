@@ -55,6 +55,8 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "usage.series:_index",
     ),
     "it decodes what the same process has encoded": (
+        "cgroup.oom_scores:apply",
+        "cgroup.oom_scores:differing",
         "cli.bundle:_snapshot",
         "cri.client:Cri.update",
         "node.nri_guard:status",
@@ -97,11 +99,15 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "node.past_load:read",
     ),
     "the kernel writes the text, and no process chooses it": (
+        "allocate.colocation.koordlet_left:_same",
         "cgroup.hierarchy:Controllers.cpu_seconds",
         "cgroup.limits:_idle_amount",
         "cgroup.limits:_quota_amount",
         "cgroup.limits:_shares_amount",
         "cgroup.limits:LimitsPass._write",
+        "cgroup.oom_scores:_scores",
+        "cgroup.oom_scores:_started",
+        "cgroup.oom_scores:_write",
         "cgroup.resctrl:parts",
         "host.kernel_events:_writers",
         "host.kernel_events:_decode",
@@ -152,6 +158,8 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "scheduler.simulation:_rows",
     ),
     "it is part of the installed program, or only root of the node can write it": (
+        "cgroup.oom_scores:_plan",
+        "cgroup.oom_scores:restore",
         "cli.bundle:_journal",
         "install.folder:_loader",
         "install.installer:read_journal",

@@ -69,8 +69,7 @@ def _values(pod: Pod, controllers: Controllers, path: Path) -> Iterator[FileValu
         with contextlib.suppress(CgroupError):
             if file == OOM_SCORE_ADJ:
                 present = oom_scores.present(controllers, group)
-            else:
-                present = controllers.read(group, file)
-            if present is not None:
+                original = oom_scores.original(entry, present)
+            elif (present := controllers.read(group, file)) is not None:
                 original = limits.original(entry, present)
         yield FileValue(names[group], file, present, original)
