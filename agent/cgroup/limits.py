@@ -410,9 +410,9 @@ def original(entry: OriginalValue, present: str) -> str:
 
 def _is_one(file: str, present: str, own: Collection[str]) -> bool:
     """Whether the content is one of these. Processes that enter a cgroup are in another group of
-    resctrl than those that were moved. Raises ValueError."""
-    if file == RESCTRL_GROUP:
-        return {*present.split(",")} <= {*",".join(own).split(",")}
+    resctrl, or have another cookie or score, than those that were changed. Raises ValueError."""
+    if separator := _OF_TASKS.get(file):
+        return {*present.split(separator)} <= {*separator.join(own).split(separator)}
     return any(same(file, present, each) for each in own)
 
 
@@ -726,6 +726,10 @@ _UNSET: Final[Mapping[str, str]] = {
     BLKIO_COST_MODEL: "ctrl=auto",
 }
 """What takes the value of a disk away."""
+CORE_GROUP: Final = "core_sched.group"
+"""It is of `cgroup.core_scheduling`."""
+_OF_TASKS: Final[Mapping[str, str]] = {RESCTRL_GROUP: ",", CORE_GROUP: ",", OOM_SCORE_ADJ: " "}
+"""What each task of a group has on its own: the text between two of them."""
 _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
     IDLE: _idle_amount,
     BVT: int,
@@ -742,6 +746,7 @@ _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
     **dict.fromkeys(_THROTTLES, _disk_amount),
     **dict.fromkeys(_DISK_WEIGHTS, _disk_weight_amount),
     **dict.fromkeys(_COSTS, _cost_amount),
+    CORE_GROUP: str,
 }
 """The files that only strategies set: what two contents are compared by."""
 _OF_SHARED: Final = frozenset({QUOTA, MAX, MEMORY_MIN, MEMORY_LOW, IO_MAX, *_DISK_WEIGHTS})

@@ -67,7 +67,7 @@ from agent.node.network_devices import NetworkDevices
 from agent.node.node_configuration import NodeObject
 from agent.node.node_resource_topology import ReportedOffer
 from agent.node.notifications import NotificationSocket
-from agent.node.originals import control_groups
+from agent.node.originals import control_groups, core_groups
 from agent.node.outbox import RECHECK_SECONDS, ReportPace
 from agent.node.publisher import Publisher
 from agent.node.reconcile import Reconciler
@@ -81,6 +81,7 @@ from agent.telemetry.metrics import AgentMetrics
 from agent.usage import COLOCATION_FILE, EVICTIONS_FILE, OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE
 
 if TYPE_CHECKING:
+    from agent.cgroup.core_scheduling import CoreGroups
     from agent.cgroup.resctrl import ControlGroups
     from agent.node.colocation.cpu_suppression import CpuSuppression
     from agent.node.colocation.evictions import Evictions
@@ -464,7 +465,9 @@ class _Agent:
         journal: Journal,
         cri: Cri,
         resctrl: ControlGroups,
+        core_sched: CoreGroups,
     ) -> Colocation:
+        from agent.node.colocation.core_scheduling import CoreScheduling
         from agent.node.colocation.cpu_burst import CpuBursting
         from agent.node.colocation.cpu_priority import CpuPriority
         from agent.node.colocation.cpu_suppression import CpuSuppression
@@ -501,6 +504,7 @@ class _Agent:
             memory_qos,
             OomScores(settings.oom_score_adj_min),
             CacheAndBandwidth(resctrl, journal),
+            CoreScheduling(core_sched),
             DiskQos(controllers, settings.root),
             LeftAloneNetwork(),
             LeftAloneSystem(),
@@ -619,10 +623,13 @@ class _Agent:
         usage: _Usage,
     ) -> Enforcement:
         resctrl = control_groups(settings.root, hierarchy)
-        controllers = Controllers(settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl})
+        journal = Journal(Path(settings.state_dir) / "journal")
+        core_sched = core_groups(hierarchy, lambda: journal.values)
+        controllers = Controllers(
+            settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl, "core_sched": core_sched}
+        )
         for missing in controllers.missing():
             log.warning("this machine has no %s controller: its limits are not set", missing)
-        journal = Journal(Path(settings.state_dir) / "journal")
         self.sources.report(SourceName.JOURNAL, journal.problems)
         # A slow update must not delay the calls of a pass.
         own = Cri(options.socket_path(settings.runtime_endpoint))
@@ -639,7 +646,9 @@ class _Agent:
             migrate_memory=settings.migrate_memory,
         )
         if usage.colocation is not None:
-            self.colocation = usage.colocation(hierarchy, controllers, journal, cri, resctrl())
+            self.colocation = usage.colocation(
+                hierarchy, controllers, journal, cri, resctrl(), core_sched()
+            )
             enforcement.held = self.colocation.holds
             enforcement.be_cpus = self.colocation.be_cpus
         return enforcement
@@ -656,7 +665,8 @@ class _Usage(NamedTuple):
     disturbed: Callable[[], Mapping[str, tuple[str, ...]]] = dict
     """Returns by uid what disturbs a pod, in sentences."""
     colocation: (
-        Callable[[Hierarchy, Controllers, Journal, Cri, ControlGroups], Colocation] | None
+        Callable[[Hierarchy, Controllers, Journal, Cri, ControlGroups, CoreGroups], Colocation]
+        | None
     ) = None
     """Makes what follows the strategies; None if nothing does."""
 

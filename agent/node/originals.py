@@ -41,6 +41,7 @@ from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 
 if TYPE_CHECKING:
+    from agent.cgroup.core_scheduling import CoreGroups
     from agent.cgroup.resctrl import ControlGroups
 
 log = logging.getLogger(__name__)
@@ -274,6 +275,22 @@ def control_groups(root: str, hierarchy: Hierarchy) -> Callable[[], ControlGroup
     return groups
 
 
+def core_groups(
+    hierarchy: Hierarchy, entries: Callable[[], Mapping[tuple[str, str], OriginalValue]]
+) -> Callable[[], CoreGroups]:
+    """The same of core scheduling.
+
+    `entries`: returns the values of the journal."""
+
+    @functools.cache
+    def groups() -> CoreGroups:
+        from agent.cgroup.core_scheduling import CoreGroups  # few nodes need it
+
+        return CoreGroups(hierarchy, entries)
+
+    return groups
+
+
 class Restored(msgspec.Struct, frozen=True):
     outcome: WriteOutcome
     """What was written to cpusets."""
@@ -301,8 +318,11 @@ def restore(settings: RestoreSettings, append: Append) -> Restored:
         raise
     hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
     resctrl = control_groups(settings.root, hierarchy)
-    controllers = Controllers(settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl})
     journal = Journal(state / "journal")
+    core_sched = core_groups(hierarchy, lambda: journal.values)
+    controllers = Controllers(
+        settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl, "core_sched": core_sched}
+    )
     path = state / snapshots.FILE
     last = _last_snapshot(path)
     cri = Cri(options.socket_path(settings.runtime_endpoint))

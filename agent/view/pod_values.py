@@ -49,6 +49,7 @@ _OF_FILES: Final[Mapping[str, _Follows]] = {
     limits.RESCTRL_GROUP: _Follows(
         "resctrl", "resctrl_qos", ("catRangeStartPercent", "catRangeEndPercent", "mbaPercent")
     ),
+    limits.CORE_GROUP: _Follows("core-scheduling", "cpu_qos", ("coreExpeller",)),
 }
 _OWN_GROUP: Final = _Follows("resctrl", "resctrl", ("llc", "mb"))
 _QUOTA: Final = _Follows(

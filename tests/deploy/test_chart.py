@@ -699,10 +699,17 @@ def test_only_a_pool_with_the_setting_lets_its_agent_enter_network_namespaces(
     }
 
 
-def test_only_a_pool_with_the_setting_lets_its_agent_change_oom_scores(tmp_path: Path) -> None:
+def test_only_a_pool_with_a_setting_lets_its_agent_change_processes(tmp_path: Path) -> None:
     pools = [
         {"name": "a", "nodeSelector": {"site": "a"}, "oomScores": True, "networkNamespaces": True},
         {"name": "b", "nodeSelector": {"site": "b"}, "oomScores": True},
+        {"name": "c", "nodeSelector": {"site": "c"}, "coreScheduling": True},
+        {
+            "name": "d",
+            "nodeSelector": {"site": "d"},
+            "coreScheduling": True,
+            "networkNamespaces": True,
+        },
         {"mode": "reconcile"},
     ]
     found = of_kind("DaemonSet", rendered(tmp_path, {"pools": pools}))
@@ -716,6 +723,8 @@ def test_only_a_pool_with_the_setting_lets_its_agent_change_oom_scores(tmp_path:
     } == {
         "topolet-agent-a": (True, ["SYS_ADMIN", "SYS_PTRACE", *both]),
         "topolet-agent-b": (True, both),
+        "topolet-agent-c": (True, ["SYS_PTRACE"]),
+        "topolet-agent-d": (True, ["SYS_ADMIN", "SYS_PTRACE"]),
         "topolet-agent": (False, []),
     }
 

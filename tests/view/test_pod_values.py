@@ -63,6 +63,11 @@ def reason(strategies: Strategies, qos: QoS, file: str, content: str = "7") -> s
             "cpu-suppression: resourceUsedThresholdWithBE (default): cpuSuppressPolicy cpuset, "
             "cpuSuppressThresholdPercent 65",
         ),
+        (
+            QoS.BE,
+            limits.CORE_GROUP,
+            "core-scheduling: resourceQOSStrategy.beClass.cpuQOS (NodeSLO): coreExpeller False",
+        ),
         (QoS.LS, OOM_SCORE_ADJ, f"oom-score: {OOM_SCORES} (annotation of the pod)"),
         (QoS.BE, limits.MAX, "the class of the pod, its CPUs, NUMA nodes and batch resources"),
         (

@@ -13,7 +13,7 @@ from agent.cri.client import Cri
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
-from agent.node.originals import control_groups
+from agent.node.originals import control_groups, core_groups
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.usage import sampled_pod
 from agent.usage import COLOCATION_FILE, STRATEGIES_FILE
@@ -34,7 +34,11 @@ def values_now(settings: RestoreSettings, title: str) -> PodValues | None:
         if pod is None:
             return None
         resctrl = control_groups(settings.root, hierarchy)
-        controllers = Controllers(settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl})
+        path = Path(settings.state_dir) / "journal"
+        core_sched = core_groups(hierarchy, lambda: journal.stored_values(path, pod_values.CPUSET))
+        controllers = Controllers(
+            settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl, "core_sched": core_sched}
+        )
         return values_of(pod, controllers, settings.state_dir)
     finally:
         cri.close()

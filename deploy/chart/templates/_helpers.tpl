@@ -121,7 +121,7 @@ spec:
   {{- end }}
   tolerations:
   - operator: Exists
-  {{- if or .pool.installProxy .pool.oomScores }}
+  {{- if or .pool.installProxy .pool.oomScores .pool.coreScheduling }}
   hostPID: true
   {{- end }}
   {{- if .pool.installProxy }}
@@ -155,6 +155,7 @@ spec:
       {{- if .pool.installProxy }}
       {{- $security := include "topolet.hostSecurity" .root }}
       {{- if .pool.oomScores }}{{ $security = replace "CHOWN]" "CHOWN, SYS_RESOURCE]" $security }}{{ end }}
+      {{- if .pool.coreScheduling }}{{ $security = replace "FOWNER" "FOWNER, SYS_PTRACE" $security }}{{ end }}
       {{- $security | nindent 6 }}
       {{- else }}
       privileged: false
@@ -162,10 +163,15 @@ spec:
       readOnlyRootFilesystem: true
       capabilities:
         drop: [ALL]
-        {{- if .pool.oomScores }}
+        {{- if or .pool.oomScores .pool.coreScheduling }}
         add:
+        {{- if .pool.oomScores }}
         - DAC_OVERRIDE
         - SYS_RESOURCE
+        {{- end }}
+        {{- if .pool.coreScheduling }}
+        - SYS_PTRACE
+        {{- end }}
         {{- end }}
       {{- end }}
     resources:

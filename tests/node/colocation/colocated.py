@@ -30,6 +30,7 @@ from agent.node.colocation.disk_qos import DiskQos
 from agent.node.colocation.koordlet import KoordletTakeover
 from agent.node.colocation.left_alone import LeftAloneNetwork, LeftAloneSystem
 from agent.node.colocation.memory_qos import PodMemoryQos
+from agent.node.colocation.moment import Feature
 from agent.node.colocation.oom_scores import OomScores
 from agent.node.colocation.resctrl import CacheAndBandwidth
 from agent.node.colocation.writer import Colocation
@@ -149,6 +150,7 @@ class ColocatedNode:
             self.suppression,
             (
                 *self._with_resctrl(),
+                *self.further_features(),
                 CpuPriority(self.controllers),
                 CpuBursting(
                     self.controllers,
@@ -179,6 +181,10 @@ class ColocatedNode:
         if self.resctrl is None:
             return ()
         return (CacheAndBandwidth(self.resctrl, self.journal, lambda: self.now),)
+
+    def further_features(self) -> tuple[Feature, ...]:
+        """Those of a node of a subclass."""
+        return ()
 
     def wake(self) -> None:
         self.passes.append(self.colocation.be_cpus())
