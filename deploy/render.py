@@ -22,7 +22,7 @@ _EVICTIONS = {"colocation": "act", "evictions": "CPUEvict"}
 _COMPONENTS: tuple[dict[str, object], ...] = (
     {"webhook.enabled": True, "agent.kubeletConfigz": True, "scheduler.evict": True},
     {"pools": [_GPU_POOL]},
-    {"pools": [{"settings": {"kai-placements": True, "usage": True, **_EVICTIONS}}]},
+    {"pools": [{"settings": {"dra": True, "kai-placements": True, "usage": True, **_EVICTIONS}}]},
 )
 """Values that make the chart render further files."""
 
@@ -40,6 +40,7 @@ _FILES = {
     "agent/kai.yaml": "components/kai/rbac.yaml",
     "agent/usage.yaml": "components/usage/rbac.yaml",
     "agent/evictions.yaml": "components/evictions/rbac.yaml",
+    "agent/dra.yaml": "components/dra/objects.yaml",
 }
 """Paths below deploy/, by paths below templates/."""
 

@@ -22,6 +22,7 @@ from agent.cli import uninstall_nodes
 from agent.cli.config import OWN_OPTIONS
 from agent.cli.options import plain
 from agent.install.nodes import NodePools
+from agent.model.dra.names import DRIVER
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings, InstallSettings, UninstallSettings
 from deploy import schema
@@ -163,6 +164,33 @@ def test_the_component_for_evictions_is_the_settings(tmp_path: Path) -> None:
     }
     chart_objects = rendered(tmp_path, {**SECRET, "pools": [{"settings": settings}]})
     assert by_name(kustomized_folder(folder, tmp_path)) == by_name(chart_objects)
+
+
+def test_the_component_dra_is_the_setting(tmp_path: Path) -> None:
+    folder = kustomization(tmp_path, "overlays/reconcile", ("dra",))
+    values = {**SECRET, "pools": [{"settings": {"dra": True}}]}
+    chart_objects = rendered(tmp_path, values)
+    assert by_name(kustomized_folder(folder, tmp_path)) == by_name(chart_objects)
+    ended = attempt(tmp_path, "template", str(CHART), "--kube-version=1.33.0", values=values)
+    assert "the setting dra needs resource.k8s.io/v1" in ended.stderr
+
+
+def test_the_driver_s_folders_have_the_paths_that_the_host_has(tmp_path: Path) -> None:
+    """Kubelet and runtime open what is in them."""
+    settings = {"dra": "true", "cdi-dir": "/etc/cdi"}
+    (daemonset,) = (
+        each
+        for each in rendered(
+            tmp_path, {**SECRET, "pools": [{"runtime": "microk8s", "settings": settings}]}
+        )
+        if each["kind"] == "DaemonSet"
+    )
+    pod = pod_spec(daemonset)
+    places = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]}
+    mounts = {each["mountPath"]: places[each["name"]] for each in agent(daemonset)["volumeMounts"]}
+    kubelet = "/var/snap/microk8s/common/var/lib/kubelet"
+    for path in (f"{kubelet}/plugins_registry", f"{kubelet}/plugins/{DRIVER}", "/etc/cdi"):
+        assert mounts[path] == path
 
 
 @pytest.mark.parametrize(

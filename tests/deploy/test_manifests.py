@@ -74,6 +74,8 @@ NOT_LISTED = (
     "components/usage/rbac.yaml",
     "components/evictions/flags.yaml",
     "components/evictions/rbac.yaml",
+    "components/dra/agent.yaml",
+    "components/dra/objects.yaml",
     "components/pull/policy.yaml",
     "authorization/agents.yaml",
     "policies/variables.yaml",
@@ -277,15 +279,17 @@ def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
         "topolet-own-events",
         "topolet-own-pods",
         "topolet-own-evictions",
+        "topolet-own-slices",
     )
     policies = [named[name] for name in names]
-    added = objects("components/kai", "components/usage", "components/evictions")
+    added = objects(*(f"components/{each}" for each in ("kai", "usage", "evictions", "dra")))
     roles = of_kind("ClusterRole") | of_kind("ClusterRole", added)
     names_of_roles = (
         "topolet-agent",
         "topolet-agent-kai",
         "topolet-agent-usage",
         "topolet-agent-evictions",
+        "topolet-agent-dra",
     )
     assert set().union(*(written(roles[name]) for name in names_of_roles)) == matched(policies)
     accounts = [
@@ -293,7 +297,7 @@ def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
         for policy in policies
     ]
     both = [AGENT, f"{AGENT.rpartition(':')[0]}:topolet-uninstall-node"]
-    assert accounts == [both, [AGENT], [AGENT, SCHEDULER], [AGENT], [AGENT]]
+    assert accounts == [both, [AGENT], [AGENT, SCHEDULER], [AGENT], [AGENT], both]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -17,6 +17,7 @@ from agent.kube.cluster import patch, same_version
 from agent.model.devices import device_object
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.devices.gpus import GpuInfo
+from agent.model.dra.names import DRIVER
 from agent.model.nrt import node_status, resource_topology
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Version, Zone
 from agent.model.pod.annotations import (
@@ -126,6 +127,21 @@ def rebind(name: str, **spec: Any) -> Object:
     }
 
 
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+
+
+def resource_slice(node: str, driver: str, name: str = "slice", **metadata: Any) -> Object:
+    return {
+        "metadata": {"name": name, **metadata},
+        "spec": {
+            "driver": driver,
+            "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "numa-node-0"}],
+        },
+    }
+
+
 class Cluster:
     """A server with all manifests, two nodes, and a namespace for pods with GPUs."""
 
@@ -147,6 +163,12 @@ class Cluster:
     def try_report(self, body: Object) -> Object:
         """Applies an object of the agent of node-1 in a dry run."""
         return self.api.apply(body, AGENT_1, "topolet", dryRun="All")
+
+    def try_slice(self, node: str, driver: str = DRIVER, **metadata: Any) -> Object:
+        """Creates a ResourceSlice as the agent of node-1 in a dry run."""
+        return self.api.request(
+            "POST", f"{SLICES}?dryRun=All", resource_slice(node, driver, **metadata), AGENT_1
+        )
 
     def try_event(self, body: Object, who: Who = AGENT_1) -> Object:
         return self.api.request("POST", f"{EVENTS}?dryRun=All", body, who)
@@ -211,6 +233,7 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
     others = objects(
         *("components/scheduler", "components/scheduler-evict", "components/kai"),
         "components/evictions",
+        "components/dra",
     )
     deletes: Object = {"apiGroups": [""], "resources": ["pods"], "verbs": ["delete"]}
     for each in others:
@@ -312,6 +335,10 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
     "topolet-own-objects": (
         lambda it: it.try_report(finalized("a.b/c")),
         lambda it: it.try_report(finalized()),
+    ),
+    "topolet-own-slices": (
+        lambda it: it.try_slice("node-2"),
+        lambda it: it.try_slice("node-1"),
     ),
     "topolet-own-rebinds": (
         lambda it: it.fail_rebind("node-2"),
@@ -1404,3 +1431,33 @@ def test_an_agent_writes_only_that_an_untaken_rebind_of_its_node_failed(cluster:
     cluster.api.merge(f"{path_of(rebind('taken-node-1'))}/status", {"status": status})
     with pytest.raises(RefusedError, match="that nobody has taken"):
         cluster.fail_rebind("node-1", name="taken")
+
+
+def test_an_agent_changes_slices_of_its_node_and_driver_only(cluster: Cluster) -> None:
+    cluster.try_slice("node-1", ownerReferences=[owner_of_slice("node-1")])
+    for arguments, metadata, message in (
+        (("node-1", "gpu.example.com"), {}, "only change ResourceSlices of the driver cpu.topol"),
+        (("node-1",), {"ownerReferences": [owner_of_slice("node-2")]}, "owners other than its N"),
+        (("node-1",), {"finalizers": ["a.b/c"]}, "may not give a ResourceSlice finalizers"),
+    ):
+        with pytest.raises(RefusedError, match=f"topolet-own-slices.*{message}"):
+            cluster.try_slice(*arguments, **metadata)
+    for driver, node, allowed in (
+        (DRIVER, "node-1", True),
+        (DRIVER, "node-2", False),
+        ("gpu.example.com", "node-1", False),
+    ):
+        name = f"{node}-{driver}"
+        cluster.api.request("POST", SLICES, resource_slice(node, driver, name))
+        refusal = contextlib.nullcontext() if allowed else pytest.raises(RefusedError)
+        with refusal:
+            change = {"metadata": {"labels": {"a": "b"}}}
+            cluster.api.merge(f"{SLICES}/{name}?dryRun=All", change, AGENT_1)
+        refusal = contextlib.nullcontext() if allowed else pytest.raises(RefusedError)
+        with refusal:
+            cluster.api.request("DELETE", f"{SLICES}/{name}?dryRun=All", None, AGENT_1)
+        cluster.api.request("DELETE", f"{SLICES}/{name}")
+
+
+def owner_of_slice(node: str) -> Object:
+    return {"apiVersion": "v1", "kind": "Node", "name": node, "uid": "u"}

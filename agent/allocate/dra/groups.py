@@ -32,8 +32,12 @@ class CpuGroup(msgspec.Struct, frozen=True):
     """Without huge pages."""
     hugepages: Mapping[int, int] = {}
     """By the size of a page in bytes, the bytes of the pool."""
-    whole: bool = False
-    """Whether one claim gets the whole device."""
+    grouping: CpuGrouping = CpuGrouping.NUMA_NODE
+
+    @property
+    def whole(self) -> bool:
+        """Whether one claim gets the whole device."""
+        return self.grouping is CpuGrouping.CORE
 
 
 class GroupRules(msgspec.Struct, frozen=True):
@@ -126,7 +130,7 @@ def _devices(
             len({cpu.l3 for cpu in of_kind if cpu.l3 is not None}),
             max(0, memory_bytes),
             pages if has_memory else {},
-            rules.grouping is CpuGrouping.CORE,
+            rules.grouping,
         )
 
 

@@ -88,6 +88,7 @@ def _owner(node_name: str, uid: str) -> dict[str, Any]:
 def _device(group: CpuGroup, layout: Layout, step: int) -> Device:
     attributes: dict[str, Any] = {
         resource_slice.NUMA_NODE: {"int": group.node},
+        _named("grouping"): {"string": group.grouping.value},
         _named("socketID"): {"int": group.socket},
         _named("smt"): {"bool": layout.threads > 1},
         _named("threadsPerCore"): {"int": layout.threads},

@@ -29,6 +29,7 @@ def test_a_device_is_a_numa_node_with_cpus_memory_and_huge_pages() -> None:
         "allowMultipleAllocations": True,
         "attributes": {
             "resource.kubernetes.io/numaNode": {"int": 1},
+            "cpu.topolet.io/grouping": {"string": "numa-node"},
             "cpu.topolet.io/socketID": {"int": 0},
             "cpu.topolet.io/smt": {"bool": True},
             "cpu.topolet.io/threadsPerCore": {"int": 2},
