@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
-from tests.cluster.cluster import HOST, NAMESPACE, Cluster
+from tests.cluster.cluster import NAMESPACE, Cluster
 from tests.cluster.pods import manifest
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.usefixtures("no_pods")]
