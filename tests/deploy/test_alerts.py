@@ -150,6 +150,20 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"topolet_colocation_above_mark_bytes": "9x40"},
         {"topolet_colocation_above_mark_bytes": "9x8 0 9x40"},
     ),
+    "TopoletEvictionsRefused": (
+        {
+            'topolet_eviction_candidates{feature="BEMemoryEvict"}': "3x40",
+            'topolet_refused_evictions_total{feature="BEMemoryEvict"}': "0+1x40",
+        },
+        {
+            'topolet_eviction_candidates{feature="BEMemoryEvict"}': "3x40",
+            'topolet_refused_evictions_total{feature="CPUEvict"}': "0+1x40",
+        },
+    ),
+    "TopoletEvictsOften": (
+        {'topolet_evicted_pods_total{feature="BEMemoryEvict"}': "0+1x40"},
+        {'topolet_evicted_pods_total{feature="BEMemoryEvict"}': "7x40"},
+    ),
 }
 AT_MINUTES = 16
 
