@@ -70,7 +70,8 @@ def prepared(
 
 def _of_request(claimed: ClaimedGroup, cpus: CpuSet, rules: PreparationRules) -> PreparedGroup:
     parameters = claimed.parameters
-    bind_memory = rules.bind_memory
+    # Whoever takes memory of a NUMA node wants it from there.
+    bind_memory = rules.bind_memory or any(claimed.amounts.values())
     if parameters.memory_policy is not None:
         bind_memory = parameters.memory_policy is ClaimMemoryPolicy.BIND
     return PreparedGroup(

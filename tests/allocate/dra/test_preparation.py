@@ -109,6 +109,15 @@ def test_what_is_kept_of_the_parameters() -> None:
     assert not prepare(free, rules=of_node).groups[0].bind_memory
 
 
+def test_memory_of_a_claim_comes_from_its_numa_node() -> None:
+    amounts = {"memory": 1 << 30}
+    for policy, bound in ((None, True), (ClaimMemoryPolicy.ANY, False)):
+        parameters = CpuParameters(memory_policy=policy)
+        claimed = ClaimedGroup("a", "n1", "numa-node-0", 1000, amounts, parameters=parameters)
+        (of_request,) = prepare(claimed).groups
+        assert (of_request.bind_memory, of_request.amounts) == (bound, amounts)
+
+
 @pytest.mark.parametrize(
     ("claimed", "others", "message"),
     [
