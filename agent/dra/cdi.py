@@ -51,6 +51,10 @@ class CdiFiles:
         text = msgspec.json.encode(self._spec(claim))
         files.replace(self._cdi_path(claim.uid), text, durable=False)
 
+    def has(self, uid: str) -> bool:
+        """Whether the claim has its CDI file, which is written last."""
+        return os.path.exists(self._cdi_path(uid))
+
     def remove(self, uid: str) -> None:
         """Raises OSError."""
         with contextlib.suppress(FileNotFoundError):

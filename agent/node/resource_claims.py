@@ -35,6 +35,7 @@ from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.layout import Layout
 from agent.model.dra import prepared_claim, resource_claim
 from agent.model.dra.prepared_claim import NodeClaims, PreparedClaim
+from agent.model.dra.resource_claim import CpuResourceClaim
 from agent.model.objects import ObjectError
 from agent.model.pod.apiobjects import ApiPod
 from agent.node.reconcile import ClaimMoment
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 
 FILE: Final = "claims.json"
 """In the state folder."""
+DECISION_SECONDS: Final = 2.0
+"""A preparation waits so long for a pass that decides. One that fails does not end its wait."""
 
 
 class ClaimFiles(Protocol):
@@ -50,6 +53,9 @@ class ClaimFiles(Protocol):
 
     def write(self, claim: PreparedClaim, attributes: Mapping[str, Mapping[str, object]]) -> None:
         """Replaces the files of a claim. Raises OSError."""
+
+    def has(self, uid: str) -> bool:
+        """Whether there are files of the claim."""
 
     def remove(self, uid: str) -> None:
         """Raises OSError."""
@@ -81,7 +87,9 @@ class ResourceClaims:
         self._files = claim_files
         self._rules = rules
         self._wake = wake
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._deciding = False
+        """A pass has read the claims, and has not told yet what it leaves to them."""
         self._claims = self._stored()
         self._moment: ClaimMoment | None = None
         self._layout: Layout | None = None
@@ -102,6 +110,12 @@ class ResourceClaims:
 
     def follow(self, moment: ClaimMoment) -> None:
         """Takes what a pass has left."""
+        with self._lock:
+            self._deciding = False
+            self._lock.notify_all()
+            self._follow(moment)
+
+    def _follow(self, moment: ClaimMoment) -> None:
         self._pods = moment.pods
         before, moment = self._moment, msgspec.structs.replace(moment, pods=frozenset())
         if moment == before:
@@ -138,6 +152,7 @@ class ResourceClaims:
         """Adds the CPUs of claims, of the containers that these pods of the API server use them
         for."""
         with self._lock:
+            self._deciding = True
             claims = with_containers(self._claims, pods)
             if claims is not self._claims:
                 try:
@@ -180,10 +195,16 @@ class ResourceClaims:
     def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
         """Gives the claim its CPUs. A claim that has them keeps them. Raises PreparationError."""
         title = f"ResourceClaim {namespace}/{name}"
+        # The passes wait for the lock, and must not wait for an API server.
+        allocated = None if uid in self._claims else self._allocated(namespace, name, uid, title)
         with self._lock:
+            # Otherwise an owner and the claim could get a CPU at the same moment.
+            self._lock.wait_for(lambda: not self._deciding, DECISION_SECONDS)
             claim = self._claims.get(uid)
             if claim is None:
-                claim = self._prepared(namespace, name, uid, title)
+                if allocated is None:
+                    raise PreparationError(f"{title}: it was unprepared meanwhile")
+                claim = self._prepared(allocated, title)
                 self._keep({**self._claims, uid: claim}, title)
             try:
                 self._files.write(claim, self._attributes())
@@ -233,8 +254,8 @@ class ResourceClaims:
                 with contextlib.suppress(PreparationError):
                     self.unprepare(uid)
 
-    def _prepared(self, namespace: str, name: str, uid: str, title: str) -> PreparedClaim:
-        """Raises PreparationError."""
+    def _allocated(self, namespace: str, name: str, uid: str, title: str) -> CpuResourceClaim:
+        """The claim as the API server has it. Raises PreparationError."""
         try:
             claim = resource_claim.decode(self._read(namespace, name))
         except (KubeError, AccessError) as error:
@@ -246,6 +267,10 @@ class ResourceClaims:
         if not claim.allocated or not claim.consumers:
             # Of a kubelet that asks again after it has unprepared the claim of an ended pod.
             raise PreparationError(f"{title}: it is not allocated, or reserved for no pod")
+        return claim
+
+    def _prepared(self, claim: CpuResourceClaim, title: str) -> PreparedClaim:
+        """Raises PreparationError."""
         moment, layout = self._moment, self._layout
         if moment is None or layout is None:
             raise PreparationError(f"{title}: the agent has not completed its first pass yet")
@@ -283,6 +308,7 @@ class ResourceClaims:
         try:
             self._files.remove_others(self._claims.keys())
             for claim in self._claims.values():
-                self._files.write(claim, {})
+                if not self._files.has(claim.uid):
+                    self._files.write(claim, {})
         except OSError as error:
             log.warning("files of claims: %s", files.reason(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from agent.dra.cdi import CdiFiles
 from agent.kube.errors import NotFoundError
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.dra.names import DRIVER
+from agent.model.dra.prepared_claim import PreparedClaim
 from agent.model.pod.apiobjects import ApiPod, ClaimUse, Phase
 from agent.node.reconcile import ClaimMoment
 from agent.node.resource_claims import FILE, ResourceClaims
 from tests.allocate.dra.node import ALL, FOUR_NODES
+from tests.waiting import eventually
 
 EVERYTHING = OfferedCpus(ALL)
 
@@ -32,6 +35,9 @@ class ClaimsOfServer:
     def __init__(self) -> None:
         self.claims: dict[tuple[str, str], dict[str, Any]] = {}
         self.passes = 0
+        self.reads = 0
+        self.read_claim: Callable[[], object] = lambda: None
+        """Runs while a claim is read."""
 
     def add(self, name: str, cpus: int, device: str = "numa-node-0", **metadata: str) -> None:
         entry = {"request": "cpus", "driver": DRIVER, "pool": "n1", "device": device}
@@ -45,6 +51,8 @@ class ClaimsOfServer:
         }
 
     def read(self, namespace: str, name: str) -> bytes:
+        self.reads += 1
+        self.read_claim()
         if (namespace, name) not in self.claims:
             raise NotFoundError(f"resourceclaims {name!r} not found")
         return json.dumps(self.claims[namespace, name]).encode()
@@ -198,6 +206,30 @@ def test_a_claim_that_cannot_be_kept_is_refused(
     with pytest.raises(PreparationError, match="ResourceClaim ns/a: the agent can't keep it: "):
         claims.prepare("ns", "a", "u-a")
     assert cpus_of(claims) == {}
+
+
+def test_no_claim_is_prepared_while_a_pass_decides(server: ClaimsOfServer, start: Start) -> None:
+    """A pass that has read the claims may give their CPUs to an owner."""
+    server.add("a", 4)
+    claims = start()
+    claims.with_claims(KubeletCpus(), [])
+    answers: list[PreparedClaim] = []
+    call = threading.Thread(target=lambda: answers.append(claims.prepare("ns", "a", "u-a")))
+    call.start()
+    eventually("the claim is read", lambda: server.reads)
+    left = OfferedCpus(CpuSet(range(4, 32)))
+    claims.follow(ClaimMoment(FOUR_NODES, left))
+    call.join()
+    assert str(answers[0].cpus) == "4-7"
+
+
+def test_a_pass_does_not_wait_for_the_api_server(server: ClaimsOfServer, start: Start) -> None:
+    server.add("a", 4)
+    claims = start()
+    server.read_claim = lambda: (
+        claims.with_claims(KubeletCpus(), []) and claims.follow(ClaimMoment(FOUR_NODES, EVERYTHING))
+    )
+    assert str(claims.prepare("ns", "a", "u-a").cpus) == "0-3"
 
 
 def test_a_torn_file_does_not_stop_the_agent(start: Start, tmp_path: Path) -> None:
