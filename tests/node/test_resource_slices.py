@@ -1,0 +1,103 @@
+"""The publisher of ResourceSlices. tests/integration/test_dra.py has it with a real API server."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.allocate.dra.groups import GroupRules
+from agent.allocate.dra.offer import OfferedCpus
+from agent.dra.cdi import CdiFiles
+from agent.kube.auth import FileAccess
+from agent.kube.cluster import Cluster
+from agent.kube.transport import Transport
+from agent.model.dra.names import DRIVER
+from agent.node.reconcile import ClaimMoment
+from agent.node.resource_claims import FILE, ResourceClaims
+from agent.node.resource_slices import ResourceSlices
+from agent.node.sources import SourceName, Sources
+from tests.allocate.dra.node import ALL, FOUR_NODES
+from tests.kube.fake_api_server import Request, Server, end, head, reply, status
+from tests.kube.fake_api_server import server as server
+from tests.waiting import eventually
+
+GROUP = "/apis/resource.k8s.io/v1"
+
+
+class SlicesOfServer:
+    """An API server without slices, which refuses to write any. `served`: the kinds that it has."""
+
+    def __init__(self, server: Server, folder: Path) -> None:
+        self.served = ["resourceslices"]
+        self.watched = False
+        self.written: list[str] = []
+        self.sources = Sources()
+        cluster = Cluster(Transport(FileAccess(server.url)), "n1", spread_seconds=0)
+        self.claims = ResourceClaims(
+            lambda namespace, name: b"",
+            "n1",
+            str(folder / FILE),
+            CdiFiles(str(folder / "cdi"), str(folder / "plugin")),
+            GroupRules(),
+            lambda: None,
+        )
+        self.slices = ResourceSlices(cluster, "n1", self.claims, self.sources)
+        self.claims.changed = self.slices.changed
+        server.answer = self._answer
+
+    def problems(self) -> tuple[str, ...]:
+        return self.sources.problems.get(SourceName.DRA, ())
+
+    def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
+        if request.path == GROUP:
+            if not self.served:
+                return reply(connection, 404, status(404, "NotFound"))
+            return reply(connection, 200, {"resources": [{"name": name} for name in self.served]})
+        if request.path == f"{GROUP}/resourceslices":
+            if request.watches:
+                head(connection)
+                end(connection)
+                self.watched = True
+                return True
+            items = {"metadata": {"resourceVersion": "9"}, "items": []}
+            return reply(connection, 200, items)
+        if request.method == "GET":
+            return reply(connection, 404, status(404, "NotFound"))
+        self.written.append(request.path)
+        return reply(connection, 422, status(422, "Invalid"))
+
+
+@pytest.fixture
+def world(server: Server, tmp_path: Path) -> Iterator[SlicesOfServer]:
+    world = SlicesOfServer(server, tmp_path)
+    yield world
+    world.slices.close()
+
+
+def test_nothing_is_written_before_the_cluster_is_known(world: SlicesOfServer) -> None:
+    """The slices of a part of the pods would offer CPUs that have owners."""
+    world.slices.start()
+    world.claims.follow(ClaimMoment(FOUR_NODES, OfferedCpus(ALL), complete=False))
+    eventually("the slices are known", lambda: world.watched)
+    world.slices.step()
+    assert world.written == []
+    world.claims.follow(ClaimMoment(FOUR_NODES, OfferedCpus(ALL)))
+    eventually("they are written", lambda: world.written)
+    assert world.written[0] == f"{GROUP}/resourceslices/n1-{DRIVER}-00"
+    eventually("a refusal is a problem", world.problems)
+    assert "422" in world.problems()[0]
+
+
+def test_a_server_without_the_api_is_a_problem(world: SlicesOfServer) -> None:
+    world.served = []
+    world.slices.step()
+    assert world.problems() == ("the API server does not serve resource.k8s.io/v1",)
+
+
+def test_what_the_node_lacks_is_a_problem(world: SlicesOfServer) -> None:
+    world.claims.follow(ClaimMoment(FOUR_NODES, OfferedCpus(reason="other pods own all CPUs")))
+    world.slices.step()
+    assert world.problems() == ("other pods own all CPUs",)
