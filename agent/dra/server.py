@@ -18,14 +18,11 @@ from typing import Final
 
 from agent.dra.service import HEALTH, REGISTRATION, SERVICE, DraService
 from agent.host import files
-from agent.model.dra.names import DRIVER
+from agent.model.dra.names import DRIVER, PLUGIN_DIR, REGISTRY
 from agent.rpc.server import GrpcServer, ServicerContext
 
 log = logging.getLogger(__name__)
 
-REGISTRY: Final = "plugins_registry"
-PLUGINS: Final = "plugins"
-"""The folders of registration sockets and of drivers, in the kubelet's folder."""
 _THREADS: Final = 8
 """A stream of health occupies one for each kubelet that listens."""
 _MAX_CALLS: Final = 64
@@ -34,7 +31,7 @@ _GRACE_SECONDS: Final = 2.0
 
 def plugin_dir(kubelet_dir: str) -> str:
     """The driver's own folder."""
-    return os.path.join(kubelet_dir, PLUGINS, DRIVER)
+    return os.path.join(kubelet_dir, PLUGIN_DIR)
 
 
 def endpoint(kubelet_dir: str, instance: str) -> str:

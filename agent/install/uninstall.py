@@ -10,27 +10,36 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
 
+from agent.allocate.dra.slices import slice_name
 from agent.cgroup.order import WriteState
+from agent.dra.cdi import CdiFiles
 from agent.guard.records import LOCK as GUARD_LOCK
+from agent.host import files
 from agent.host.locks import AGENT_LOCK, FRONTEND_LOCK
 from agent.install.installer import CheckError
 from agent.install.proxy import ERRORS, ProxyInstallation, ReportLine
 from agent.kube.cluster import managers
 from agent.kube.errors import StoreError
-from agent.kube.objects import Objects
+from agent.kube.objects import RESOURCE_SLICE, Objects
 from agent.kube.transport import FIELD_MANAGER
 from agent.model import notifications, snapshot
+from agent.model.bounds import JsonError
 from agent.model.devices import device_object
+from agent.model.dra import prepared_claim
+from agent.model.dra.names import DRIVER, PLUGIN_DIR, REGISTRY
 from agent.model.nrt import node_status, resource_topology
 from agent.model.settings.agent import UninstallSettings
 from agent.model.settings.options import PROXY_SOCKET, RUNTIME_ENDPOINT, SettingsError, proxy_socket
 from agent.node import originals
+from agent.node.resource_claims import FILE as CLAIMS_FILE
 from agent.rpc.grpc import RpcError
 from agent.telemetry.audit import Trail
 from agent.usage import COLOCATION_FILE, OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE, predictor
@@ -60,7 +69,7 @@ _OWN_FOLDERS: Final = {
 }
 """Folders of Topolet in the state folder, with the pattern of its files in them. Files of other
 names stay: people may add pods to `objects`."""
-_ERRORS: Final = (*ERRORS, RpcError, SettingsError, StoreError)
+_ERRORS: Final = (*ERRORS, JsonError, RpcError, SettingsError, StoreError)
 
 
 class NodeRemoval:
@@ -92,6 +101,8 @@ class NodeRemoval:
         if self._installation is not None:
             self._remove_proxy(self._installation)
         restored = self._restore(runtime)
+        with self._part("files of the DRA driver"):
+            self._remove_driver()
         if self._objects is not None:
             self._remove_from_objects(self._objects)
         if restored:
@@ -140,6 +151,37 @@ class NodeRemoval:
             return not failed
         return False
 
+    def _remove_driver(self) -> None:
+        """Raises OSError and JsonError."""
+        registry = os.path.join(self._settings.kubelet_dir, REGISTRY)
+        with contextlib.suppress(FileNotFoundError):
+            for name in fnmatch.filter(os.listdir(registry), f"{DRIVER}-*-reg.sock"):
+                os.unlink(os.path.join(registry, name))
+        folder = os.path.join(self._settings.kubelet_dir, PLUGIN_DIR)
+        CdiFiles(self._settings.cdi_dir, folder).remove_others(())
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+        path = os.path.join(self._settings.state_dir, CLAIMS_FILE)
+        with contextlib.suppress(FileNotFoundError):
+            claims, _ = prepared_claim.decode(files.read(path, prepared_claim.MAX_BYTES))
+            if not claims:
+                os.unlink(path)
+            for claim in claims:
+                self.left.append(
+                    f"ResourceClaim {claim.title}: its pods can't end before the driver {DRIVER} "
+                    f"runs here again; {path} stays for it"
+                )
+
+    def _remove_slices(self, objects: Objects) -> bool:
+        """Returns whether there were some. Raises StoreError."""
+        removed = False
+        for index in itertools.count():
+            name = slice_name(self._node_name, index)
+            if objects.get(RESOURCE_SLICE.name, name) is None:
+                return removed
+            removed = objects.delete(RESOURCE_SLICE.name, name) or removed
+        return removed
+
     def _remove_from_objects(self, objects: Objects) -> None:
         name = self._node_name
         parts: tuple[tuple[str, Callable[[], bool]], ...] = (
@@ -156,6 +198,7 @@ class NodeRemoval:
                 device_object.KIND,
                 lambda: self._remove_object(objects, device_object.KIND, {"spec": {"devices": []}}),
             ),
+            ("ResourceSlices", lambda: self._remove_slices(objects)),
         )
         if self.left:
             # `topolet uninstall-nodes` finds the node by its labels.
@@ -197,7 +240,7 @@ class NodeRemoval:
             _remove_files(os.path.join(folder, name), pattern)
         if proxy_stays:
             self._report(f"{folder}: stays, because the proxy has its socket there")
-        elif others := sorted(os.listdir(folder)):
+        elif others := sorted({*os.listdir(folder)} - {CLAIMS_FILE}):
             self._report(f"{folder}: stays, because it has files of others: {', '.join(others)}")
         else:
             # In a container the folder is a mount, which can't be removed.

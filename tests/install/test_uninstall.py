@@ -28,8 +28,11 @@ class Server(EmbeddedStore):
         self._kind = kind
         self._object = found
         self.calls: list[Any] = []
+        self.slices: set[str] = set()
 
     def get(self, kind: str, name: str, *, cached: bool = False) -> Object | None:
+        if name in self.slices:
+            return {}
         return self._object if kind == self._kind else None
 
     def apply(self, wanted: Object) -> bool:
@@ -103,6 +106,61 @@ def test_no_file_of_the_use_of_cpu_and_memory_stays(tmp_path: Path) -> None:
     removal = NodeRemoval(settings, "n", None, installation, lambda line: None)
     assert removal.run(), removal.left
     assert not state.exists()
+
+
+def removal_of_driver(tmp_path: Path, claims: str) -> NodeRemoval:
+    """The removal of a driver that was killed, from a kubelet that has another driver too."""
+    kubelet, cdi, state = tmp_path / "kubelet", tmp_path / "cdi", tmp_path / "state"
+    for path in (
+        kubelet / "plugins_registry/cpu.topolet.io-a-reg.sock",
+        kubelet / "plugins_registry/gpu.example.com-reg.sock",
+        kubelet / "plugins/cpu.topolet.io/a.sock",
+        kubelet / "plugins/cpu.topolet.io/metadata/u/cpus.json",
+        kubelet / "plugins/gpu.example.com/dra.sock",
+        cdi / "cpu.topolet.io-claim_u.json",
+        cdi / "gpu.example.com.json",
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    state.mkdir()
+    (state / "claims.json").write_text(claims)
+    settings = UninstallSettings(
+        root=str(tmp_path), state_dir=str(state), kubelet_dir=str(kubelet), cdi_dir=str(cdi)
+    )
+    return NodeRemoval(settings, "n", None, None, lambda line: None)
+
+
+def test_a_killed_driver_leaves_nothing(tmp_path: Path) -> None:
+    removal = removal_of_driver(tmp_path, '{"claims": []}')
+    assert removal.run(), removal.left
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {
+        "kubelet/plugins_registry/gpu.example.com-reg.sock",
+        "kubelet/plugins/gpu.example.com/dra.sock",
+        "cdi/gpu.example.com.json",
+    }
+    assert not (tmp_path / "kubelet/plugins/cpu.topolet.io").exists()
+
+
+def test_claims_of_pods_that_have_not_ended_are_listed_and_kept(tmp_path: Path) -> None:
+    """The driver that is installed again lets the kubelet unprepare them."""
+    claim = '{"uid": "u", "namespace": "ns", "name": "c"}'
+    removal = removal_of_driver(tmp_path, f'{{"claims": [{claim}]}}')
+    assert not removal.run()
+    (line,) = removal.left
+    assert line.startswith(
+        "ResourceClaim ns/c: its pods can't end before the driver cpu.topolet.io"
+    )
+    assert (tmp_path / "state/claims.json").exists()
+
+
+def test_all_slices_of_the_node_are_deleted(tmp_path: Path) -> None:
+    server = Server(tmp_path / "store", "", {})
+    names = [f"n-cpu.topolet.io-{index:02}" for index in range(3)]
+    server.slices = {*names}
+    settings = UninstallSettings(root=str(tmp_path), state_dir=str(tmp_path / "none"))
+    assert NodeRemoval(settings, "n", server, None, lambda line: None).run()
+    assert server.calls[1:] == [f"delete ResourceSlice {name}" for name in names]
 
 
 def test_a_node_keeps_its_labels_while_its_cgroups_are_not_restored(tmp_path: Path) -> None:

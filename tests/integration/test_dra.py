@@ -16,9 +16,8 @@ from typing import Any
 import grpc
 import pytest
 
-from agent.dra.server import REGISTRY
 from agent.dra.service import REGISTRATION, SERVICE
-from agent.model.dra.names import DRIVER, PEER_DRIVER
+from agent.model.dra.names import DRIVER, PEER_DRIVER, REGISTRY
 from agent.proto import dra_pb2 as pb
 from tests.deploy.manifests import objects
 from tests.discover import buses

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from agent.allocate.dra.slices import slice_name, slices
 from agent.install.proxy import ProxyInstallation
 from agent.install.uninstall import NodeRemoval
 from agent.kube.cluster import Cluster
@@ -111,10 +112,13 @@ def test_all_objects_are_as_before(reported_node: ReportedNode, tmp_path: Path) 
     assert written["Node"]["status"]["capacity"]["koordinator.sh/gpu-core"] == "100"
     assert written["NodeResourceTopology"]
     assert written["Device"]
+    for part in slices(reported_node.node, "", [{"name": "numa-node-0"}], 1):
+        reported_node.cluster.apply(part)
     for _ in range(2):
         it = removal(reported_node.node, reported_node.cluster, tmp_path)
         assert it.run(), it.left
         assert objects(reported_node) == before
+    assert reported_node.cluster.get("ResourceSlice", slice_name(reported_node.node, 0)) is None
 
 
 def test_fields_of_other_clients_in_the_agents_objects_stay(

@@ -81,11 +81,27 @@ NodeName = Annotated[
 ]
 
 
+KUBELET_DIR: Final = "/var/lib/kubelet"
+CdiDir = Annotated[
+    str,
+    msgspec.Meta(
+        pattern="^/",
+        description="with dra: a folder where the runtime looks for CDI files, at the path that "
+        "the host has",
+    ),
+]
+CDI_DIR: Final = "/var/run/cdi"
+
+
 class UninstallSettings(InstallSettings, frozen=True):
     """`topolet uninstall-node`."""
 
     node_name: NodeName = ""
     kubeconfig: Kubeconfig = KUBECONFIG
+    kubelet_dir: Annotated[
+        str, msgspec.Meta(description="the kubelet's folder, with the sockets of the DRA driver")
+    ] = KUBELET_DIR
+    cdi_dir: CdiDir = CDI_DIR
 
 
 class KubeletStateSettings(RestoreSettings, frozen=True):
@@ -93,7 +109,7 @@ class KubeletStateSettings(RestoreSettings, frozen=True):
 
     kubelet_dir: Annotated[
         str, msgspec.Meta(description="the kubelet's folder, read for cpu_manager_state")
-    ] = "/var/lib/kubelet"
+    ] = KUBELET_DIR
 
 
 AGENT_PORT: Final = 9326
@@ -172,14 +188,7 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "first; numa-node: by id; spread: the one with the most unclaimed CPUs comes first"
         ),
     ] = "devices-last"
-    cdi_dir: Annotated[
-        str,
-        msgspec.Meta(
-            pattern="^/",
-            description="with dra: a folder where the runtime looks for CDI files, at the path "
-            "that the host has",
-        ),
-    ] = "/var/run/cdi"
+    cdi_dir: CdiDir = CDI_DIR
     usage: Annotated[
         bool,
         msgspec.Meta(

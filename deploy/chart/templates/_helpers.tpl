@@ -71,6 +71,16 @@ pod, for the cluster's kube-scheduler too.
 {{ ternary "/var/snap/microk8s/common/var/lib/kubelet" "/var/lib/kubelet" (eq . "microk8s") }}
 {{- end }}
 
+{{/* Whether the agents of a pool are a DRA driver, or "". */}}
+{{- define "topolet.dra" -}}
+{{ if eq (toString (get (.settings | default dict) "dra")) "true" }}true{{ end }}
+{{- end }}
+
+{{/* Where the runtime of a pool finds CDI files. */}}
+{{- define "topolet.cdiDir" -}}
+{{ get (.settings | default dict) "cdi-dir" | default "/var/run/cdi" }}
+{{- end }}
+
 {{/* The name of the DaemonSet of a pool of topolet.pools. */}}
 {{- define "topolet.daemonSet" -}}
 topolet-agent{{ with .name }}-{{ . }}{{ end }}{{ if .canary }}-canary{{ end }}
@@ -103,7 +113,11 @@ The pod that undoes the changes of a node of a pool, without the node's name; of
 Only where the chart installed the proxy it has the host's root.
 */}}
 {{- define "topolet.uninstallPod" -}}
-{{ $socket := include "topolet.socket" (.pool.runtime | default "containerd") -}}
+{{ $runtime := .pool.runtime | default "containerd" -}}
+{{ $socket := include "topolet.socket" $runtime -}}
+{{ $kubelet := .pool.kubeletDir | default (include "topolet.kubeletDir" $runtime) -}}
+{{ $dra := include "topolet.dra" .pool -}}
+{{ $cdi := include "topolet.cdiDir" .pool -}}
 metadata:
   labels: {app.kubernetes.io/name: topolet, app.kubernetes.io/component: uninstall-node}
 spec:
@@ -151,6 +165,10 @@ spec:
     # In its parent's mount: so the folder itself can be removed.
     - {name: TOPOLET_STATE_DIR, value: /host/run/topolet}
     - {name: TOPOLET_RUNTIME_ENDPOINT, value: "unix://{{ $socket }}"}
+    {{- if $dra }}
+    - {name: TOPOLET_KUBELET_DIR, value: {{ $kubelet }}}
+    - {name: TOPOLET_CDI_DIR, value: {{ $cdi }}}
+    {{- end }}
     securityContext:
       {{- if .pool.installProxy }}
       {{- $security := include "topolet.hostSecurity" .root }}
@@ -190,6 +208,11 @@ spec:
     - {name: run, mountPath: /host/run}
     {{- end }}
     - {name: runtime, mountPath: {{ dir $socket }}, readOnly: true}
+    {{- if $dra }}
+    - {name: dra-registry, mountPath: {{ $kubelet }}/plugins_registry}
+    - {name: dra-plugins, mountPath: {{ $kubelet }}/plugins}
+    - {name: cdi, mountPath: {{ $cdi }}}
+    {{- end }}
   volumes:
   {{- if .pool.installProxy }}
   - name: host
@@ -208,6 +231,14 @@ spec:
   {{- end }}
   - name: runtime
     hostPath: {path: {{ dir $socket }}, type: Directory}
+  {{- if $dra }}
+  - name: dra-registry
+    hostPath: {path: {{ $kubelet }}/plugins_registry, type: DirectoryOrCreate}
+  - name: dra-plugins
+    hostPath: {path: {{ $kubelet }}/plugins, type: DirectoryOrCreate}
+  - name: cdi
+    hostPath: {path: {{ $cdi }}, type: DirectoryOrCreate}
+  {{- end }}
 {{- end }}
 
 {{/* The value of an option as a flag has it: numbers of YAML are floats here. */}}
