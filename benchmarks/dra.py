@@ -16,6 +16,8 @@ the other one's, in points.
 a kubelet makes it: the claim is read from a real API server, gets its CPUs, and is kept on the disk
 of this machine before the answer. Driver and ledger run in this process, without the pass that
 follows an answer.
+
+`guard_mb`: the memory of the NRI plugin's guard, as `benchmarks/memory.py` measures it.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from typing import Any, Final, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import Row, arguments, ratio_row, report, value_row
+from memory import GUARD, guard_mb
 from peers import cluster as clusters
 from peers.cluster import Cluster, NoClusterError
 
@@ -393,6 +396,7 @@ def measured(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
     )
     with clusters.running(folder) as cluster:
         yield prepared(cluster, folder, 50 if options.quick else 300)
+        yield value_row(GUARD, guard_mb(), "MB")
         with scheduled(cluster, folder, nodes):
             yield from placement(cluster, nodes, jobs, seeds)
 
