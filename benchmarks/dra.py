@@ -126,7 +126,7 @@ def cpu_slices(node_name: str, order: GroupOrder) -> list[dict[str, Any]]:
     of_node = groups(
         topology, layout, offered, EMPTY, GroupRules(order=order), GPUS, pool_left=True
     )
-    return slices.slices(node_name, slices.devices(of_node, layout, whole_cores=False), 1)
+    return slices.slices(node_name, "", slices.devices(of_node, layout, whole_cores=False), 1)
 
 
 def gpu_slice(node_name: str) -> dict[str, Any]:
