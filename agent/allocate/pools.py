@@ -56,7 +56,7 @@ from agent.model.bounds import reason as shortened
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.policies import DeviceLocality
 from agent.model.cpu.topology import Topology
-from agent.model.dra.prepared_claim import ContainerClaim, NodeClaims
+from agent.model.dra.node_claims import ContainerClaim, NodeClaims
 from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, LinuxResources
 from agent.model.pod.annotations import (
     DEVICE_LOCALITY,

@@ -14,7 +14,7 @@ from agent.allocate.shares import shares_by_label
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.layout import Layout
 from agent.model.cpu.topology import Topology
-from agent.model.dra.prepared_claim import NodeClaims
+from agent.model.dra.node_claims import NodeClaims
 from agent.model.nrt.node_annotations import RESERVATION, NodeReservation
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pods import Pod

@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from agent.cgroup import lines, oom_scores
+from agent.cgroup import lines
 from agent.cgroup.hierarchy import (
     MEMS,
     OOM_SCORE_ADJ,
@@ -318,6 +318,10 @@ def apply_texts(
         for step in pass_.steps():
             pass_.fail(step.group, step.file, str(error))
     pass_.run()
+    if not scores:
+        return _outcome(pass_, ())
+    from agent.cgroup import oom_scores  # most nodes have none
+
     return _outcome(pass_, oom_scores.apply(controllers, journal, scores))
 
 
@@ -336,11 +340,15 @@ def differing(controllers: Controllers, wanted: Mapping[tuple[str, str], str]) -
             scores[group] = content
         else:
             pass_.request_text(group, file, content)
-    of_processes = (
-        ValueWrite(group, OOM_SCORE_ADJ, old, scores[group])
-        for group, old in oom_scores.differing(controllers, scores)
-    )
-    return sorted((*pass_.steps(), *of_processes), key=lambda step: (step.group, step.file))
+    steps = list(pass_.steps())
+    if scores:
+        from agent.cgroup import oom_scores
+
+        steps += (
+            ValueWrite(group, OOM_SCORE_ADJ, old, scores[group])
+            for group, old in oom_scores.differing(controllers, scores)
+        )
+    return sorted(steps, key=lambda step: (step.group, step.file))
 
 
 def concerns_more(group: str, file: str) -> bool:
@@ -387,7 +395,12 @@ def restore(
         else:
             pass_.request_original(entry)
     pass_.run()
-    changes = _outcome(pass_, oom_scores.restore(controllers, of_processes)).changes
+    scores: Iterable[ValueChange] = ()
+    if of_processes:
+        from agent.cgroup import oom_scores
+
+        scores = oom_scores.restore(controllers, of_processes)
+    changes = _outcome(pass_, scores).changes
     settled = [(each.group, each.file) for each in changes if each.state is not WriteState.FAILED]
     try:
         journal.update_values((), settled)

@@ -50,7 +50,7 @@ def apply(
     controllers: Controllers, journal: Journal, wanted: Mapping[str, str]
 ) -> Iterator[ValueChange]:
     """Gives the processes of groups, and of the groups in them, these values."""
-    entries, plans, new = journal.values if wanted else {}, [], []
+    entries, plans, new = journal.values, [], []
     for group, text in sorted(wanted.items()):
         entry = entries.get((group, OOM_SCORE_ADJ))
         try:

@@ -14,3 +14,6 @@ records and its status for the agent.
 The package imports nothing but a small part of the standard library, of which it uses some parts in
 C directly: msgspec or protobuf alone would take more memory than all the rest.
 """
+
+LOCK = "nri-guard.lock"
+"""In the state folder: the guard locks it, and its content is the status (`records`)."""

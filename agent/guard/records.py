@@ -9,6 +9,7 @@ import fcntl
 import os
 import time
 
+from agent.guard import LOCK
 from agent.guard.json import encoded, quoted
 
 TYPE_CHECKING = False
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
     from agent.guard.request import ValidatedContainer
 
-LOCK: Final = "nri-guard.lock"
-"""In the state folder: the guard locks it, and its content is the status."""
 PROCESS: Final = "nri-guard"
 _AUDIT: Final = "audit"
 _MOST_BYTES: Final = 1 << 20

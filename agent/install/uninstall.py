@@ -21,7 +21,7 @@ import msgspec
 from agent.allocate.dra.slices import slice_name
 from agent.cgroup.order import WriteState
 from agent.dra.cdi import CdiFiles
-from agent.guard.records import LOCK as GUARD_LOCK
+from agent.guard import LOCK as GUARD_LOCK
 from agent.host import files
 from agent.host.locks import AGENT_LOCK, FRONTEND_LOCK
 from agent.install.installer import CheckError

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from agent.kube import events, eviction, objects, wire
+from agent.kube import events, objects, wire
 from agent.kube.errors import ConflictError, MalformedError, NotFoundError
 from agent.kube.events import Regarding
-from agent.kube.eviction import EvictionResult
 from agent.kube.kind_watch import KindWatch
 from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Changed, Discovery, Kind, Object, Read, kind_named
@@ -29,6 +28,9 @@ from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.devices import device_object
 from agent.model.nrt import node_status, resource_topology
+
+if TYPE_CHECKING:
+    from agent.kube.eviction import EvictionResult
 
 T = TypeVar("T")
 
@@ -198,6 +200,8 @@ class Cluster:
         budget forbids it, or the server has too much to do.
 
         `kill`: deletes it, whatever its budgets say."""
+        from agent.kube import eviction  # most agents evict none
+
         return (eviction.delete if kill else eviction.evict)(self._transport, pod)
 
     def _watch(self, kind: Kind, fields: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from agent.guard.records import LOCK
+from agent.guard import LOCK
 from agent.host import files
 from agent.model import bounds
 from agent.model.bounds import JsonError

@@ -26,12 +26,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from agent.allocate import pools
-from agent.allocate.dra.offer import OfferedCpus, offered
 from agent.allocate.locality import LocalityInput
 from agent.allocate.node_local.claim import LocalInput
 from agent.allocate.pools import Decision
@@ -86,6 +85,9 @@ from agent.node.violations import (
     running_on,
     settled,
 )
+
+if TYPE_CHECKING:
+    from agent.allocate.dra.offer import OfferedCpus
 
 
 class ReconcileError(RuntimeError):
@@ -358,6 +360,8 @@ class Reconciler:
     def _left_to_claims(
         self, seen: Observation, resolved: Resolved, decision: Decision
     ) -> ClaimMoment:
+        from agent.allocate.dra.offer import offered  # most nodes have no claims
+
         configuration, node = resolved.configuration, seen.cluster.node
         near = Counter(
             device.topology.node

@@ -34,7 +34,8 @@ from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.layout import Layout
 from agent.model.dra import prepared_claim, resource_claim
-from agent.model.dra.prepared_claim import NodeClaims, PreparedClaim
+from agent.model.dra.node_claims import NodeClaims
+from agent.model.dra.prepared_claim import PreparedClaim
 from agent.model.dra.resource_claim import CpuResourceClaim
 from agent.model.objects import ObjectError
 from agent.model.pod.apiobjects import ApiPod

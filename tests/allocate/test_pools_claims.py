@@ -9,7 +9,7 @@ from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.topology import Topology
-from agent.model.dra.prepared_claim import ContainerClaim, NodeClaims
+from agent.model.dra.node_claims import ContainerClaim, NodeClaims
 from agent.model.linux_resources import NO_QUOTA
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QoS, pool_cpus

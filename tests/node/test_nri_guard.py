@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.guard.records import LOCK, Records
+from agent.guard import LOCK
+from agent.guard.records import Records
 from agent.node import nri_guard
 from agent.node.node_findings import WARNINGS, NodeCode, of_guard
 from agent.node.nri_guard import GuardStatus

@@ -10,13 +10,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from agent.model.cpu.cpuset import EMPTY
-from agent.model.dra.prepared_claim import (
-    ClaimContainer,
-    ContainerClaim,
-    NodeClaims,
-    PreparedClaim,
-    PreparedGroup,
-)
+from agent.model.dra.node_claims import ContainerClaim, NodeClaims
+from agent.model.dra.prepared_claim import ClaimContainer, PreparedClaim, PreparedGroup
 from agent.model.pod.apiobjects import ApiPod
 
 

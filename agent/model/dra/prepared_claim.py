@@ -10,7 +10,7 @@ import msgspec
 
 from agent.model import bounds
 from agent.model.bounds import JsonError
-from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.cpu.cpuset import CpuSet, CpuSetError, union
 from agent.model.cpu.policies import ExclusivePolicy
 
 MAX_BYTES: Final = 16 << 20
@@ -51,24 +51,6 @@ class ClaimContainer(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     request: str = ""
     """The request of the claim that it uses, "" for all."""
-
-
-class ContainerClaim(msgspec.Struct, frozen=True):
-    """What one container has by its claims."""
-
-    cpus: CpuSet
-    shared: bool = False
-    """Whether it runs on the shared pool too."""
-    bind_memory: bool = False
-
-
-class NodeClaims(msgspec.Struct, frozen=True):
-    """The claims of a node, as decisions read them."""
-
-    cpus: CpuSet = EMPTY
-    """Those of all prepared claims, whether or not their pods are known."""
-    containers: Mapping[str, Mapping[str, ContainerClaim]] = {}
-    """By pod uid and name, the containers with CPUs of claims."""
 
 
 class PreparedClaim(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from agent.allocate.dra.holders import node_claims, with_containers
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.dra.prepared_claim import (
-    ClaimContainer,
-    ContainerClaim,
-    PreparedClaim,
-    PreparedGroup,
-)
+from agent.model.dra.node_claims import ContainerClaim
+from agent.model.dra.prepared_claim import ClaimContainer, PreparedClaim, PreparedGroup
 from agent.model.pod.apiobjects import ApiPod, ClaimUse, Phase
 
 GROUPS = (
