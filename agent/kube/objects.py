@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from sys import intern
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -94,6 +94,7 @@ class Discovery:
         self._clock = clock
         self._recheck_seconds = recheck_seconds
         self._known: dict[str, tuple[float, str | None]] = {}
+        self._minor: tuple[float, int] | None = None
 
     def version(self, kind: Kind) -> str | None:
         """Returns the best version of the kind that the server serves, or None. Raises
@@ -106,9 +107,27 @@ class Discovery:
             self._known[kind.name] = known
         return known[1]
 
+    def minor(self) -> int:
+        """Returns the minor version of Kubernetes that the server has, 0 if it has another form.
+        Raises KubeError."""
+        known = self._minor
+        if known is None or self._clock() - known[0] >= self._recheck_seconds:
+            body = self._transport.get("/version")
+            try:
+                text = bounds.decode(_server_version, body).minor
+            except JsonError as error:
+                raise MalformedError(f"GET /version: {error}") from error
+            # Distributions add a plus.
+            digits = text.rstrip("+")
+            known = self._clock(), int(digits) if digits.isascii() and digits.isdigit() else 0
+            self._minor = known
+        return known[1]
+
     def forget(self, kind: Kind) -> None:
-        """Drops the answer, after the server reported that the kind does not exist."""
+        """Drops the answer, after the server reported that the kind does not exist, or answered
+        nothing: it may be another one now."""
         self._known.pop(kind.name, None)
+        self._minor = None
 
     def _served_version(self, kind: Kind) -> str | None:
         for version in kind.versions:
@@ -128,6 +147,13 @@ class Discovery:
 
 class _Resource(msgspec.Struct, frozen=True):
     name: str
+
+
+class _ServerVersion(msgspec.Struct, frozen=True):
+    minor: Annotated[str, msgspec.Meta(max_length=8)] = ""
+
+
+_server_version = msgspec.json.Decoder(_ServerVersion)
 
 
 class _ResourceList(msgspec.Struct, frozen=True):

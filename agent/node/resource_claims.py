@@ -131,23 +131,24 @@ class ResourceClaims:
         moment = self._moment
         return moment.offered.reason if moment is not None else ""
 
-    def slices(self, generation: int) -> list[dict[str, Any]] | None:
+    def slices(self, generation: int, minor: int) -> list[dict[str, Any]] | None:
         """The ResourceSlices of the node; None before the first pass with the whole state of the
         cluster.
 
-        `generation`: that of the pool."""
+        `generation`: that of the pool.
+        `minor`: the minor version of Kubernetes that the API server has, 0 if it is unknown."""
         moment = self._moment
         if moment is None or not moment.complete:
             return None
-        devices = [] if moment.offered.reason else self.slice_devices()
+        devices = [] if moment.offered.reason else self.slice_devices(minor)
         return slices.slices(self._node_name, moment.node_uid, devices, generation)
 
-    def slice_devices(self) -> list[Device]:
+    def slice_devices(self, minor: int = 0) -> list[Device]:
         """The devices as a ResourceSlice has them; none before the first pass."""
         moment, layout = self._moment, self._layout
         if moment is None or layout is None:
             return []
-        return slices.devices(self.groups(), layout, whole_cores=moment.whole_cores)
+        return slices.devices(self.groups(), layout, whole_cores=moment.whole_cores, minor=minor)
 
     def with_claims(self, kubelet: KubeletCpus, pods: Collection[ApiPod]) -> KubeletCpus:
         """Adds the CPUs of claims, of the containers that these pods of the API server use them

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from agent.allocate.dra.slices import is_stored
 from agent.host.daemon import Periodic
 from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
@@ -116,7 +117,7 @@ class ResourceSlices:
                 self._sweep()
                 self._write(own, withdraws=PEER_DRIVER in others)
             except (KubeError, AccessError) as error:
-                problem = problem or str(error)
+                problem = str(error)
         self._sources.report(SourceName.DRA, (problem,) if problem else ())
 
     def _sweep(self) -> None:
@@ -129,7 +130,8 @@ class ResourceSlices:
     def _write(self, stored: Mapping[str, NodeSlice], *, withdraws: bool) -> None:
         """`withdraws`: no device is published. Raises KubeError and AccessError."""
         last = max((each.spec.pool.generation for each in stored.values()), default=0)
-        slices = [] if withdraws else self._claims.slices(last + 1)
+        minor = self._cluster.discovery.minor()
+        slices = [] if withdraws else self._claims.slices(last + 1, minor)
         if slices is None:
             return
         if not all(_is_stored(wanted, stored, last) for wanted in slices):
@@ -151,7 +153,8 @@ def _is_stored(wanted: Mapping[str, Any], stored: Mapping[str, NodeSlice], last:
     of_server = stored.get(metadata["name"])
     return (
         of_server is not None
-        and [*of_server.spec.devices] == spec["devices"]
+        and len(of_server.spec.devices) == len(spec["devices"])
+        and all(map(is_stored, of_server.spec.devices, spec["devices"]))
         and of_server.spec.pool == _SlicePool(last, spec["pool"]["resourceSliceCount"])
         and [*of_server.metadata.owner_references] == metadata.get("ownerReferences", [])
     )

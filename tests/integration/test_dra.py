@@ -309,6 +309,29 @@ def test_slices_of_another_driver_for_cpus_end_ours_until_they_go(new_node: NewN
     eventually("ours are back", dra.devices, BACK_SECONDS)
 
 
+def test_a_server_that_counts_claims_as_requests_is_told_what_they_take(
+    apiserver: ApiServer, new_node: NewNode
+) -> None:
+    """KEP-5517, by a gate that is off in Kubernetes 1.36."""
+    dra = new_node("dra-counted")
+    dra.machine(1, 1, 1, 8, 1, hugepages=64)
+    apiserver.restart_server("--feature-gates=DRANodeAllocatableResources=true")
+    try:
+        dra.start()
+        eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
+        taken = dra.devices()[0]["nodeAllocatableResourceMappings"]
+        names = {"cpu": "cpu", "memory": "memory", "hugepages-2Mi": "hugepages_2Mi"}
+        assert {name: each["capacityKey"] for name, each in taken.items()} == {
+            name: f"{DRIVER}/{capacity}" for name, capacity in names.items()
+        }
+        before = dra.writes()
+        dra.own("own", "0")
+        eventually("a CPU has left", lambda: dra.cpus()["numa-node-0"] == 6, TIMEOUT_SECONDS)
+        assert dra.writes() - before == 1, "the server has what was written"
+    finally:
+        apiserver.restart_server()
+
+
 def test_a_node_may_have_a_long_name(new_node: NewNode) -> None:
     dra = new_node("dra-long")
     dra.machine(1, 1, 1, 8, 1)

@@ -52,6 +52,8 @@ class SlicesOfServer:
         return self.sources.problems.get(SourceName.DRA, ())
 
     def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
+        if request.path == "/version":
+            return reply(connection, 200, {"minor": "36+"})
         if request.path == GROUP:
             if not self.served:
                 return reply(connection, 404, status(404, "NotFound"))

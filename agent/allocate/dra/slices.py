@@ -27,12 +27,31 @@ _MOST_TEXT: Final = 64
 Device = dict[str, Any]
 
 
-def devices(groups: Sequence[CpuGroup], layout: Layout, *, whole_cores: bool) -> list[Device]:
+_MAPPINGS: Final = "nodeAllocatableResourceMappings"
+_RESOURCES: Final = "nodeAllocatableResources"
+"""What a claim takes of the Node's allocatable resources (KEP-5517): the field of Kubernetes 1.36,
+and that which replaced it in 1.37."""
+
+
+def devices(
+    groups: Sequence[CpuGroup], layout: Layout, *, whole_cores: bool, minor: int = 0
+) -> list[Device]:
     """The devices of a slice, in the order of the groups.
 
-    `whole_cores`: whether amounts of CPUs are rounded up to whole cores."""
+    `whole_cores`: whether amounts of CPUs are rounded up to whole cores.
+    `minor`: the minor version of Kubernetes that the API server has, 0 if it is unknown."""
     step = layout.threads if whole_cores else 1
-    return [_device(group, layout, step) for group in groups]
+    return [_device(group, layout, step) | _node_resources(group, minor) for group in groups]
+
+
+def is_stored(stored: Device, wanted: Device) -> bool:
+    """Whether the API server has the device. It drops what a claim takes of the Node where the
+    feature gate DRANodeAllocatableResources is off, which is no difference."""
+    if stored == wanted:
+        return True
+    return stored == {
+        field: value for field, value in wanted.items() if field not in (_MAPPINGS, _RESOURCES)
+    }
 
 
 def slices(
@@ -107,18 +126,47 @@ def _device(group: CpuGroup, layout: Layout, step: int) -> Device:
     return device
 
 
-def _capacity(group: CpuGroup, step: int) -> Mapping[str, Any]:
-    """A claim that does not say how much it wants gets the least CPU, and no memory."""
-    cpus = len(group.cpus) // step * step
-    capacity = {_named(CPU): _amount(cpus, str(step), str(step), str(step))}
+def _node_resources(group: CpuGroup, minor: int) -> Device:
+    """A scheduler that counts claims like requests takes them from the Node's amounts."""
+    if minor < 36:
+        return {}
+    if group.whole:
+        field = "allocationMultiplier" if minor == 36 else "deviceMultiplier"
+        mappings: dict[str, Any] = {CPU: {field: str(len(group.cpus))}}
+    else:
+        # The server would add the former by itself.
+        factor = "allocationMultiplier" if minor == 36 else "capacityMultiplier"
+        mappings = {
+            name.replace(HUGE_PAGES, "hugepages-"): {"capacityKey": _named(name), factor: "1"}
+            for name in _amounts(group)
+        }
+    if minor == 36:
+        return {_MAPPINGS: mappings}
+    return {_RESOURCES: {name: {"mapping": mapping} for name, mapping in mappings.items()}}
+
+
+def _amounts(group: CpuGroup) -> Mapping[str, int]:
+    """By the name of a capacity, its amount; memory and huge pages in bytes."""
+    amounts = {CPU: len(group.cpus)}
     if group.memory_bytes:
-        value = amount(MEMORY, group.memory_bytes)
-        capacity[_named(MEMORY)] = _amount(value, "0", "0")
+        amounts[MEMORY] = group.memory_bytes
     for size_bytes, pool_bytes in sorted(group.hugepages.items()):
         if pool_bytes:
-            size = amount(MEMORY, size_bytes)
-            value = amount(MEMORY, pool_bytes)
-            capacity[_named(f"{HUGE_PAGES}{size}")] = _amount(value, "0", "0", size)
+            amounts[f"{HUGE_PAGES}{amount(MEMORY, size_bytes)}"] = pool_bytes
+    return amounts
+
+
+def _capacity(group: CpuGroup, step: int) -> Mapping[str, Any]:
+    """A claim that does not say how much it wants gets the least CPU, and no memory."""
+    capacity = {}
+    for name, value in _amounts(group).items():
+        if name == CPU:
+            policy = _amount(value // step * step, str(step), str(step), str(step))
+        else:
+            # Huge pages are taken one by one.
+            _, _, size = name.partition(HUGE_PAGES)
+            policy = _amount(amount(MEMORY, value), "0", "0", size)
+        capacity[_named(name)] = policy
     return capacity
 
 

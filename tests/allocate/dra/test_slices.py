@@ -7,7 +7,7 @@ import json
 import pytest
 
 from agent.allocate.dra.groups import GroupRules, groups
-from agent.allocate.dra.slices import MOST_DEVICES, devices, slices
+from agent.allocate.dra.slices import MOST_DEVICES, Device, devices, is_stored, slices
 from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.policies import CpuGrouping
@@ -68,6 +68,45 @@ def test_amounts_are_whole_cores_where_a_node_gives_no_others() -> None:
     first, *_ = devices(of_node, LAYOUT, whole_cores=True)
     policy = {"default": "2", "validRange": {"min": "2", "step": "2"}}
     assert first["capacity"]["cpu.topolet.io/cpu"] == {"value": "8", "requestPolicy": policy}
+
+
+@pytest.mark.parametrize(
+    ("minor", "field", "of_part", "of_core"),
+    [
+        (35, "", {}, {}),
+        (
+            36,
+            "nodeAllocatableResourceMappings",
+            {"capacityKey": "cpu.topolet.io/cpu", "allocationMultiplier": "1"},
+            {"allocationMultiplier": "2"},
+        ),
+        (
+            37,
+            "nodeAllocatableResources",
+            {"mapping": {"capacityKey": "cpu.topolet.io/cpu", "capacityMultiplier": "1"}},
+            {"mapping": {"deviceMultiplier": "2"}},
+        ),
+    ],
+)
+def test_a_scheduler_may_count_claims_as_requests(
+    minor: int, field: str, of_part: dict[str, str], of_core: dict[str, str]
+) -> None:
+    """KEP-5517 has another field in each version that knows it."""
+
+    def device(grouping: CpuGrouping, of_server: int) -> Device:
+        rules = GroupRules(grouping)
+        of_node = groups(FOUR_NODES, LAYOUT, ALL, EMPTY, rules, {}, pool_left=True)
+        return devices(of_node, LAYOUT, whole_cores=False, minor=of_server)[0]
+
+    part, core = device(CpuGrouping.NUMA_NODE, minor), device(CpuGrouping.CORE, minor)
+    assert part.get(field, {}).get("cpu", {}) == of_part
+    assert core.get(field, {}) == ({"cpu": of_core} if of_core else {})
+    assert {*part.get(field, {})} in ({"cpu", "memory", "hugepages-2Mi"}, set())
+    dropped = device(CpuGrouping.NUMA_NODE, 0)
+    assert is_stored(part, part)
+    assert is_stored(dropped, part), "a server drops fields of gates that are off"
+    assert not is_stored(core, part)
+    assert is_stored(part, dropped) is (minor < 36)
 
 
 def test_a_large_node_has_several_slices_of_one_pool() -> None:
