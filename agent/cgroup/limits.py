@@ -423,9 +423,9 @@ def original(entry: OriginalValue, present: str) -> str:
 
 def _is_one(file: str, present: str, own: Collection[str]) -> bool:
     """Whether the content is one of these. Processes that enter a cgroup are in another group of
-    resctrl, or have another cookie or score, than those that were changed. Raises ValueError."""
-    if separator := _OF_TASKS.get(file):
-        return {*present.split(separator)} <= {*separator.join(own).split(separator)}
+    resctrl, or of core scheduling, than those that were moved. Raises ValueError."""
+    if file in (RESCTRL_GROUP, CORE_GROUP):
+        return {*present.split(",")} <= {*",".join(own).split(",")}
     return any(same(file, present, each) for each in own)
 
 
@@ -741,8 +741,6 @@ _UNSET: Final[Mapping[str, str]] = {
 """What takes the value of a disk away."""
 CORE_GROUP: Final = "core_sched.group"
 """It is of `cgroup.core_scheduling`."""
-_OF_TASKS: Final[Mapping[str, str]] = {RESCTRL_GROUP: ",", CORE_GROUP: ",", OOM_SCORE_ADJ: " "}
-"""What each task of a group has on its own: the text between two of them."""
 _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
     IDLE: _idle_amount,
     BVT: int,

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define LINES 4096
@@ -81,9 +82,11 @@ int prctl(int option, unsigned long command, unsigned long of, unsigned long sco
 {
 	int self = gettid(), thread = of ? (int)of : self;
 
+	if (option != 62)
+		return syscall(SYS_prctl, option, command, of, scope, address);
 	if (table()->refusal)
 		return failed(table()->refusal);
-	if (option != 62 || command > 3 || scope != 0 || (command != 0 && address))
+	if (command > 3 || scope != 0 || (command != 0 && address))
 		return failed(EINVAL);
 	if (missing("/proc/%d", thread))
 		return failed(ESRCH);

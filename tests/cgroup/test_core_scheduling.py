@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from agent.cgroup import limits
 from agent.cgroup.core_scheduling import CoreCookies, CoreGroups
@@ -249,6 +254,137 @@ def test_what_can_not_be_read_is_said(machine: CoreMachine) -> None:
     assert machine.core.problem() == "no core of this machine has several hardware threads in use"
     with pytest.raises(CgroupError, match="several hardware threads"):
         machine.text(group)
+
+
+class Killed(BaseException):
+    """The agent ends between two calls."""
+
+
+class ModelCookies(CoreCookies):
+    """The cookies of threads that exist only here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = 0
+        self.cookies: dict[int, int] = {os.getpid(): 0}
+        self.left: int | None = None
+        """So many calls succeed before the agent ends."""
+
+    def of(self, thread: int) -> int:
+        return self.cookies[thread]
+
+    def create(self, thread: int) -> None:
+        self._count()
+        self.last += 1
+        self.cookies[thread] = self.last
+
+    def share(self, cookie: int, sources: Iterable[int], threads: Collection[int]) -> bool:
+        if cookie and all(self.cookies.get(source) != cookie for source in sources):
+            return False
+        for thread in threads:
+            self._count()
+            self.cookies[thread] = cookie
+        return True
+
+    def _count(self) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise Killed
+
+
+class ModelThreads(Hierarchy):
+    """Containers `/0` to `/2`, with their threads."""
+
+    def __init__(self) -> None:
+        super().__init__(ROOT)
+        self.of: dict[str, set[int]] = {f"/{number}": set() for number in range(3)}
+
+    def exists(self, group: str) -> bool:
+        return group in self.of
+
+    def threads_below(self, group: str) -> tuple[int, ...]:
+        return tuple(self.of[group])
+
+
+GROUP_NAMES: Final = st.sampled_from(["group/a", "group/b", "expeller/a", "pod/1", None])
+CONTAINER: Final = st.integers(0, 2)
+STEPS: Final = st.lists(
+    st.one_of(
+        st.tuples(st.just("want"), st.tuples(GROUP_NAMES, GROUP_NAMES, GROUP_NAMES)),
+        st.tuples(st.just("kill"), st.integers(0, 6)),
+        st.tuples(st.sampled_from(["enter", "fork", "end"]), CONTAINER),
+    ),
+    max_size=25,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS)
+@example(
+    [
+        ("enter", 0),
+        ("enter", 1),
+        ("want", ("group/a", "group/a", "group/b")),
+        ("enter", 2),
+        ("kill", 1),
+    ]
+)
+def test_threads_have_one_cookie_only_if_they_are_in_one_group(
+    tmp_path: Path, steps: list[tuple[str, Any]]
+) -> None:
+    """Whatever enters, forks and ends, and whenever the agent is killed and starts again."""
+    if mounted(ROOT, "cpuset") is None:
+        pytest.skip("there are no cgroups of the cpuset controller here")
+    path = Path(tempfile.mkdtemp(dir=tmp_path)) / "journal"
+    cookies, threads = ModelCookies(), ModelThreads()
+    numbers = itertools.count(1_000_000)
+    groups: tuple[str | None, ...] = (None, None, None)
+    agent = _agent(threads, path, cookies)
+    for step, of in steps:
+        container = threads.of[f"/{of}"] if step in ("enter", "fork", "end") else set()
+        if step == "enter" or (step == "fork" and container):
+            thread = next(numbers)
+            cookies.cookies[thread] = cookies.cookies[min(container)] if step == "fork" else 0
+            container.add(thread)
+        elif step == "end" and container:
+            container.remove(min(container))
+        elif step == "want":
+            groups = of
+        elif step == "kill":
+            cookies.left = of
+            with contextlib.suppress(Killed):
+                _follow(*agent, groups[1:] + groups[:1])
+            cookies.left = None
+            agent = _agent(threads, path, cookies)
+        _follow(*agent, groups)
+        have = {
+            (groups[number], cookies.cookies[thread])
+            for number in range(3)
+            for thread in threads.of[f"/{number}"]
+        }
+        assert all((name is None) == (cookie == 0) for name, cookie in have)
+        assert len({name for name, _ in have}) == len({cookie for _, cookie in have}) == len(have)
+    controllers, journal = _agent(threads, path, cookies)
+    assert limits.restore(controllers, journal).ok
+    assert not any(cookies.cookies[thread] for of in threads.of.values() for thread in of)
+    assert not journal.values
+
+
+def _agent(threads: Hierarchy, path: Path, cookies: CoreCookies) -> tuple[Controllers, Journal]:
+    journal = Journal(path)
+    core = CoreGroups(threads, lambda: journal.values, cookies)
+    return Controllers(ROOT, others={"core_sched": lambda: core}), journal
+
+
+def _follow(controllers: Controllers, journal: Journal, groups: tuple[str | None, ...]) -> None:
+    """As each second of colocation."""
+    wanted = {
+        (f"/{number}", CORE_GROUP): name for number, name in enumerate(groups) if name is not None
+    }
+    assert limits.restore(controllers, journal, journal.values.keys() - wanted.keys()).ok
+    outcome = limits.apply_texts(controllers, journal, wanted)
+    assert not outcome.having(WriteState.FAILED)
 
 
 def end(machine: CoreMachine, pid: int) -> None:

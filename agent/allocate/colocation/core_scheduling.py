@@ -8,7 +8,7 @@ and journalled are the names of groups."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from agent.model.pod.annotations import CORE_GROUP_LABEL, CORE_POLICY_LABEL
@@ -36,25 +36,44 @@ def core_group(uid: str, qos: QoS, labels: Mapping[str, str], cpu_qos: CpuQos) -
 
 
 def cookies_of_groups(
-    known: Mapping[str, int], containers: Iterable[tuple[Collection[str], Collection[int]]]
+    known: Mapping[str, int], containers: Iterable[tuple[Sequence[str], Collection[int]]]
 ) -> dict[str, int]:
-    """The cookie of each group: no two groups have the same.
+    """The cookie of each group: no two groups have the same, and each cookie that the agent has
+    made is that of a group which all containers with it may have.
 
     `known`: what they had; it stays as long as a thread of the containers has the cookie.
     `containers`: the groups of each that are in the journal, the newest last, and the cookies of
-        its threads. Most containers decide, because a process can choose another cookie."""
-    votes: Counter[tuple[str, int]] = Counter()
-    present: set[int] = set()
+        its threads. Those of most containers come first: a process can choose another cookie."""
+    possible: dict[int, list[str]] = {}
+    numbers: Counter[int] = Counter()
     for groups, cookies in containers:
-        present.update(cookies)
-        for number, group in enumerate(groups, 1):
-            weight = 2 if number == len(groups) else 1
-            votes.update({(group, cookie): weight for cookie in cookies})
-    of_groups = {group: cookie for group, cookie in known.items() if cookie in present}
-    for (group, cookie), _ in sorted(votes.items(), key=lambda vote: (-vote[1], vote[0])):
-        if group not in of_groups and cookie not in of_groups.values():
-            of_groups[group] = cookie
+        numbers.update(set(cookies))
+        for cookie in cookies:
+            before = possible.get(cookie, groups[::-1])
+            possible[cookie] = [group for group in before if group in groups]
+    of_groups = {group: cookie for group, cookie in known.items() if cookie in possible}
+    kept = set(of_groups)
+    unnamed = possible.keys() - of_groups.values()
+    for cookie in sorted(unnamed, key=lambda cookie: (-numbers[cookie], cookie)):
+        _name(cookie, possible, of_groups, set(kept))
     return of_groups
+
+
+def _name(
+    cookie: int,
+    possible: Mapping[int, Collection[str]],
+    of_groups: dict[str, int],
+    tried: set[str],
+) -> bool:
+    """Whether the cookie has become that of a group, in whose place another cookie may have become
+    that of another group: a step of a bipartite matching."""
+    for group in possible[cookie]:
+        if group not in tried:
+            tried.add(group)
+            if group not in of_groups or _name(of_groups[group], possible, of_groups, tried):
+                of_groups[group] = cookie
+                return True
+    return False
 
 
 def without_cookie(

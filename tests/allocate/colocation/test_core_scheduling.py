@@ -105,12 +105,14 @@ def test_the_journal_and_the_threads_tell_all_cookies_again(
         ([(["a", "b"], {2})], {"b": 2}),
         ([(["a"], {1}), (["a", "b"], {2})], {"a": 1, "b": 2}),
         ([(["a"], {1}), (["a", "b"], {1})], {"a": 1}),
-        ([(["a", "b"], {1, 2})], {"b": 1, "a": 2}),
+        ([(["a", "b"], {1, 2})], {"a": 1, "b": 2}),
+        ([(["a"], {1}), (["a", "b"], {2}), (["b", "a"], {2})], {"a": 1, "b": 2}),
+        ([(["b", "a"], {1}), (["a"], {2})], {"a": 2, "b": 1}),
         ([(["a"], {9}), (["a"], {1}), (["a"], {1})], {"a": 1}),
         ([(["a"], {1, 9})], {"a": 1}),
     ],
 )
-def test_what_a_killed_agent_has_left_is_told_by_most_containers(
+def test_each_cookie_that_a_killed_agent_has_left_is_that_of_a_group(
     containers: list[tuple[list[str], set[int]]], cookies: dict[str, int]
 ) -> None:
     assert cookies_of_groups({}, containers) == cookies

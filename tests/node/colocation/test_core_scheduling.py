@@ -6,6 +6,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -158,6 +160,20 @@ def test_pods_have_cookies_as_long_as_the_strategy_wants_it(
     assert node.step() == ""
     assert not {web, batch, late} & kernel.cookies().keys()
     assert not [file for _, file in node.journal.values if file == CORE_GROUP]
+
+
+def test_a_command_takes_the_cookies_away(node: CoreNode, kernel: SchedCoreKernel) -> None:
+    pids = node.busy("web"), node.busy("batch", "besteffort")
+    assert node.step() == ""
+    assert set(pids) <= kernel.cookies().keys()
+    command = (sys.executable, "-m", "agent", "restore", "--runtime-endpoint=/nowhere")
+    subprocess.run(
+        [*command, f"--state-dir={node.folder}"],
+        env={**os.environ, "LD_PRELOAD": kernel.library},
+        check=True,
+        timeout=60,
+    )
+    assert not set(pids) & kernel.cookies().keys()
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENODEV])
