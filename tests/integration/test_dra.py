@@ -15,8 +15,10 @@ from typing import Any
 
 import grpc
 import pytest
+import yaml
 
 from agent.dra.service import REGISTRATION, SERVICE
+from agent.model.dra import cpu_parameters
 from agent.model.dra.names import DRIVER, PEER_DRIVER, REGISTRY
 from agent.proto import dra_pb2 as pb
 from tests.deploy.manifests import objects
@@ -29,6 +31,7 @@ from tests.integration.incluster import QOS, READ_RULES, STATUS, WRITE_RULES, Cl
 from tests.waiting import eventually
 
 TIMEOUT_SECONDS = 60.0
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 RESOURCES = "/apis/resource.k8s.io/v1"
 SLICES = f"{RESOURCES}/resourceslices"
 RULES = [
@@ -330,6 +333,25 @@ def test_a_server_that_counts_claims_as_requests_is_told_what_they_take(
         assert dra.writes() - before == 1, "the server has what was written"
     finally:
         apiserver.restart_server()
+
+
+def test_the_examples_of_the_document_are_accepted(apiserver: ApiServer) -> None:
+    text = (DOCS / "dra.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    examples = [each for block in blocks for each in yaml.safe_load_all(block) if "kind" in each]
+    plurals = {"Pod": "pods"}
+    apiserver.default_account("default")
+    for example in examples:
+        plural = plurals.get(example["kind"], f"{example['kind'].lower()}s")
+        base = RESOURCES if plural != "pods" else "/api/v1"
+        path = f"{base}/namespaces/default/{plural}"
+        query = {"dryRun": "All", "fieldValidation": "Strict"}
+        apiserver.admin.request("POST", path, query, example)
+    claims = [each for each in examples if each["kind"] == "ResourceClaim"]
+    opaque = [config["opaque"] for each in claims for config in each["spec"]["devices"]["config"]]
+    for each in opaque:
+        assert cpu_parameters.parsed(json.dumps(each["parameters"]).encode())
+    assert len(examples) == 7
 
 
 def test_a_node_may_have_a_long_name(new_node: NewNode) -> None:
