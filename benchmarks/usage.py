@@ -190,6 +190,9 @@ def megabytes() -> float:
         def stalls(self, group: str) -> Stalls:
             return stalls(lambda _: "some avg10=0.00 total=1000\nfull avg10=0.00 total=1000\n")
 
+        def limits_reached(self, group: str) -> int:
+            return 1_000
+
     clock, disks = [0.0], tuple(Machine("/").disks())
     sampled = tuple(SampledPod(f"pod{n}", f"/p{n}", {"main": f"/p{n}/main"}) for n in range(PODS))
     tracemalloc.start()

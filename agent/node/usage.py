@@ -70,7 +70,7 @@ from agent.usage.sampler import (
     kubepods,
 )
 from agent.usage.traffic import DiskTraffic, disks_of_v1, disks_of_v2
-from agent.usage.waits import Stalls, Throttling, stalls, throttling
+from agent.usage.waits import Stalls, Throttling, limits_reached, stalls, throttling
 
 if TYPE_CHECKING:
     from agent.node.strategies import StrategiesView
@@ -116,6 +116,9 @@ class CgroupUse:
 
     def stalls(self, group: str) -> Stalls:
         return stalls(lambda resource: self._text(group, f"{resource}.pressure"))
+
+    def limits_reached(self, group: str) -> int | None:
+        return limits_reached(self._text(group, "memory.events"))
 
     def _text(self, group: str, file: str) -> str:
         try:
@@ -283,22 +286,6 @@ class UsageView:
     def counted(self) -> Counted:
         """The newest counters of the kernel."""
         return self.sampler.counted()
-
-    def full_pods(self) -> frozenset[str]:
-        """The uids of pods with a container that has used up its own limit of memory: their stalls
-        are their own."""
-        _, _, of_containers = self.sampler.last()
-        with self._lock:
-            in_api = self._api_pods
-        return frozenset(
-            uid
-            for uid, pod in in_api.items()
-            for container in pod.containers
-            if (limit := container.limits.get("memory", 0))
-            and (last := of_containers.get((uid, container.name))) is not None
-            and last.memory_bytes is not None
-            and last.memory_bytes >= _FULL * limit
-        )
 
     def allocatable_bytes(self) -> int | None:
         """The node's allocatable memory; None while it is not known."""
@@ -563,7 +550,6 @@ _LAST_SECONDS: Final = 60.0
 _BURST_SECONDS: Final = 5.0
 _FRESH_SECONDS: Final = 5.0
 _FRESH_MEMORY_SECONDS: Final = 3 * MEMORY_SECONDS
-_FULL: Final = 0.9
 
 
 def is_be(pod: ApiPod) -> bool:

@@ -27,21 +27,19 @@ class PodPressure:
                 self._readings.clear()
             self._readings.append(counted)
 
-    def percent(
-        self, resource: str, pods: Collection[str], full: Collection[str], now: float
-    ) -> float | None:
+    def percent(self, resource: str, pods: Collection[str], now: float) -> float | None:
         """The part of the window in which some task of the pod waited that waited most; None while
-        it is not known, as on a kernel without PSI of cgroups.
+        it is not known, as on a kernel without PSI of cgroups. Pods that limits of their own have
+        slowed down do not count: their quota for CPU, their `memory.high` or `memory.max` for
+        memory. No eviction helps them.
 
         `pods`: the uids of the pods that count.
-        `full`: of pods that are at their own limit of memory. They do not count for memory, nor do
-            pods for CPU that their own quota throttled: no eviction helps them.
         `now`: on the clock of the counters."""
         if len(self._readings) < 2 or now - self._readings[-1].at > _STALE_SECONDS:
             return None
         first, last = self._readings[0], self._readings[-1]
         key, seconds = (resource, "some"), last.at - first.at
-        alone = _throttled(first, last) if resource == "cpu" else full
+        alone = _throttled(first, last) if resource == "cpu" else _limited(first, last)
         waited = [
             last.waits.pods[uid][key] - first.waits.pods[uid][key]
             for uid in pods
@@ -59,4 +57,12 @@ def _throttled(first: Counted, last: Counted) -> frozenset[str]:
         uid
         for (uid, name), quota in last.waits.quotas.items()
         if quota.seconds > (before[uid, name].seconds if (uid, name) in before else 0.0)
+    )
+
+
+def _limited(first: Counted, last: Counted) -> frozenset[str]:
+    """The uids of the pods that were at a limit of memory of their own."""
+    before = first.waits.limits
+    return frozenset(
+        uid for uid, reached in last.waits.limits.items() if reached > before.get(uid, reached)
     )

@@ -33,6 +33,7 @@ MACHINE_SECONDS: Final = 1800.0
 POD_SECONDS: Final = 600.0
 """How long the samples of a NUMA node and of a pod are kept."""
 _FEW: Final = 2
+_MEMORY_WAITS: Final = ("memory", "some")
 SYSTEM_SLICE: Final = "/system.slice"
 _MAX_UNITS: Final = 256
 _MAX_DISKS: Final = 16
@@ -102,6 +103,10 @@ class Groups(Protocol):
 
     def stalls(self, group: str) -> Stalls:
         """The stalls of all tasks in and below the group."""
+
+    def limits_reached(self, group: str) -> int | None:
+        """How often the group, or one in it, was at its own limit of memory; None if that is not
+        counted."""
 
 
 class Used(msgspec.Struct, frozen=True):
@@ -313,13 +318,17 @@ class UsageSampler:
         )
 
     def _read_waits(self, pods: Iterable[SampledPod]) -> Waits:
-        of_pods, quotas = {}, {}
+        of_pods, quotas, limits = {}, {}, {}
         for pod in pods:
-            of_pods[pod.uid] = self._groups.stalls(pod.group)
+            stalls = of_pods[pod.uid] = self._groups.stalls(pod.group)
+            if _MEMORY_WAITS in stalls:
+                reached = self._groups.limits_reached(pod.group)
+                if reached is not None:
+                    limits[pod.uid] = reached
             for name, group in (("", pod.group), *pod.containers.items()):
                 if (counters := self._groups.throttling(group)) is not None:
                     quotas[pod.uid, name] = counters
-        return Waits(self._machine.stalls(), of_pods, quotas)
+        return Waits(self._machine.stalls(), of_pods, quotas, limits)
 
     def _disks(
         self, groups: Mapping[str, str], names: Mapping[str, str]

@@ -1,5 +1,5 @@
 """What pods wait for, by counters of the kernel: CPU time beyond their quota, and stalls (PSI,
-Documentation/accounting/psi.rst)."""
+Documentation/accounting/psi.rst), also by limits of memory of their own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ NOTHING_OF_THE_MACHINE: Final = ("cpu", "full")
 """For the machine the kernel writes 0 here, without a meaning."""
 _RESOURCES: Final = ("cpu", "memory", "io")
 _KINDS: Final = ("some", "full")
+_LIMITS: Final = ("high", "max")
 
 
 class Throttling(msgspec.Struct, frozen=True):
@@ -35,6 +36,9 @@ class Waits(msgspec.Struct, frozen=True):
     quotas: Mapping[tuple[str, str], Throttling] = {}
     """By uid and name of the container; an empty name is the quota of the pod. The kernel counts
     for each quota alone, and not for the groups above it."""
+    limits: Mapping[str, int] = {}
+    """By uid, how often the pod or a container of it was at its own `memory.high` or `memory.max`;
+    only of pods whose waits for memory are known."""
 
 
 def throttling(stat: str) -> Throttling | None:
@@ -51,6 +55,18 @@ def throttling(stat: str) -> Throttling | None:
     except (KeyError, ValueError):
         return None
     return counters if counters.periods else None
+
+
+def limits_reached(events: str) -> int | None:
+    """How often a group, or one in it, was at its own limit, from the text of memory.events: the
+    kernel counts there what is in the group, and not what a limit above it does. None if a field is
+    missing."""
+    words = events.split()
+    values = dict(zip(words[::2], words[1::2], strict=False))
+    try:
+        return sum(int(values[name]) for name in _LIMITS)
+    except (KeyError, ValueError):
+        return None
 
 
 def stalls(text_of: Callable[[str], str]) -> Stalls:

@@ -38,6 +38,7 @@ class Host(Machine):
         self.faults_of: dict[str, int] = {}
         self.disks_of: dict[str, dict[str, DiskTraffic]] = {}
         self.quota_of: dict[str, Throttling] = {}
+        self.limits_of: dict[str, int] = {}
         self.in_slice: tuple[str, ...] = ()
 
     def busy_seconds(self) -> dict[int, float]:
@@ -94,6 +95,9 @@ class Cgroups:
 
     def stalls(self, group: str) -> Stalls:
         return self._host.stalls(group)
+
+    def limits_reached(self, group: str) -> int | None:
+        return self._host.limits_of.get(group)
 
 
 @pytest.fixture
@@ -212,6 +216,16 @@ def test_what_pods_wait_for_is_read_with_the_memory(host: Host, sampler: UsageSa
     assert sampler.counted().waits == Waits(
         {("cpu", "/"): host.now}, {"b": {("cpu", "/b"): host.now}}
     )
+
+
+def test_limits_are_read_of_pods_whose_waits_for_memory_are_known(
+    host: Host, sampler: UsageSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.limits_of = {"/a": 5, "/b": 6}
+    waits: dict[str, Stalls] = {"/a": {("memory", "some"): 1.0}}
+    monkeypatch.setattr(host, "stalls", lambda group="/": waits.get(group, {}))
+    sampler.sample()
+    assert sampler.counted().waits.limits == {"a": 5}
 
 
 def test_what_is_gone_is_forgotten(host: Host, sampler: UsageSampler) -> None:

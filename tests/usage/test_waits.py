@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.usage.waits import Throttling, stalls, throttling
+from agent.usage.waits import Throttling, limits_reached, stalls, throttling
 
 V1 = "nr_periods {}\nnr_throttled 7\nthrottled_time 2500000000\nnr_bursts 0\nburst_time 0"
 V2 = "usage_usec 9\nsystem_usec 1\nnr_periods {}\nnr_throttled 7\nthrottled_usec 2500000"
@@ -36,3 +36,16 @@ def test_stalls_are_those_that_the_kernel_counts() -> None:
         ("memory", "full"): 0.001,
     }
     assert stalls(lambda _: "") == {}
+
+
+@pytest.mark.parametrize(
+    ("events", "times"),
+    [
+        ("low 1\nhigh 2\nmax 30\noom 400\noom_kill 5000\noom_group_kill 60000\n", 32),
+        ("low 1\nmax 30\n", None),
+        ("high x\nmax 30\n", None),
+        ("", None),
+    ],
+)
+def test_limits_of_memory_that_a_group_was_at(events: str, times: int | None) -> None:
+    assert limits_reached(events) == times

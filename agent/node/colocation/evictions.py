@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 import msgspec
@@ -123,9 +123,6 @@ class NodeView(Protocol):
 
     def counted(self) -> Counted:
         """The newest counters of the kernel."""
-
-    def full_pods(self) -> Collection[str]:
-        """The uids of pods that are at their own limit of memory."""
 
 
 class _AnswerKind(enum.Enum):
@@ -475,8 +472,7 @@ class Evictions:
         for feature, (threshold, lower) in self._rules.pressures.items():
             if feature not in self._rules.features:
                 continue
-            full = self._view.full_pods()
-            percent = self._pressure.percent(_PRESSURES[feature], others, full, now)
+            percent = self._pressure.percent(_PRESSURES[feature], others, now)
             if percent is not None:
                 limits[feature] = PressureLimit(percent, threshold, lower)
         return limits

@@ -119,9 +119,6 @@ class EvictionNode:
     def counted(self) -> Counted:
         return Counted()
 
-    def full_pods(self) -> Collection[str]:
-        return ()
-
     def step(self, seconds: int, *, wait: bool = True) -> None:
         """So many seconds, each with one look, and with the end of its request if it waits."""
         for _ in range(seconds):
