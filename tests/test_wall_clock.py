@@ -21,6 +21,8 @@ REASONS = {
     "node.usage": "the time of a status, as the API has it, and the age of what a prediction has "
     "seen, which a restart continues",
     "dra.service": "the time of a report of health, as the kubelet reads it",
+    "node.claim_reports": "the time of a condition, as the API has it",
+    "node.resource_claims": "the time of a condition, as the API has it",
     "node.batch_resources": "the age of what was offered before a restart, and its time",
     "cli.explain": "the age of what a node offers",
     "node.rebinds": "the time of a status, as the API has it",

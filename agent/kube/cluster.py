@@ -182,6 +182,11 @@ class Cluster:
         """A ResourceClaim as JSON. Raises KubeError and AccessError."""
         return self._transport.get(objects.claim_path(namespace, name))
 
+    def apply_claim_status(self, namespace: str, name: str, status: Object) -> None:
+        """Applies own fields of the status of a ResourceClaim; ConflictError if another claim has
+        its name. Raises KubeError and AccessError."""
+        self._transport.apply(f"{objects.claim_path(namespace, name)}/status", status)
+
     def merge_status(self, kind: Kind, name: str, body: Object) -> None:
         """A merge patch of the status. Raises KubeError and AccessError."""
         path = objects.path(kind.group, kind.versions[0], kind.plural, name)

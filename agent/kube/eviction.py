@@ -11,6 +11,8 @@ from agent.kube.events import Regarding
 from agent.kube.objects import pod_path
 from agent.kube.transport import Transport
 
+EVICTED: Final = "EvictedFromNode"
+"""The reason of the Event about a pod that the agent of its node has evicted."""
 KILL_SECONDS: Final = 1
 """The grace period of a deletion. With 0 the object would be gone before the processes have ended,
 and a StatefulSet would start the pod's successor beside it."""

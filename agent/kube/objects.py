@@ -4,6 +4,7 @@ which new events are compared."""
 
 from __future__ import annotations
 
+import datetime
 import enum
 import logging
 import time
@@ -76,6 +77,12 @@ def claim_path(namespace: str, name: str) -> str:
     return (
         f"/apis/resource.k8s.io/v1/namespaces/{segment(namespace)}/resourceclaims/{segment(name)}"
     )
+
+
+def rfc3339(seconds: int) -> str:
+    """A time, given in seconds since 1970."""
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 RECHECK_SECONDS: Final = 300.0

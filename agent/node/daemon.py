@@ -7,7 +7,7 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -37,6 +37,7 @@ from agent.kube.cluster import Cluster
 from agent.kube.objects import Objects
 from agent.kubelet import podresources
 from agent.model import notifications, snapshot
+from agent.model.audit import Record
 from agent.model.cpu.policies import BeOnOwned, CpuGrouping, DeviceLocality, GroupOrder
 from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Pod
@@ -301,7 +302,9 @@ class _Agent:
             closing.callback(namespaces.close)
         self.claims: ResourceClaims | None = None
         if dra is not None:
-            self.claims = self._resource_claims(settings, objects, dra.files, wake, closing)
+            self.claims = self._resource_claims(
+                settings, objects, dra.files, wake, trail.append, closing
+            )
         usage = self.usage = (
             self._usage(settings, objects, wake, closing) if settings.usage else _NO_USAGE
         )
@@ -360,12 +363,15 @@ class _Agent:
         objects: Objects,
         claim_files: ClaimFiles,
         wake: Callable[[], None],
+        append: Callable[[Sequence[Record]], None],
         closing: ExitStack,
     ) -> ResourceClaims:
         """Raises SettingsError."""
         from agent.allocate.dra.groups import GroupRules
         from agent.node import resource_claims
+        from agent.node.claim_reports import ClaimReports
         from agent.node.resource_slices import ResourceSlices
+        from agent.telemetry.dra_metrics import DraCounts, follow_dra
 
         if not isinstance(objects, Cluster):
             raise SettingsError("dra: there are no ResourceClaims without a cluster")
@@ -376,11 +382,33 @@ class _Agent:
             claim_files,
             GroupRules(CpuGrouping(settings.dra_devices), GroupOrder(settings.dra_order)),
             wake,
+            append,
         )
         published = ResourceSlices(objects, self.node_name, claims, self.sources)
-        claims.changed = published.changed
-        published.start()
-        closing.callback(published.close)
+        events = self.cluster.events
+        record = events.record if events is not None else lambda pod, reason, note: None
+        reports = ClaimReports(objects, claims, record)
+
+        def changed() -> None:
+            published.changed()
+            reports.changed()
+
+        def counts() -> DraCounts:
+            return DraCounts(
+                len(claims.now()),
+                len(claims.cpus()),
+                claims.seconds,
+                claims.refusals,
+                reports.evicted,
+                published.writes,
+                len(reports.low),
+            )
+
+        claims.changed = changed
+        for thread in (published, reports):
+            thread.start()
+            closing.callback(thread.close)
+        follow_dra(self.metrics, counts)
         return claims
 
     def _usage(

@@ -22,6 +22,7 @@ from agent.allocate.device_holders.names import Keys, keys
 from agent.discover.sysfs import SysfsReader
 from agent.discover.sysfs_devices import SysfsDevices
 from agent.host.files import Tree
+from agent.kube.objects import rfc3339
 from agent.model.cpu.topology import Topology
 from agent.model.devices import holding, interconnect
 from agent.model.devices.device_allocation import (
@@ -261,7 +262,7 @@ class DeviceView:
                 plugged.fpgas.devices,
             ),
             self.state,
-            gpus.rfc3339(int(time.time())),
+            rfc3339(int(time.time())),
             self._plugin_devices.union(
                 (kind, name)
                 for of_pod in allocations.values()

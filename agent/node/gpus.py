@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.discover.sysfs import SysfsReader, number
 from agent.host.files import Tree
+from agent.kube.objects import rfc3339
 from agent.model import bounds
 from agent.model.devices.device_object import (
     GPU_CORE,
@@ -132,12 +133,6 @@ unloaded or its cards can be reset, and all cards are cordoned."""
 
 _SEVERITY: Final = list(Action)
 _REASONS: Final = {each: each.value.title().replace("-", "") for each in Action}
-
-
-def rfc3339(seconds: int) -> str:
-    """A time, given in seconds since 1970."""
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return moment.isoformat().replace("+00:00", "Z")
 
 
 def cordoned(

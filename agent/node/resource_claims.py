@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -21,18 +23,22 @@ from agent.allocate.dra.holders import node_claims, with_containers
 from agent.allocate.dra.preparation import (
     PreparationError,
     PreparationRules,
+    RefusalKind,
     counted,
     prepared,
 )
+from agent.allocate.dra.refusals import FORGOTTEN_SECONDS, UnpreparedClaim
 from agent.allocate.dra.slices import Device
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.host import files
 from agent.kube.auth import AccessError
 from agent.kube.errors import KubeError, NotFoundError
+from agent.model.audit import AuditEvent, Record
 from agent.model.bounds import JsonError
 from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.layout import Layout
+from agent.model.cpu.topology import Topology
 from agent.model.dra import prepared_claim, resource_claim
 from agent.model.dra.node_claims import NodeClaims
 from agent.model.dra.prepared_claim import PreparedClaim
@@ -40,6 +46,8 @@ from agent.model.dra.resource_claim import CpuResourceClaim
 from agent.model.objects import ObjectError
 from agent.model.pod.apiobjects import ApiPod
 from agent.node.reconcile import ClaimMoment
+from agent.telemetry.dra_metrics import PREPARATION_SECONDS
+from agent.telemetry.exposition import Histogram
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +55,7 @@ FILE: Final = "claims.json"
 """In the state folder."""
 DECISION_SECONDS: Final = 2.0
 """A preparation waits so long for a pass that decides. One that fails does not end its wait."""
+_MOST_REFUSED: Final = 1024
 
 
 class ClaimFiles(Protocol):
@@ -71,7 +80,8 @@ class ResourceClaims:
     `read`: returns the ResourceClaim of a namespace and a name as JSON. Raises KubeError and
         AccessError.
     `path`: the file.
-    `wake`: starts a pass."""
+    `wake`: starts a pass.
+    `append`: takes records for the audit trail."""
 
     def __init__(
         self,
@@ -81,6 +91,8 @@ class ResourceClaims:
         claim_files: ClaimFiles,
         rules: GroupRules,
         wake: Callable[[], None],
+        append: Callable[[Sequence[Record]], None] = lambda records: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._read = read
         self._node_name = node_name
@@ -88,6 +100,8 @@ class ResourceClaims:
         self._files = claim_files
         self._rules = rules
         self._wake = wake
+        self._append = append
+        self._clock = clock
         self._lock = threading.Condition()
         self._deciding = False
         """A pass has read the claims, and has not told yet what it leaves to them."""
@@ -97,6 +111,13 @@ class ResourceClaims:
         self._pods: frozenset[str] | None = None
         """The uids of the pods that exist; None before the first pass."""
         self._node_claims: tuple[Mapping[str, PreparedClaim], NodeClaims] | None = None
+        self._refused: dict[str, UnpreparedClaim] = {}
+        self.pods: tuple[ApiPod, ...] = ()
+        """The pods of the API server that use claims."""
+        self.seconds = Histogram(PREPARATION_SECONDS)
+        """Those of the preparations of claims that had no CPUs before."""
+        self.refusals: Counter[str] = Counter()
+        """How many preparations were refused, by kind."""
         self.changed: Callable[[], None] = lambda: None
         """Called when the devices may have changed, on any thread."""
         self._cut_files()
@@ -108,6 +129,24 @@ class ResourceClaims:
     def cpus(self) -> CpuSet:
         """The CPUs of all of them."""
         return union(claim.cpus for claim in self._claims.values())
+
+    def refused(self) -> tuple[UnpreparedClaim, ...]:
+        """The claims that the kubelet asks for and that are not prepared."""
+        with self._lock:
+            until = self._clock() - FORGOTTEN_SECONDS
+            for uid in [uid for uid, claim in self._refused.items() if claim.last < until]:
+                del self._refused[uid]
+            return tuple(self._refused.values())
+
+    @property
+    def topology(self) -> Topology | None:
+        """None before the first pass."""
+        return self._moment.topology if self._moment is not None else None
+
+    def node_claims(self) -> NodeClaims:
+        """What decisions read, as of the last pass."""
+        last = self._node_claims
+        return last[1] if last is not None else NodeClaims()
 
     def follow(self, moment: ClaimMoment) -> None:
         """Takes what a pass has left."""
@@ -153,9 +192,10 @@ class ResourceClaims:
     def with_claims(self, kubelet: KubeletCpus, pods: Collection[ApiPod]) -> KubeletCpus:
         """Adds the CPUs of claims, of the containers that these pods of the API server use them
         for."""
+        self.pods = tuple(pod for pod in pods if pod.claims)
         with self._lock:
             self._deciding = True
-            claims = with_containers(self._claims, pods)
+            claims = with_containers(self._claims, self.pods)
             if claims is not self._claims:
                 try:
                     self._keep(claims, "claims")
@@ -196,22 +236,21 @@ class ResourceClaims:
 
     def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
         """Gives the claim its CPUs. A claim that has them keeps them. Raises PreparationError."""
-        title = f"ResourceClaim {namespace}/{name}"
-        # The passes wait for the lock, and must not wait for an API server.
-        allocated = None if uid in self._claims else self._allocated(namespace, name, uid, title)
-        with self._lock:
-            # Otherwise an owner and the claim could get a CPU at the same moment.
-            self._lock.wait_for(lambda: not self._deciding, DECISION_SECONDS)
-            claim = self._claims.get(uid)
-            if claim is None:
-                if allocated is None:
-                    raise PreparationError(f"{title}: it was unprepared meanwhile")
-                claim = self._prepared(allocated, title)
-                self._keep({**self._claims, uid: claim}, title)
-            try:
-                self._files.write(claim, self._attributes())
-            except OSError as error:
-                raise PreparationError(f"{title}: {files.reason(error)}") from None
+        began = self._clock()
+        new = uid not in self._claims
+        try:
+            claim = self._kept(namespace, name, uid)
+        except PreparationError as error:
+            self._refuse(
+                UnpreparedClaim(uid, namespace, name, error.kind, str(error), began, began)
+            )
+            raise
+        if new:
+            self.seconds.observe(self._clock() - began)
+            message = "; ".join(
+                f"request {group.request}: device {group.device}" for group in claim.groups
+            )
+            self._record(claim.namespace, claim.name, AuditEvent.CLAIM_PREPARED, message, claim)
         self._wake()
         self.changed()
         return claim
@@ -219,6 +258,7 @@ class ResourceClaims:
     def unprepare(self, uid: str) -> None:
         """The claim loses its CPUs; it may be unknown. Raises PreparationError."""
         with self._lock:
+            self._refused.pop(uid, None)
             claim = self._claims.get(uid)
             if claim is not None:
                 others = {key: other for key, other in self._claims.items() if key != uid}
@@ -229,8 +269,78 @@ class ResourceClaims:
                 # The next start removes it.
                 log.warning("claim %s: %s", uid, files.reason(error))
         if claim is not None:
+            self._record(claim.namespace, claim.name, AuditEvent.CLAIM_UNPREPARED, "", claim)
             self._wake()
             self.changed()
+
+    def _kept(self, namespace: str, name: str, uid: str) -> PreparedClaim:
+        """Raises PreparationError."""
+        title = f"ResourceClaim {namespace}/{name}"
+        # The passes wait for the lock, and must not wait for an API server.
+        allocated = None if uid in self._claims else self._allocated(namespace, name, uid, title)
+        with self._lock:
+            # Otherwise an owner and the claim could get a CPU at the same moment.
+            self._lock.wait_for(lambda: not self._deciding, DECISION_SECONDS)
+            claim = self._claims.get(uid)
+            if claim is None:
+                if allocated is None:
+                    text = f"{title}: it was unprepared meanwhile"
+                    raise PreparationError(text, RefusalKind.NOT_READY)
+                claim = self._prepared(allocated, title)
+                self._keep({**self._claims, uid: claim}, title)
+            try:
+                self._files.write(claim, self._attributes())
+            except OSError as error:
+                text = f"{title}: {files.reason(error)}"
+                raise PreparationError(text, RefusalKind.NOT_KEPT) from None
+            self._refused.pop(uid, None)
+            return claim
+
+    def _refuse(self, refused: UnpreparedClaim) -> None:
+        with self._lock:
+            self.refusals[refused.kind] += 1
+            before = self._refused.pop(refused.uid, None)
+            if before is not None:
+                now = refused.last
+                self._refused[refused.uid] = before.repeated(refused.kind, refused.reason, now)
+            else:
+                if len(self._refused) >= _MOST_REFUSED:
+                    del self._refused[next(iter(self._refused))]
+                self._refused[refused.uid] = refused
+        if before is None or before.reason != refused.reason:
+            event = AuditEvent.CLAIM_NOT_PREPARED
+            self._record(refused.namespace, refused.name, event, refused.reason, kind=refused.kind)
+
+    def _record(
+        self,
+        namespace: str,
+        name: str,
+        event: str,
+        message: str,
+        claim: PreparedClaim | None = None,
+        kind: str = "",
+    ) -> None:
+        """Appends a record about each pod that uses the claim, or about none if no pod is known."""
+        uses = [
+            pod
+            for pod in self.pods
+            if pod.namespace == namespace and any(use.claim == name for use in pod.claims)
+        ]
+        cpus = str(claim.cpus) if claim is not None else None
+        prepared = event == AuditEvent.CLAIM_PREPARED
+        record = Record(
+            event=event,
+            namespace=namespace,
+            field="cpus",
+            before=None if prepared else cpus,
+            after=cpus if prepared else None,
+            reason=kind,
+            message=message if claim is None else f"ResourceClaim {claim.title} {message}".strip(),
+        )
+        self._append(
+            [msgspec.structs.replace(record, pod=pod.name, uid=pod.runtime_uid) for pod in uses]
+            or [record]
+        )
 
     def _attributes(self) -> Mapping[str, Mapping[str, object]]:
         return {device["name"]: device["attributes"] for device in self.slice_devices()}
@@ -275,13 +385,16 @@ class ResourceClaims:
         """Raises PreparationError."""
         moment, layout = self._moment, self._layout
         if moment is None or layout is None:
-            raise PreparationError(f"{title}: the agent has not completed its first pass yet")
+            text = f"{title}: the agent has not completed its first pass yet"
+            raise PreparationError(text, RefusalKind.NOT_READY)
         if moment.offered.reason:
-            raise PreparationError(f"{title}: {moment.offered.reason}")
+            text = f"{title}: {moment.offered.reason}"
+            raise PreparationError(text, RefusalKind.NOT_OFFERED)
         by_name = {group.name: group for group in self.groups()}
         counts = counted(self._claims)
         rules = PreparationRules(whole_cores=moment.whole_cores)
-        return prepared(claim, self._node_name, by_name, layout, counts, rules)
+        given = prepared(claim, self._node_name, by_name, layout, counts, rules)
+        return msgspec.structs.replace(given, prepared_at=int(time.time()))
 
     def _keep(self, claims: Mapping[str, PreparedClaim], title: str) -> None:
         """Writes the file, and then takes the claims. Raises PreparationError."""
@@ -289,7 +402,7 @@ class ResourceClaims:
             files.replace(self._path, prepared_claim.encode(claims.values()), durable=True)
         except OSError as error:
             text = f"{title}: the agent can't keep it: {files.reason(error)}"
-            raise PreparationError(text) from None
+            raise PreparationError(text, RefusalKind.NOT_KEPT) from None
         self._claims = claims
 
     def _stored(self) -> Mapping[str, PreparedClaim]:

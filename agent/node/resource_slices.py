@@ -84,6 +84,8 @@ class ResourceSlices:
         self._sources = sources
         self._clock = clock
         self._sweep_at = 0.0
+        self.writes = 0
+        """How many slices have been written and removed."""
         self._thread = Periodic("resource-slices", PERIOD_SECONDS, self.step, SETTLE_SECONDS)
         self._watch = cluster.watch_selected(
             RESOURCE_SLICE, f"spec.nodeName={node_name}", _read, self._reported
@@ -138,9 +140,11 @@ class ResourceSlices:
             for wanted in slices:
                 self._cluster.forget(RESOURCE_SLICE.name, wanted["metadata"]["name"])
                 self._cluster.apply(wanted)
+                self.writes += 1
             log.info("the devices of %s are published in %d slices", DRIVER, len(slices))
         for name in sorted(stored.keys() - {wanted["metadata"]["name"] for wanted in slices}):
             self._cluster.delete(RESOURCE_SLICE.name, name)
+            self.writes += 1
             log.info("ResourceSlice %s is removed", name)
 
     def _reported(self, changes: Sequence[Change[NodeSlice]]) -> None:

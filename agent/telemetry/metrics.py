@@ -385,7 +385,7 @@ class AgentMetrics:
         """Those of the last decision."""
         return self._decision[:2]
 
-    def add(self, read: Callable[[], Iterable[Metric]]) -> None:
+    def add(self, read: Callable[[], Iterable[Metric | Histograms]]) -> None:
         """Exports with each scrape these metrics too."""
         self._read.append(read)
 

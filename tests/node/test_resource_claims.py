@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,49 +14,17 @@ from agent.allocate.dra.offer import OfferedCpus
 from agent.allocate.dra.preparation import PreparationError
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.dra.cdi import CdiFiles
-from agent.kube.errors import NotFoundError
+from agent.model.audit import Record
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.dra.names import DRIVER
 from agent.model.dra.prepared_claim import PreparedClaim
 from agent.model.pod.apiobjects import ApiPod, ClaimUse, Phase
 from agent.node.reconcile import ClaimMoment
 from agent.node.resource_claims import FILE, ResourceClaims
 from tests.allocate.dra.node import ALL, FOUR_NODES
+from tests.node.claimserver import ClaimsOfServer
 from tests.waiting import eventually
 
 EVERYTHING = OfferedCpus(ALL)
-
-
-class ClaimsOfServer:
-    """The ResourceClaims of an API server, and the passes that were asked for."""
-
-    def __init__(self) -> None:
-        self.claims: dict[tuple[str, str], dict[str, Any]] = {}
-        self.passes = 0
-        self.reads = 0
-        self.read_claim: Callable[[], object] = lambda: None
-        """Runs while a claim is read."""
-
-    def add(self, name: str, cpus: int, device: str = "numa-node-0", **metadata: str) -> None:
-        entry = {"request": "cpus", "driver": DRIVER, "pool": "n1", "device": device}
-        entry["consumedCapacity"] = {f"{DRIVER}/cpu": str(cpus)}  # type: ignore[assignment]
-        self.claims["ns", name] = {
-            "metadata": {"name": name, "namespace": "ns", "uid": f"u-{name}", **metadata},
-            "status": {
-                "allocation": {"devices": {"results": [entry]}},
-                "reservedFor": [{"resource": "pods", "name": "p", "uid": "u-p"}],
-            },
-        }
-
-    def read(self, namespace: str, name: str) -> bytes:
-        self.reads += 1
-        self.read_claim()
-        if (namespace, name) not in self.claims:
-            raise NotFoundError(f"resourceclaims {name!r} not found")
-        return json.dumps(self.claims[namespace, name]).encode()
-
-    def wake(self) -> None:
-        self.passes += 1
 
 
 @pytest.fixture
@@ -230,6 +196,43 @@ def test_a_pass_does_not_wait_for_the_api_server(server: ClaimsOfServer, start: 
         claims.with_claims(KubeletCpus(), []) and claims.follow(ClaimMoment(FOUR_NODES, EVERYTHING))
     )
     assert str(claims.prepare("ns", "a", "u-a").cpus) == "0-3"
+
+
+def test_the_audit_trail_says_which_pod_got_and_lost_the_cpus_of_a_claim(
+    server: ClaimsOfServer, tmp_path: Path
+) -> None:
+    records: list[Record] = []
+    claims = ResourceClaims(
+        server.read,
+        "n1",
+        str(tmp_path / FILE),
+        CdiFiles(str(tmp_path / "cdi"), str(tmp_path / "plugin")),
+        GroupRules(),
+        server.wake,
+        records.extend,
+    )
+    uses = (ClaimUse("x", "a"),)
+    pod = ApiPod("u-p", "ns", "p", "n1", Phase.PENDING, {}, {}, "besteffort", 0, claims=uses)
+    claims.pods = (pod,)
+    for name in "ab":
+        server.add(name, 4)
+        with pytest.raises(PreparationError):
+            claims.prepare("ns", name, f"u-{name}")
+    with pytest.raises(PreparationError):
+        claims.prepare("ns", "a", "u-a")
+    claims.follow(ClaimMoment(FOUR_NODES, EVERYTHING))
+    for _ in range(2):
+        claims.prepare("ns", "a", "u-a")
+    for _ in range(2):
+        claims.unprepare("u-a")
+    assert [(each.event, each.title, each.before, each.after, each.reason) for each in records] == [
+        ("ResourceClaimNotPrepared", "ns/p", None, None, "not-ready"),
+        ("ResourceClaimNotPrepared", "", None, None, "not-ready"),
+        ("ResourceClaimPrepared", "ns/p", None, "0-3", ""),
+        ("ResourceClaimUnprepared", "ns/p", "0-3", None, ""),
+    ]
+    assert records[2].message == "ResourceClaim ns/a request cpus: device numa-node-0"
+    assert claims.seconds.count == 1
 
 
 def test_a_torn_file_does_not_stop_the_agent(start: Start, tmp_path: Path) -> None:

@@ -22,8 +22,6 @@ SUB_PRIORITY: Final = "koordinator.sh/priority"
 BATCH_CPU: Final = "kubernetes.io/batch-cpu"
 USED_CPU: Final = "CPU in use"
 USED_MEMORY: Final = "memory in use"
-_CRITICAL: Final = 2_000_000_000
-"""The priority of the class system-cluster-critical, the lowest of critical pods."""
 _PRIORITIES: Final[Mapping[str, int]] = {
     PriorityClass.PROD: 9500,
     PriorityClass.MID: 7500,
@@ -151,7 +149,7 @@ def eviction_pod(
         priority if sub_priority is None else sub_priority,
         pod.labels.get(EVICTION_ENABLED) == "true",
         allowed,
-        _spared(pod),
+        pod.unmovable,
         pod.phase in (Phase.PENDING, Phase.RUNNING),
         pod.deleted,
         asked,
@@ -170,11 +168,3 @@ def _number(text: str) -> int | None:
     except ValueError:
         return None
     return number if number in _32_BITS else None
-
-
-def _spared(pod: ApiPod) -> str:
-    if pod.mirror or pod.controlling_node:
-        return "it is static"
-    if pod.priority is not None and pod.priority >= _CRITICAL:
-        return "it is critical"
-    return ""

@@ -7,6 +7,7 @@ same claim is prepared again after a restart of the kubelet."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 
 import msgspec
@@ -21,9 +22,31 @@ from agent.model.dra.prepared_claim import PreparedClaim, PreparedGroup
 from agent.model.dra.resource_claim import ClaimedGroup, CpuResourceClaim
 
 
+class RefusalKind(enum.StrEnum):
+    """Why a claim is not prepared."""
+
+    TAKEN = "cpus-taken"
+    NO_DEVICE = "no-device"
+    NOT_OFFERED = "not-offered"
+    NOT_READY = "not-ready"
+    CLAIM = "claim"
+    """The claim can't be read, or asks for what no node can give."""
+    NOT_KEPT = "not-kept"
+    """The agent can't write its files."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another node may prepare the claim of a successor of the pod."""
+        return self in (RefusalKind.TAKEN, RefusalKind.NO_DEVICE, RefusalKind.NOT_OFFERED)
+
+
 class PreparationError(ValueError):
     """The node can't give the claim what a scheduler allocated; the message names claim, request
     and device."""
+
+    def __init__(self, message: str, kind: RefusalKind = RefusalKind.CLAIM) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class PreparationRules(msgspec.Struct, frozen=True):
@@ -57,7 +80,7 @@ def prepared(
         group = groups.get(claimed.device)
         where += f": device {claimed.device}"
         if group is None:
-            raise PreparationError(f"{where} does not exist")
+            raise PreparationError(f"{where} does not exist", RefusalKind.NO_DEVICE)
         cpus = EMPTY
         if not claimed.admin:
             free = group.free - taken
@@ -118,12 +141,14 @@ def _cpus(
 def _named(named: CpuSet, count: int, group: CpuGroup, free: CpuSet, where: str) -> CpuSet:
     """The CPUs that an external allocator chose. Raises PreparationError."""
     if outside := named - group.cpus:
-        raise PreparationError(f"{where} has no CPUs {outside}, which the claim names")
+        text = f"{where} has no CPUs {outside}, which the claim names"
+        raise PreparationError(text, RefusalKind.TAKEN)
     if len(named) != count:
         text = f"{where}: the claim names {len(named)} CPUs ({named}), and has {count}"
         raise PreparationError(text)
     if others := named - free:
-        raise PreparationError(f"{where}: CPUs {others}, which the claim names, are not free")
+        text = f"{where}: CPUs {others}, which the claim names, are not free"
+        raise PreparationError(text, RefusalKind.TAKEN)
     return named
 
 
@@ -162,7 +187,7 @@ def _taken(
         if cpus.fitting < cpus.free:
             needs += f" by {request.bind}"
         text = f"{where}: the claim needs {needs}, and {cpus.fitting} are free ({free})"
-        raise PreparationError(text)
+        raise PreparationError(text, RefusalKind.TAKEN)
     return CpuSet.from_int(cpus.cpus)
 
 

@@ -64,6 +64,8 @@ class PreparedClaim(msgspec.Struct, frozen=True, omit_defaults=True):
     """The name in the pod, if the claim was made from a template for one."""
     containers: tuple[ClaimContainer, ...] = ()
     """The containers that use it, as far as they are known."""
+    prepared_at: int = 0
+    """Seconds since 1970."""
 
     @property
     def title(self) -> str:

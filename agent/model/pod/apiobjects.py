@@ -125,6 +125,10 @@ class ApiContainer(msgspec.Struct, frozen=True):
         return self.requests | self.resized if self.resized else self.requests
 
 
+CRITICAL_PRIORITY: Final = 2_000_000_000
+"""The lowest priority of critical pods (Kubernetes: SystemCriticalPriority)."""
+
+
 class ClaimUse(msgspec.Struct, frozen=True, gc=False):
     """A container uses a ResourceClaim."""
 
@@ -204,6 +208,15 @@ class ApiPod(msgspec.Struct, frozen=True):
     def mirror(self) -> bool:
         """Whether it is the mirror of a static pod, whose source is not the API."""
         return CONFIG_MIRROR in self.annotations
+
+    @property
+    def unmovable(self) -> str:
+        """Why nobody may evict it, "" if somebody may."""
+        if self.mirror or self.controlling_node:
+            return "it is static"
+        if self.priority is not None and self.priority >= CRITICAL_PRIORITY:
+            return "it is critical"
+        return ""
 
     @property
     def runtime_uid(self) -> str:

@@ -40,7 +40,7 @@ from agent.host.log_once import Problem, about
 from agent.kube.auth import AccessError
 from agent.kube.errors import KubeError, TooManyRequestsError
 from agent.kube.events import Regarding
-from agent.kube.eviction import EvictionResult
+from agent.kube.eviction import EVICTED, EvictionResult
 from agent.model.bounds import JsonError
 from agent.model.node_slo import ResourceThreshold
 from agent.model.pod.apiobjects import OFFERED_RESOURCES, ApiPod
@@ -55,7 +55,6 @@ from agent.view.evictions import ShownEvictionFeature, ShownEvictions
 
 log = logging.getLogger(__name__)
 
-EVICTED: Final = "EvictedFromNode"
 EVICTION_REFUSED: Final = "EvictionRefused"
 REFUSED_SECONDS: Final = 60.0
 """A pod that the API server did not evict is passed over for so long."""
