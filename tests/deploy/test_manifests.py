@@ -280,6 +280,7 @@ def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
         "topolet-own-pods",
         "topolet-own-evictions",
         "topolet-own-slices",
+        "topolet-own-claims",
     )
     policies = [named[name] for name in names]
     added = objects(*(f"components/{each}" for each in ("kai", "usage", "evictions", "dra")))
@@ -297,7 +298,7 @@ def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
         for policy in policies
     ]
     both = [AGENT, f"{AGENT.rpartition(':')[0]}:topolet-uninstall-node"]
-    assert accounts == [both, [AGENT], [AGENT, SCHEDULER], [AGENT], [AGENT], both]
+    assert accounts == [both, [AGENT], [AGENT, SCHEDULER], [AGENT], [AGENT], both, [AGENT]]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -14,6 +14,7 @@ import pytest
 
 from agent.allocate.present import vouched
 from agent.kube.cluster import patch, same_version
+from agent.kube.objects import claim_path
 from agent.model.devices import device_object
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.devices.gpus import GpuInfo
@@ -170,6 +171,14 @@ class Cluster:
             "POST", f"{SLICES}?dryRun=All", resource_slice(node, driver, **metadata), AGENT_1
         )
 
+    def try_claim_status(self, pool: str, who: Who = AGENT_1, **status: Any) -> Object:
+        """Changes in a dry run the status of a claim that is allocated on node-1, by default the
+        device of the pool."""
+        device = {"driver": DRIVER, "pool": pool, "device": "numa-node-0"}
+        wanted = {"devices": [{**device, "data": {"cpus": "0-3"}}], **status}
+        path = f"{claim_path('default', 'allocated')}/status?dryRun=All"
+        return self.api.merge(path, {"status": wanted}, who)
+
     def try_event(self, body: Object, who: Who = AGENT_1) -> Object:
         return self.api.request("POST", f"{EVENTS}?dryRun=All", body, who)
 
@@ -264,6 +273,7 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
         pod("critical", qos="BE", nodeName="node-1", priorityClassName="system-node-critical"),
     ):
         api.apply(body, TOPOLET_SCHEDULER)
+    allocate_claim(api)
     eventually("the policies are in force", lambda: all(map(partial(_refuses, made), ATTEMPTS)))
     if made.serves_mutating_policies:
         eventually(
@@ -272,6 +282,22 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
         )
     yield made
     deployed.remove_policies(apiserver)
+
+
+def allocate_claim(api: Api) -> None:
+    """Creates a ResourceClaim that a scheduler has allocated on node-1, with devices that an agent
+    there does not have too."""
+    request = {"name": "cpus", "exactly": {"deviceClassName": DRIVER}}
+    body = {"metadata": {"name": "allocated"}, "spec": {"devices": {"requests": [request]}}}
+    path = claim_path("default", "allocated")
+    api.request("POST", path.rpartition("/")[0], body)
+    results = [
+        {"request": "cpus", "driver": driver, "pool": pool, "device": "numa-node-0"}
+        for driver, pool in ((DRIVER, "node-1"), (DRIVER, "node-2"), ("gpu.example.com", "node-1"))
+    ]
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-1"]}]}
+    allocation = {"devices": {"results": results}, "nodeSelector": {"nodeSelectorTerms": [term]}}
+    api.merge(f"{path}/status", {"status": {"allocation": allocation}})
 
 
 def _refuses(cluster: Cluster, policy: str) -> bool:
@@ -339,6 +365,10 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
     "topolet-own-slices": (
         lambda it: it.try_slice("node-2"),
         lambda it: it.try_slice("node-1"),
+    ),
+    "topolet-own-claims": (
+        lambda it: it.try_claim_status("node-2"),
+        lambda it: it.try_claim_status("node-1"),
     ),
     "topolet-own-rebinds": (
         lambda it: it.fail_rebind("node-2"),
@@ -1457,6 +1487,28 @@ def test_an_agent_changes_slices_of_its_node_and_driver_only(cluster: Cluster) -
         with refusal:
             cluster.api.request("DELETE", f"{SLICES}/{name}?dryRun=All", None, AGENT_1)
         cluster.api.request("DELETE", f"{SLICES}/{name}")
+
+
+def test_an_agent_changes_only_its_devices_in_the_status_of_a_claim(cluster: Cluster) -> None:
+    other = {"driver": "gpu.example.com", "pool": "node-1", "device": "numa-node-0"}
+    consumer = {"resource": "pods", "name": "batch", "uid": "u"}
+    for status in ({"devices": [other]}, {"reservedFor": [consumer]}, {"allocation": None}):
+        with pytest.raises(RefusedError, match="topolet-own-claims|resourceclaims/"):
+            cluster.try_claim_status("node-1", **status)
+    with pytest.raises(RefusedError, match="its token is not bound|resourceclaims/driver"):
+        cluster.try_claim_status("node-1", UNBOUND)
+
+
+def test_an_agent_evicts_a_pod_with_claims_only_before_it_has_started(cluster: Cluster) -> None:
+    claims = [{"name": "cpus", "resourceClaimName": "allocated"}]
+    body = pod("claims", nodeName="node-1")
+    body["spec"]["resourceClaims"] = claims
+    cluster.api.apply(body, TOPOLET_SCHEDULER)
+    cluster.evict_own("claims")
+    running = {"status": {"phase": "Running"}}
+    cluster.api.merge("/api/v1/namespaces/default/pods/claims/status", running)
+    with pytest.raises(RefusedError, match="pending pods with ResourceClaims"):
+        cluster.evict_own("claims")
 
 
 def owner_of_slice(node: str) -> Object:
