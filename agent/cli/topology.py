@@ -148,6 +148,7 @@ def _decisions(snapshot: Snapshot) -> dict[str, Any]:
                 "cpus": str(owner.cpus),
                 "offline": owner.offline,
                 "kubelet": owner.kubelet,
+                "claims": owner.claims,
             }
             for owner in snapshot.owners
         ],

@@ -385,7 +385,9 @@ def _of_owners(before: Snapshot | None, after: Snapshot) -> list[Record]:
         event = AuditEvent.CPUS_CHANGED if had and has else AuditEvent.CPUS_ASSIGNED
         if not has:
             event = AuditEvent.CPUS_RELEASED
-        reason = "Kubelet" if owner.kubelet else "CPUPolicy" if uid in local else "ResourceStatus"
+        reason = "CPUPolicy" if uid in local else "ResourceStatus"
+        if owner.kubelet or owner.claims:
+            reason = "Kubelet" if owner.kubelet else "ResourceClaim"
         records.append(
             msgspec.structs.replace(
                 of_pod(owner.title, event, uid=uid),

@@ -247,8 +247,8 @@ class ResourceClaims:
             raise
         if new:
             self.seconds.observe(self._clock() - began)
-            message = "; ".join(
-                f"request {group.request}: device {group.device}" for group in claim.groups
+            message = "".join(
+                f", request {group.request} of device {group.device}" for group in claim.groups
             )
             self._record(claim.namespace, claim.name, AuditEvent.CLAIM_PREPARED, message, claim)
         self._wake()
@@ -335,7 +335,7 @@ class ResourceClaims:
             before=None if prepared else cpus,
             after=cpus if prepared else None,
             reason=kind,
-            message=message if claim is None else f"ResourceClaim {claim.title} {message}".strip(),
+            message=message if claim is None else f"ResourceClaim {claim.title}{message}",
         )
         self._append(
             [msgspec.structs.replace(record, pod=pod.name, uid=pod.runtime_uid) for pod in uses]

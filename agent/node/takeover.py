@@ -84,7 +84,9 @@ def chosen(snapshot: Snapshot, pods: Sequence[Pod]) -> Entries:
     """The CPUs that a scheduler gave to pods, by container: each container has all CPUs of its pod.
     Omits excluded containers, and those that are not in the snapshot. Raises CpuSetError for an
     invalid cpuset in the snapshot."""
-    own = {owner.uid: owner.cpus for owner in snapshot.owners if not owner.kubelet}
+    own = {
+        owner.uid: owner.cpus for owner in snapshot.owners if not (owner.kubelet or owner.claims)
+    }
     entries: Entries = {}
     for pod in pods:
         cpus = own.get(pod.uid)

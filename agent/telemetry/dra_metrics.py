@@ -26,6 +26,7 @@ _WRITES: Final = _DRA.counter("slice_writes", "Writes and removals of ResourceSl
 _LOW: Final = _DRA.gauge(
     "pods_below_claims", "Pods whose CPU request is below the CPUs of their claims."
 )
+DECLARED: Final = _DRA.all
 
 
 class DraCounts(NamedTuple):

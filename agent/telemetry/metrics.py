@@ -336,7 +336,7 @@ class AgentMetrics:
             self._numbers[_FOREIGN_CHANGES].set(0, kind.value)
         self.devices = DeviceMetrics()
         self._decision: _Decision = ({}, (), ())
-        self._read: list[Callable[[], Iterable[Metric]]] = []
+        self._read: list[Callable[[], Iterable[Metric | Histograms]]] = []
 
     def foreign_changes(self, kind: ForeignChange) -> None:
         """Counts one. Every kind has a series from the start: the first change is an increase."""

@@ -24,6 +24,8 @@ _DECISIONS: Final = frozenset(
         AuditEvent.CPUS_CHANGED,
         AuditEvent.CPUS_RELEASED,
         AuditEvent.CPUS_FREE,
+        AuditEvent.CLAIM_PREPARED,
+        AuditEvent.CLAIM_UNPREPARED,
         AuditEvent.DEVICES_CHANGED,
         AuditEvent.PROCESS_STARTED,
     }
@@ -31,6 +33,7 @@ _DECISIONS: Final = frozenset(
 _REFUSALS: Final = frozenset(
     {
         AuditEvent.CLAIM_NOT_HONORED,
+        AuditEvent.CLAIM_NOT_PREPARED,
         AuditEvent.CONTAINER_REFUSED,
         AuditEvent.DEVICES_REFUSED,
         AuditEvent.UPDATE_REFUSED,
@@ -279,6 +282,7 @@ _SOURCES: Final = {
     "ResourceStatus": "as its annotation resource-status says",
     "Kubelet": "as the kubelet assigned them",
     "CPUPolicy": "by the node's own CPU policy",
+    "ResourceClaim": "by its ResourceClaims",
 }
 
 
@@ -360,6 +364,11 @@ _SENTENCES: Final[dict[str, Callable[[Record], str]]] = {
     AuditEvent.DEVICES_REFUSED: lambda record: (
         f"container {record.container or 'of the pod'} gets no devices: {record.message}"
     ),
+    AuditEvent.CLAIM_PREPARED: lambda record: f"{record.message} gets CPUs {record.after}",
+    AuditEvent.CLAIM_NOT_PREPARED: lambda record: (
+        f"the kubelet can't start the pod, because a claim gets no CPUs: {record.message}"
+    ),
+    AuditEvent.CLAIM_UNPREPARED: lambda record: f"{record.message} loses CPUs {record.before}",
     AuditEvent.CONTAINER_ADMITTED: _admitted,
     AuditEvent.START_CHANGED: lambda record: (
         f"container {record.container} will start with CPUs {record.after}{_former_value(record)}"

@@ -262,6 +262,8 @@ def _state(pod: PodWanted, owner: Owner | None, by_policy: bool) -> tuple[str, s
         return "its CPUs are offline", "the pod shares a pool until they come back"
     if owner is not None and owner.kubelet:
         return "owns its CPUs", "the kubelet assigned them"
+    if owner is not None and owner.claims:
+        return "owns its CPUs", "ResourceClaims gave them"
     if owner is not None and by_policy:
         return "owns its CPUs", "the node's own CPU policy chose them"
     if owner is not None:

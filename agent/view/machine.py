@@ -72,7 +72,8 @@ def node_holders(topology: Topology, snapshot: Snapshot) -> dict[int, str]:
             titles.setdefault(cpu, []).append(kind.title)
     named = {cpu: f"{' and '.join(of_cpu)} pool" for cpu, of_cpu in titles.items()}
     for owner in snapshot.owners:
-        name = f"{'kubelet' if owner.kubelet else owner.qos} {owner.title}"
+        source = "kubelet" if owner.kubelet else "claim" if owner.claims else owner.qos
+        name = f"{source} {owner.title}"
         named |= {
             cpu: f"{name}, and the {named[cpu]}" if cpu in titles else name for cpu in owner.cpus
         }

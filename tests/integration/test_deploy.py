@@ -1493,9 +1493,9 @@ def test_an_agent_changes_only_its_devices_in_the_status_of_a_claim(cluster: Clu
     other = {"driver": "gpu.example.com", "pool": "node-1", "device": "numa-node-0"}
     consumer = {"resource": "pods", "name": "batch", "uid": "u"}
     for status in ({"devices": [other]}, {"reservedFor": [consumer]}, {"allocation": None}):
-        with pytest.raises(RefusedError, match="topolet-own-claims|resourceclaims/"):
+        with pytest.raises(RefusedError, match=r"topolet-own-claims|resourceclaims/"):
             cluster.try_claim_status("node-1", **status)
-    with pytest.raises(RefusedError, match="its token is not bound|resourceclaims/driver"):
+    with pytest.raises(RefusedError, match=r"its token is not bound|resourceclaims/driver"):
         cluster.try_claim_status("node-1", UNBOUND)
 
 

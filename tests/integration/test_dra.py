@@ -17,6 +17,7 @@ import grpc
 import pytest
 import yaml
 
+from agent.allocate.dra.refusals import REFUSED_SECONDS
 from agent.dra.service import REGISTRATION, SERVICE
 from agent.model.dra import cpu_parameters
 from agent.model.dra.names import DRIVER, PEER_DRIVER, REGISTRY
@@ -43,6 +44,15 @@ RULES = [
         "verbs": ["get", "list", "watch", "create", "patch", "delete"],
     },
     {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/status"], "verbs": ["patch"]},
+    # The token of the account is not bound to a node.
+    {
+        "apiGroups": ["resource.k8s.io"],
+        "resources": ["resourceclaims/driver"],
+        "verbs": ["arbitrary-node:patch"],
+    },
+    {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
+    {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
 ]
 WRITTEN = re.compile(
     r'^apiserver_request_total\{.*resource="resourceslices".*verb="(?:APPLY|PATCH|POST|PUT|DELETE)"'
@@ -120,6 +130,10 @@ class DraNode:
     def told(self, text: str) -> None:
         eventually(f"it is said: {text}", lambda: text in self.node.log("agent"), TIMEOUT_SECONDS)
 
+    def read(self, path: str) -> dict[str, Any]:
+        stored: dict[str, Any] = json.loads(self.api.admin.get(path))
+        return stored
+
     # as a kubelet
     def endpoint(self) -> str:
         """The driver's socket, as it registers itself."""
@@ -151,6 +165,12 @@ class DraNode:
         }
         self.api.admin.merge(f"{path}/{name}/status", {"status": status})
         return pb.Claim(namespace=self.name, name=name, uid=uid)
+
+    def status(self, claim: pb.Claim) -> list[dict[str, Any]]:
+        """The devices in the status of the claim."""
+        path = f"{RESOURCES}/namespaces/{claim.namespace}/resourceclaims/{claim.name}"
+        devices: list[dict[str, Any]] = self.read(path)["status"].get("devices", [])
+        return devices
 
     def prepare(self, claim: pb.Claim) -> pb.Prepared:
         message = pb.PrepareRequest(claims=[claim]).SerializeToString()
@@ -400,3 +420,59 @@ def test_the_cpus_of_a_prepared_claim_leave_the_pool_and_come_back(new_node: New
     assert dra.unprepare(claim) == ""
     with contextlib.suppress(FileNotFoundError):
         assert json.loads((node.state / "claims.json").read_text()) == {"claims": []}
+
+
+def test_the_status_of_a_claim_names_its_cpus_until_it_is_unprepared(new_node: NewNode) -> None:
+    dra = new_node("dra-status")
+    dra.machine(1, 2, 1, 4, 1)
+    dra.start()
+    eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
+    claim, gone = dra.claim("one", 2), dra.claim("two", 1)
+    assert not dra.prepare(claim).error
+    eventually("the status is written", lambda: dra.status(claim))
+    (device,) = dra.status(claim)
+    assert device["data"] == {"cpus": "0-1", "numaNodes": "0"}
+    assert device["shareID"] == "00000000-0000-0000-0000-000000000001"
+    (condition,) = device["conditions"]
+    assert (condition["type"], condition["status"]) == ("Ready", "True")
+
+    path = f"{RESOURCES}/namespaces/{dra.name}/resourceclaims/{claim.name}"
+    version = dra.read(path)["metadata"]["resourceVersion"]
+    dra.node.kill_agent()
+    dra.start()
+    assert not dra.prepare(gone).error
+    eventually("the other is written too", lambda: dra.status(gone))
+    assert dra.read(path)["metadata"]["resourceVersion"] == version, "a restart changes nothing"
+    assert dra.unprepare(claim) == ""
+    eventually("it is empty", lambda: not dra.status(claim))
+
+
+def test_a_pod_whose_claim_the_node_cannot_prepare_is_evicted(new_node: NewNode) -> None:
+    """The kubelet would ask for ever."""
+    dra = new_node("dra-evict")
+    dra.machine(1, 1, 1, 4, 1)
+    dra.start()
+    eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
+    claim = dra.claim("large", 4)
+    pods = f"/api/v1/namespaces/{dra.name}/pods"
+    body = dra.read(f"{pods}/of-large")
+    waiting = {
+        "metadata": {"name": "waits"},
+        "spec": {
+            "nodeName": dra.name,
+            "containers": [
+                {**body["spec"]["containers"][0], "resources": {"claims": [{"name": "cpus"}]}}
+            ],
+            "resourceClaims": [{"name": "cpus", "resourceClaimName": "large"}],
+        },
+    }
+    dra.api.create(pods, waiting)
+    deadline = time.monotonic() + TIMEOUT_SECONDS + REFUSED_SECONDS
+
+    def leaves() -> bool:
+        assert "the claim needs 4 CPUs" in dra.prepare(claim).error
+        of_name = [pod for pod in dra.read(pods)["items"] if pod["metadata"]["name"] == "waits"]
+        return not of_name or "deletionTimestamp" in of_name[0]["metadata"]
+
+    eventually("the pod leaves", leaves, deadline - time.monotonic())
+    dra.told("pod dra-evict/waits is evicted: another node may prepare its claim: ResourceClaim")

@@ -231,7 +231,7 @@ def test_the_audit_trail_says_which_pod_got_and_lost_the_cpus_of_a_claim(
         ("ResourceClaimPrepared", "ns/p", None, "0-3", ""),
         ("ResourceClaimUnprepared", "ns/p", "0-3", None, ""),
     ]
-    assert records[2].message == "ResourceClaim ns/a request cpus: device numa-node-0"
+    assert records[2].message == "ResourceClaim ns/a, request cpus of device numa-node-0"
     assert claims.seconds.count == 1
 
 
