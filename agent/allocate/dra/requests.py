@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from agent.model.cpu.cpuset import EMPTY, union
-from agent.model.dra.prepared_claim import NodeClaims
+from agent.model.dra.node_claims import NodeClaims
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.resource_request import pod_requests
 

@@ -6,7 +6,7 @@ import pytest
 
 from agent.allocate.dra.requests import low_requests
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.dra.prepared_claim import ContainerClaim, NodeClaims
+from agent.model.dra.node_claims import ContainerClaim, NodeClaims
 from agent.model.pod.apiobjects import ApiContainer, ApiPod, ClaimUse, Phase
 
 
