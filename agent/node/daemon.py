@@ -544,7 +544,7 @@ class _Agent:
             journal,
             suppression,
             features,
-            view.in_cluster,
+            functools.partial(view.in_cluster, with_node=isinstance(objects, Cluster)),
             strategies.now,
             lambda pod: snapshot.excludes_any(self.reconciler.exclude, pod.namespace, pod.name),
             self.sources,

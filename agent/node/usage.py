@@ -312,10 +312,17 @@ class UsageView:
         ratio = cpu_normalization_ratio(node.annotations)
         return SharedUse(len(decided[0].cpus), owned_milli, used_cores, ratio)
 
-    def in_cluster(self) -> tuple[Mapping[str, Pod], Mapping[str, ApiPod]]:
-        """The pods that are sampled, and their objects in the API, by uid."""
+    def in_cluster(
+        self, *, with_node: bool
+    ) -> tuple[Mapping[str, Pod], Mapping[str, ApiPod]] | None:
+        """The pods that are sampled, and their objects in the API, by uid. None until a pass has
+        known all objects.
+
+        `with_node`: the Node is one of these."""
         with self._lock:
-            return self._pods, self._api_pods
+            cluster = self._cluster
+            known = cluster.pods_listed and (cluster.node is not None or not with_node)
+            return (self._pods, self._api_pods) if known else None
 
     def followed(self) -> tuple[Mapping[str, Pod], Pools]:
         """The pods that are sampled, by uid, and the pools."""

@@ -402,6 +402,20 @@ def a_pod(phase: Phase, labels: dict[str, str]) -> ClusterState:
     return ClusterState(ApiNode(), {"a": api_pod}, pods_listed=True)
 
 
+def test_pods_are_not_told_before_all_objects_are_known(tmp_path: Path) -> None:
+    view = UsageView("/", str(tmp_path), Controllers(), AgentMetrics())
+    known = a_pod(Phase.RUNNING, {})
+    without_node = ClusterState(None, known.pods, pods_listed=True)
+    for with_node, cluster, told in (
+        (False, ClusterState(ApiNode()), False),
+        (True, without_node, False),
+        (False, without_node, True),
+        (True, known, True),
+    ):
+        view.follow([pod("a")], cluster, machine(1, 1), NO_DECISION)
+        assert (view.in_cluster(with_node=with_node) is not None) == told
+
+
 def test_a_batch_pod_that_ends_stays_a_batch_pod(tmp_path: Path) -> None:
     view = UsageView("/", str(tmp_path), Controllers(), AgentMetrics())
     view.sampler._groups = Batch(Controllers())

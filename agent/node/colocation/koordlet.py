@@ -17,7 +17,7 @@ from agent.allocate.colocation.koordlet_left import GroupLevel, LeftGroup, LeftK
 from agent.allocate.colocation.resctrl import of_koordlet
 from agent.cgroup import limits, writer
 from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
-from agent.cgroup.journal import Journal, Original, OriginalValue
+from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
 from agent.cgroup.order import WriteState, parent
 from agent.cgroup.resctrl import ControlGroups
 from agent.kubelet.configuration import KubeletConfiguration
@@ -99,11 +99,17 @@ class KoordletTakeover:
     def take(self, pods: Collection[Pod]) -> Collection[Key]:
         """Looks at all groups of pods, once for each koordlet. Returns the files with a value of
         koordlet. They are in the journal afterwards, to be restored unless a strategy wants another
-        value. Raises RpcError and JournalError, and then looks again the next time.
+        value. If it fails, `blocked` has the reason until the next search.
 
         `pods`: all of the runtime that the agent manages."""
-        if self._taken:
+        try:
+            return () if self._taken else self._take(pods)
+        except (RpcError, JournalError) as error:
+            self._blocked = f"what koordlet left is not known: {error}"
             return ()
+
+    def _take(self, pods: Collection[Pod]) -> Collection[Key]:
+        """Raises RpcError and JournalError."""
         kubelet = self._kubelet() or _UNKNOWN
         entries = self._journal.values
         values = (

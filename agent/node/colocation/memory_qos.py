@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import resource
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -20,6 +21,8 @@ RECLAIM: Final = "memory.reclaim"
 _USED: Final = limits.USE[limits.MEMORY_MAX]
 _MOST_IN_A_SECOND: Final = 8 * memory_qos.RECLAIMED_BYTES
 """Of all containers: the pass waits until the kernel has reclaimed them."""
+_MOST_SECONDS: Final = 0.25
+"""The same: after so long no further container is asked for memory. Swap may be slow."""
 _NO_RECLAIM: Final = f"this kernel has no {RECLAIM}, which Linux has since 5.19"
 
 
@@ -37,10 +40,12 @@ class PodMemoryQos:
         controllers: Controllers,
         allocatable_bytes: Callable[[], int | None],
         kubelet: Callable[[], KubeletConfiguration | None],
+        clock: Callable[[], float] = time.monotonic,
         *,
         acts: bool,
     ) -> None:
         self._controllers = controllers
+        self._clock = clock
         self._allocatable_bytes = allocatable_bytes
         self._kubelet = kubelet
         self._acts = acts
@@ -101,7 +106,7 @@ class PodMemoryQos:
         first to be reclaimed from."""
         highs: dict[Key, str] = {}
         problem = ""
-        left = _MOST_IN_A_SECOND
+        left, began = _MOST_IN_A_SECOND, self._clock()
         above = 0
         self._first = (self._first + 1) % max(1, len(self._reclaimable))
         turns = (*self._reclaimable[self._first :], *self._reclaimable[: self._first])
@@ -117,6 +122,8 @@ class PodMemoryQos:
                     lost = min(left, memory_qos.reclaimed(values, used))
                     if lost:
                         self._write(group, lost)
+                        if self._clock() - began >= _MOST_SECONDS:
+                            left = 0
                 left = max(0, left - lost)
             except GroupGone:
                 continue

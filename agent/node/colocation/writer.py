@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import operator
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -13,7 +14,7 @@ import msgspec
 from agent.allocate.pools import Decision
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.journal import Journal, JournalError
+from agent.cgroup.journal import Journal
 from agent.cgroup.order import ValueOutcome, WriteState
 from agent.host import files
 from agent.host.log_once import Problem
@@ -35,7 +36,6 @@ from agent.node.colocation.moment import (
     colocated,
 )
 from agent.node.sources import SourceName, Sources
-from agent.rpc.grpc import RpcError
 from agent.telemetry.usage_metrics import ColocationMeasures
 from agent.usage.strategies import Strategies
 from agent.view.colocation import ShownColocation, ShownFeature, shown
@@ -43,9 +43,11 @@ from agent.view.colocation import ShownColocation, ShownFeature, shown
 log = logging.getLogger(__name__)
 
 _MOST_NAMED: Final = 5
+_MOST_TEXT: Final = 500
 _NOTHING: Final = Moment()
 """What a feature that is off sees: it wants nothing then, and gives back what it has changed."""
 TOLD_SECONDS: Final = 5.0
+_Pods = tuple[Mapping[str, Pod], Mapping[str, ApiPod]]
 
 
 class WouldWrite(msgspec.Struct, frozen=True):
@@ -71,7 +73,8 @@ class Colocation:
     """`step` and `follow` are called from the thread of the passes.
 
     `features`: all but the suppression.
-    `pods`: returns the pods of the runtime, and their objects in the API, by uid.
+    `pods`: returns the pods of the runtime, and their objects in the API, by uid; None while they
+        are not known: what an earlier agent has written stays until then.
     `strategies`: returns what is in force.
     `excludes`: whether the agent leaves the pod alone.
     `wake`: lets the agent make a pass, which writes the cpusets of BE pods.
@@ -85,7 +88,7 @@ class Colocation:
         journal: Journal,
         suppression: CpuSuppression,
         features: Sequence[Feature],
-        pods: Callable[[], tuple[Mapping[str, Pod], Mapping[str, ApiPod]]],
+        pods: Callable[[], _Pods | None],
         strategies: Callable[[], Strategies],
         excludes: Callable[[Pod], bool],
         sources: Sources,
@@ -115,11 +118,12 @@ class Colocation:
         self._told: ShownColocation | None = None
         self._told_at = -TOLD_SECONDS
         self._problem = Problem(log, f"{path}: ")
+        self._faults: dict[str, str] = {}
         self._be_cpus: CpuSet | None = None
         self._decision: Decision | None = None
-        self._made_of: tuple[Mapping[str, Pod], Mapping[str, ApiPod], Strategies] | None = None
+        self._seen: tuple[object, ...] = ()
         self._colocated: tuple[ColocatedPod, ...] = ()
-        # The first pass comes before the first step, and must not give back what stays wanted.
+        # The first pass must not give back what stays wanted.
         acts = FeatureMode.ACT in modes.values()
         self._held = frozenset(
             key for key in journal.values if acts and limits.is_of_strategies(key[1])
@@ -142,18 +146,20 @@ class Colocation:
 
     def step(self) -> None:
         """Computes, writes what differs, and gives back what is wanted no more. While a koordlet
-        runs, it does nothing."""
-        if blocked := self._blocked():
+        runs, it does nothing. Never raises."""
+        try:
+            if (pods := self._pods()) is not None:
+                self._step(pods)
+        except Exception as failure:  # noqa: BLE001  a fault must not end the passes
+            self._sources.report(SourceName.COLOCATION, [self._fault("colocation", failure)])
+
+    def _step(self, pods: _Pods) -> None:
+        if blocked := self._blocked(pods):
             self._contents = None
             self._settle(Colocated(failed=(blocked,)), None)
             return
-        moment = self._moment()
-        wanted = {
-            feature.name: feature.wanted(
-                _NOTHING if self._modes[feature.name] is FeatureMode.OFF else moment
-            )
-            for feature in self._features
-        }
+        moment = self._moment(pods)
+        wanted = {feature.name: self._wanted(feature, moment) for feature in self._features}
         contents = {
             key: text
             for name, of in wanted.items()
@@ -170,21 +176,34 @@ class Colocation:
             would_write, self._compared_at = self._would_write(wanted), now
         self._settle(Colocated(wanted, failed, would_write), self._suppression.now.cpus)
 
-    def _blocked(self) -> str:
+    def _wanted(self, feature: Feature, moment: Moment) -> WantedFiles:
+        """What the feature wants. One that fails keeps what it has, and the others go on."""
+        off = self._modes[feature.name] is FeatureMode.OFF
+        try:
+            return feature.wanted(_NOTHING if off else moment)
+        except Exception as failure:  # noqa: BLE001  no annotation ends all features
+            last = self.state.wanted.get(feature.name, WantedFiles())
+            return WantedFiles(last.files, self._fault(feature.name, failure))
+
+    def _fault(self, of: str, failure: Exception) -> str:
+        """A sentence about a bug of ours. A new one is logged with the place."""
+        text = f"{of} failed: {failure!r}"[:_MOST_TEXT]
+        if text != self._faults.get(of):
+            self._faults[of] = text
+            log.exception("%s", text)
+        return text
+
+    def _blocked(self, pods: _Pods) -> str:
         """Why nothing is written: koordlet runs, or what it left can't be taken over yet."""
-        if self._takeover is None or self._decision is None:
+        if self._takeover is None:
             return ""
         if blocked := self._takeover.blocked():
             return blocked
-        managed = [pod for pod in self._pods()[0].values() if not self._excludes(pod)]
-        try:
-            left = self._takeover.take(managed)
-        except (RpcError, JournalError) as error:
-            return f"what koordlet left is not known: {error}"
-        if left:
+        managed = [pod for pod in pods[0].values() if not self._excludes(pod)]
+        if left := self._takeover.take(managed):
             self._held, self._contents = self._held.union(left), None
             self._wake()
-        return ""
+        return self._takeover.blocked()
 
     def _settle(self, state: Colocated, be_cpus: CpuSet | None) -> None:
         """Reports what a second has brought.
@@ -235,25 +254,24 @@ class Colocation:
         told = shown(tuple(features), self._suppression.now, failed, suppresses=self._suppresses)
         if told == self._told:
             return
-        self._told, self._told_at = told, now
+        self._told_at = now
         try:
             files.replace(self._path, msgspec.json.encode(told), durable=False)
         except OSError as error:
             self._problem.report(files.reason(error))
         else:
+            self._told = told
             self._problem.clear()
 
-    def _moment(self) -> Moment:
+    def _moment(self, pods: _Pods) -> Moment:
         """The pods are computed again only when something has changed."""
-        pods, in_api = self._pods()
-        made_of = (pods, in_api, self._strategies())
-        if self._made_of is None or any(
-            new is not old for new, old in zip(made_of, self._made_of, strict=True)
-        ):
-            managed = (pod for pod in pods.values() if not self._excludes(pod))
-            self._colocated = tuple(colocated(managed, in_api, made_of[2]))
-            self._made_of = made_of
-        return Moment(self._colocated, made_of[2], self._decision)
+        strategies = self._strategies()
+        seen = (*pods, strategies)
+        if len(self._seen) != len(seen) or any(map(operator.is_not, seen, self._seen)):
+            managed = (pod for pod in pods[0].values() if not self._excludes(pod))
+            self._colocated = tuple(colocated(managed, pods[1], strategies))
+            self._seen = seen
+        return Moment(self._colocated, strategies, self._decision)
 
     def _write(self, wanted: Mapping[Key, str]) -> tuple[str, ...]:
         """Returns the failures."""
@@ -275,8 +293,8 @@ class Colocation:
             outcomes.append(limits.restore(self._controllers, self._journal, ended))
         if wanted:
             outcomes.append(limits.apply_texts(self._controllers, self._journal, wanted))
-        self._held = frozenset(held)
-        return tuple(self._reported(outcomes))
+        before, self._held = self._held, frozenset(held)
+        return tuple(self._reported(outcomes, before - ended))
 
     def _would_write(self, wanted: Mapping[str, WantedFiles]) -> dict[str, WouldWrite]:
         """Reads the files of the features that observe."""
@@ -289,9 +307,14 @@ class Colocation:
                 would[name] = WouldWrite(len(writes), named)
         return would
 
-    def _reported(self, outcomes: Iterable[ValueOutcome]) -> Iterator[str]:
+    def _reported(self, outcomes: Iterable[ValueOutcome], kept: Collection[Key]) -> Iterator[str]:
+        """Logs the writes, and returns the failures.
+
+        `kept`: the files that a feature had before, too. Some quotas change each second."""
         for outcome in outcomes:
             for change in outcome.having(WriteState.WRITTEN):
-                log.info("%s: %s %s -> %s", change.group, change.file, change.old, change.new)
+                level = logging.DEBUG if (change.group, change.file) in kept else logging.INFO
+                text = "%s: %s %s -> %s"
+                log.log(level, text, change.group, change.file, change.old, change.new)
             for change in outcome.having(WriteState.FAILED):
                 yield f"{change.group} {change.file}: {change.note}"

@@ -116,6 +116,7 @@ class ColocatedNode:
         self.kubelet: KubeletConfiguration | None = KubeletConfiguration("here")
         self.strategies = BATCH_IDLES
         self.excluded = ""
+        self.known = True
         self.least_oom_score = -1000
         self.root = "/"
         self.use: NodeUse | None = None
@@ -142,30 +143,15 @@ class ColocatedNode:
             self.controllers,
             lambda: self.allocatable_bytes,
             lambda: self.kubelet,
+            lambda: self.now,
             acts=modes[PodMemoryQos.name] is FeatureMode.ACT,
         )
         self.colocation = Colocation(
             self.controllers,
             self.journal,
             self.suppression,
-            (
-                *self._with_resctrl(),
-                *self.further_features(),
-                CpuPriority(self.controllers),
-                CpuBursting(
-                    self.controllers,
-                    self.journal,
-                    lambda: self.shared_use,
-                    self.wake,
-                    lambda: self.now,
-                ),
-                self.memory_qos,
-                OomScores(self.least_oom_score),
-                DiskQos(self.controllers, self.root, lambda: self.now),
-                LeftAloneNetwork(),
-                LeftAloneSystem(),
-            ),
-            lambda: (self.pods, self.api_pods),
+            self.features(),
+            lambda: (self.pods, self.api_pods) if self.known else None,
             lambda: self.strategies,
             lambda pod: pod.name == self.excluded,
             Sources(self.problems.__setitem__),
@@ -176,6 +162,26 @@ class ColocatedNode:
             self.takeover and self.takeover(self.journal),
         )
         return self.colocation
+
+    def features(self) -> tuple[Feature, ...]:
+        """All but the suppression."""
+        return (
+            *self._with_resctrl(),
+            *self.further_features(),
+            CpuPriority(self.controllers),
+            CpuBursting(
+                self.controllers,
+                self.journal,
+                lambda: self.shared_use,
+                self.wake,
+                lambda: self.now,
+            ),
+            self.memory_qos,
+            OomScores(self.least_oom_score),
+            DiskQos(self.controllers, self.root, lambda: self.now),
+            LeftAloneNetwork(),
+            LeftAloneSystem(),
+        )
 
     def _with_resctrl(self) -> tuple[CacheAndBandwidth, ...]:
         if self.resctrl is None:

@@ -24,8 +24,10 @@ from agent.model.node_slo import CpuBurst, NodeSlo, ResourceThreshold
 from agent.model.pod.pods import Container
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import NOTHING, PodWanted
+from agent.model.verdict import Code
 from agent.node.colocation.koordlet import ABSENT_SECONDS, SEARCH_SECONDS, KoordletTakeover
 from agent.node.colocation.moment import CHECK_SECONDS
+from agent.rpc.grpc import RpcError
 from agent.usage.strategies import Strategies
 from tests.builders import machine
 from tests.cgroup.real_groups import RealGroups
@@ -65,6 +67,8 @@ class KoordletNode:
         self.hierarchy = Hierarchy(ROOT)
         self.kubelet = KubeletConfiguration("here")
         self.requested = {"service main": CpuQuota(100_000)}
+        self.fault: RpcError | None = None
+        self.asked = 0
         self.service = node.run("service", "burstable", {"main": 1000})
         self.batch = node.run("batch", "besteffort")
         self.everyone = self.batch.rpartition("/")[0]
@@ -118,6 +122,9 @@ class KoordletNode:
         assert limits.restore(self.node.controllers, journal).ok
 
     def _requested(self, container: Container) -> CpuQuota | None:
+        self.asked += 1
+        if self.fault is not None:
+            raise self.fault
         return self.requested.get(container.id)
 
 
@@ -192,6 +199,22 @@ def test_an_agent_that_was_killed_takes_over_at_its_next_start(
     assert left.values(left.everyone, IDLE, SHARES, QUOTA, CPUS) == ["0", "2", "-1", left.cpus]
     for group in (left.service, f"{left.service}/main"):
         assert left.values(group, QUOTA, BURST) == ["100000", "0"]
+
+
+def test_a_runtime_that_does_not_answer_is_asked_again_with_the_next_search(
+    left: KoordletNode,
+) -> None:
+    left.leave()
+    left.fault = RpcError(Code.UNAVAILABLE, "no connection")
+    for _ in range(3):
+        left.node.colocation.step()
+        (failure,) = left.node.colocation.state.failed
+        assert failure.startswith("what koordlet left is not known: ")
+    assert left.asked == 1
+    left.fault = None
+    left.node.now += SEARCH_SECONDS
+    left.step()
+    assert left.values(f"{left.service}/main", QUOTA) == ["100000"]
 
 
 def test_a_value_of_another_program_after_the_takeover_stays(left: KoordletNode) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -43,12 +44,14 @@ class Kernel(Handles):
         super().__init__()
         self.reclaimed: list[str] = []
         self.error: int | None = None
+        self.waits: Callable[[], None] = lambda: None
 
     def write(self, path: str, data: bytes) -> None:
         if not path.endswith(RECLAIM):
             super().write(path, data)
             return
         self.reclaimed.append(f"{Path(path).parents[1].name} {data.decode().strip()}")
+        self.waits()
         if self.error is not None:
             raise OSError(self.error, os.strerror(self.error))
 
@@ -154,6 +157,20 @@ def test_batch_containers_above_their_mark_are_reclaimed_from_in_turns(v2: Memor
     assert not v2.journal.values
     v2.start(acts=False).step()
     assert len(v2.kernel.reclaimed) == 12 * 8
+
+
+def test_slow_swap_delays_passes_by_one_write_a_second(v2: MemoryNode) -> None:
+    def wait() -> None:
+        v2.now += 3.0
+
+    v2.want(be=MemoryQos(enable=True, wmark_ratio=50))
+    for place in range(4):
+        v2.run_batch(f"batch{place}", 2 * GIB)
+    v2.kernel.waits = wait
+    for _ in range(4):
+        v2.colocation.step()
+    assert len(v2.kernel.reclaimed) == 4
+    assert len(set(v2.kernel.reclaimed)) == 4, "in turns"
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from agent.cgroup import limits
 from agent.cgroup.limits import IDLE, weight_file
+from agent.model.node_slo import MemoryQos
 from agent.model.settings.colocation import FeatureMode
 from agent.node.colocation.cpu_priority import CpuPriority
-from agent.node.colocation.moment import CHECK_SECONDS
+from agent.node.colocation.moment import CHECK_SECONDS, Feature, Moment, WantedFiles
 from agent.node.colocation.writer import TOLD_SECONDS
+from agent.node.sources import SourceName
 from agent.telemetry.metrics import AgentMetrics
 from agent.telemetry.usage_metrics import follow_colocation
 from agent.usage import COLOCATION_FILE
 from agent.usage.strategies import Strategies
 from agent.view import colocation
 from agent.view.colocation import ShownFeature
-from tests.node.colocation.colocated import ColocatedNode
+from tests.cgroup.real_groups import RealGroups
+from tests.node.colocation.colocated import ColocatedNode, memory_qos
 
 
 def test_an_agent_that_was_killed_gives_back_what_it_had_changed(node: ColocatedNode) -> None:
@@ -35,6 +41,88 @@ def test_an_agent_that_starts_again_keeps_its_values_until_it_knows_better(
     node.colocation.step()
     assert (batch, IDLE) in node.start().holds()
     assert not node.start(acts=False).holds()
+
+
+def test_an_agent_that_starts_again_gives_nothing_back_before_it_knows_the_pods(
+    node: ColocatedNode,
+) -> None:
+    batch = node.run("batch", "besteffort")
+    node.colocation.step()
+    node.start()
+    node.known = False
+    for _ in range(3):
+        node.colocation.step()
+        assert node.value(batch, IDLE) == "1"
+    assert (batch, IDLE) in node.colocation.holds()
+    node.known, node.pods = True, {}
+    node.colocation.step()
+    assert node.value(batch, IDLE) == "0"
+
+
+class FailingPriority(CpuPriority):
+    """It fails while an annotation of a pod makes it."""
+
+    fails = False
+
+    def wanted(self, moment: Moment) -> WantedFiles:
+        if self.fails:
+            raise IndexError("of an annotation")
+        return super().wanted(moment)
+
+
+class FailingNode(ColocatedNode):
+    """A node with such a feature in place of the real one."""
+
+    def features(self) -> tuple[Feature, ...]:
+        self.priority = FailingPriority(self.controllers)
+        others = [each for each in super().features() if each.name != CpuPriority.name]
+        return (self.priority, *others)
+
+
+def test_a_feature_that_fails_keeps_its_values_and_the_others_go_on(
+    tmp_path: Path, groups: RealGroups, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = FailingNode(tmp_path, groups)
+    batch = node.run("batch", "besteffort")
+    node.colocation.step()
+    node.priority.fails = True
+    node.strategies = memory_qos(MemoryQos(enable=True))
+    for _ in range(2):
+        node.now += CHECK_SECONDS
+        node.colocation.step()
+    assert node.value(batch, IDLE) == "1"
+    failed = "cpu-priority failed: IndexError('of an annotation')"
+    assert node.colocation.state.wanted[CpuPriority.name].problem == failed
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [failed]
+    node.priority.fails = False
+    node.colocation.step()
+    assert node.value(batch, IDLE) == "0"
+
+
+def test_a_fault_does_not_end_the_passes(
+    node: ColocatedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    batch = node.run("batch", "besteffort")
+    with monkeypatch.context() as patch:
+        patch.setattr(limits, "apply_texts", failing)
+        node.colocation.step()
+    assert node.problems[SourceName.COLOCATION.value] == 1
+    node.colocation.step()
+    assert node.value(batch, IDLE) == "1"
+    assert node.problems[SourceName.COLOCATION.value] == 0
+
+
+def test_a_file_for_people_that_could_not_be_written_is_written_later(node: ColocatedNode) -> None:
+    path = node.folder / COLOCATION_FILE
+    path.mkdir()
+    node.colocation.step()
+    path.rmdir()
+    node.now += TOLD_SECONDS
+    node.colocation.step()
+    assert path.is_file()
 
 
 def test_a_pod_that_the_agent_leaves_alone_keeps_its_values(node: ColocatedNode) -> None:
