@@ -76,7 +76,10 @@ class CoreCookies:
 
         # The thread that shares has the cookie itself, and ends here.
         sharing = threading.Thread(target=share, name="core-scheduling", daemon=True)
-        sharing.start()
+        try:
+            sharing.start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, str(error), "the thread that shares") from error
         sharing.join()
         for each in outcome:
             if isinstance(each, OSError):

@@ -104,7 +104,7 @@ class Disks:
     def _number(self, name: str) -> str:
         link = self._tree.link(f"{_BLOCK}/{name}") or ""
         if self._tree.exists(f"{_BLOCK}/{name}/partition"):
-            name = link.split("/")[-2]
+            name = os.path.basename(os.path.dirname(link))
         number = self._tree.text(f"{_BLOCK}/{name}/dev")
         if number is None:
             raise DiskError(f"/sys/class/block has no {name!r}")

@@ -71,11 +71,15 @@ def find(proc: str) -> KoordletProcess | None:
     for pid in pids:
         try:
             with Process(proc, pid) as process:
-                if os.path.basename(process.argv0()) != PROGRAM or process.name() != PROGRAM:
+                if process.name() != PROGRAM:
                     continue
                 status = process.status()
-                if status.uids == _ROOT_UIDS and len(status.pids) == 1:
-                    return KoordletProcess(pid, tuple(process.argv()))
+                if status.uids != _ROOT_UIDS or len(status.pids) != 1:
+                    continue
+                # Last: a process can make the reader of its command line wait.
+                argv = tuple(process.argv())
+                if os.path.basename(argv[0]) == PROGRAM:
+                    return KoordletProcess(pid, argv)
         except (ProcessGoneError, UnreadableError):
             continue
     return None

@@ -415,7 +415,7 @@ def _original_values(
     texts = {
         file: limit_files.original(entry, controllers.read(group, file) or "")
         for (of, file), entry in journal.values.items()
-        if of == group
+        if of == group and not limit_files.is_of_strategies(file)
     }
     return msgspec.structs.replace(
         limit_files.parsed(controllers, group, texts),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_only_root_in_the_pid_namespace_of_the_host_is_koordlet(tmp_path: Path) 
     assert find(str(tmp_path)) is None
     process(tmp_path, 13, "/koordlet -v=4")
     assert find(str(tmp_path)) == KoordletProcess(13, ("/koordlet", "-v=4"))
+
+
+def test_the_command_line_of_another_process_is_not_read(tmp_path: Path) -> None:
+    """A process can make whoever reads it wait, without end."""
+    for pid, uids, pids in ((10, "1000 1000 1000 1000", "10"), (11, "0 0 0 0", "11 1")):
+        process(tmp_path, pid, "/koordlet", uids, pids)
+        (tmp_path / str(pid) / "cmdline").unlink()
+        os.mkfifo(tmp_path / str(pid) / "cmdline")
+    assert find(str(tmp_path)) is None
 
 
 def test_no_procfs_shows_no_koordlet(tmp_path: Path) -> None:

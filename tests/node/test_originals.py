@@ -8,17 +8,19 @@ import pytest
 
 from agent.cgroup import limits as values
 from agent.cgroup import writer
-from agent.cgroup.hierarchy import Controllers, Hierarchy
-from agent.cgroup.journal import Journal
+from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
+from agent.cgroup.journal import Journal, Original, OriginalValue
+from agent.cgroup.limits import CORE_GROUP, MAX
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.linux_resources import LinuxResources
+from agent.model.linux_resources import CpuQuota, LinuxResources
 from agent.model.notifications import PodAnnounced
 from agent.model.pod.pods import Container, ContainerState
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
-from agent.node import loop
+from agent.node import loop, originals
 from agent.node.originals import AnnouncedPodGroups, OriginalValues
 from agent.node.reconcile import Reconciler
+from tests.node.colocation.colocated import FileGroups
 from tests.node.world import World, claim
 
 
@@ -145,3 +147,39 @@ def test_the_group_of_an_announced_pod_may_be_made_again_between_two_passes(worl
     assert first == ({"/kubepods/podnew": CpuSet.parse("0,2-3")}, [])
     assert announced.narrow(others) == ({"/kubepods/podnew": CpuSet([0, 2])}, [])
     assert journal.originals["/kubepods/podnew"].cpus == "0-2"
+
+
+class UnreadableGroups:
+    """The cookies of threads that have those of another program."""
+
+    def look(self) -> None: ...
+
+    def has(self, group: str, file: str) -> bool:
+        return True
+
+    def read(self, group: str, file: str) -> str:
+        raise CgroupError("all threads have cookies of another program")
+
+    def write(self, group: str, file: str, text: str) -> None: ...
+
+
+def test_values_of_threads_are_nothing_that_the_runtime_gets_back(tmp_path: Path) -> None:
+    files = {"cpuset.cpus": "2", "cpuset.cpus.effective": "2", MAX: "300000 100000"}
+    groups = FileGroups(tmp_path / "cgroup", files)
+    group = groups.make("/own")
+    journal = Journal(tmp_path / "journal")
+    journal.update([Original(group, "0-3")])
+    journal.update_values(
+        [
+            OriginalValue(group, CORE_GROUP, "none", ("group/",)),
+            OriginalValue(group, MAX, "200000 100000"),
+        ]
+    )
+    root = str(groups.root)
+    requested = originals._original_values(
+        Hierarchy(root),
+        Controllers(root, others={"core_sched": UnreadableGroups}),
+        journal,
+        Container("c", "main", ContainerState.RUNNING, group),
+    )
+    assert (requested.cpuset, requested.quota) == ("0-3", CpuQuota(200_000))

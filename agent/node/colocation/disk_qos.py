@@ -145,7 +145,11 @@ class _Look:
                 self._files[key] = disk_qos.stricter(text, self._files.get(key, text))
             if config.io_weight_percent is None:
                 continue
-            weights = list(self._weights(disk))
+            try:
+                weights = list(self._weights(disk))
+            except OSError as error:
+                self._say(f"{of_block}.ioCfg", [files.reason(error)])
+                continue
             if not weights:
                 self._say(
                     f"{of_block}.ioCfg",
@@ -191,7 +195,7 @@ class _Look:
         return (self._disks.of_number(number),)
 
     def _weights(self, disk: str) -> Iterator[str]:
-        """The files with the weights that this disk is shared by."""
+        """The files with the weights that this disk is shared by. Raises OSError."""
         v2 = self._version == 2
         if self._disks.uses_bfq(disk):
             yield limits.IO_BFQ_WEIGHT if v2 else limits.BLKIO_BFQ_WEIGHT

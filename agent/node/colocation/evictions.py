@@ -163,7 +163,13 @@ class EvictionRequests:
         """Sends a request. Only if it is not busy."""
         with self._lock:
             self._busy = True
-        threading.Thread(target=self._run, args=(victim, pod), name="eviction", daemon=True).start()
+        thread = threading.Thread(
+            target=self._run, args=(victim, pod), name="eviction", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # the agent may have no more threads
+            self._end(_Answer(victim, pod, _AnswerKind.FAILED, str(error)))
 
     def answer(self) -> _Answer | None:
         """Takes the answer; None while there is none."""
@@ -174,17 +180,21 @@ class EvictionRequests:
             return answer
 
     def _run(self, victim: EvictionVictim, pod: Regarding) -> None:
-        kind, text = _AnswerKind.LEAVES, ""
+        kind, text = _AnswerKind.FAILED, "the request has ended without an answer"
         try:
-            if self._evict(pod) is EvictionResult.DELETED:
-                kind = _AnswerKind.GONE
+            gone = self._evict(pod) is EvictionResult.DELETED
+            kind, text = _AnswerKind.GONE if gone else _AnswerKind.LEAVES, ""
         except TooManyRequestsError as error:
             text = error.disruption_budget or str(error)
             kind = _AnswerKind.REFUSED if error.disruption_budget else _AnswerKind.BUSY
         except (KubeError, AccessError) as error:
-            kind, text = _AnswerKind.FAILED, str(error)
+            text = str(error)
+        finally:
+            self._end(_Answer(victim, pod, kind, text[:_MOST_TEXT]))
+
+    def _end(self, answer: _Answer) -> None:
         with self._lock:
-            self._answer = _Answer(victim, pod, kind, text[:_MOST_TEXT])
+            self._answer = answer
 
 
 class Evictions:

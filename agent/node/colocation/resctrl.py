@@ -125,6 +125,7 @@ class CacheAndBandwidth:
             (f"/{group}", SCHEMATA): text for group, text in of_machine.schemata.items()
         }
         faults, members = list(of_machine.faults), dict(of_machine.members)
+        self._resctrl.look()
         for pod in pods:
             if (group := members.get(pod.uid)) is None:
                 continue
@@ -154,7 +155,6 @@ class CacheAndBandwidth:
 
     def _foreign(self, foreign: Collection[str], cgroups: Iterable[str]) -> str | None:
         """The group of another program in which threads of the cgroups are. Raises CgroupError."""
-        self._resctrl.look()
         by_thread = self._resctrl.groups()
         for cgroup in cgroups:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Final
 import pytest
 
 from agent.cgroup.hierarchy import Controllers, mounted
+from agent.discover.disks import Disks
 from agent.model.node_slo import (
     BlkioQos,
     CgroupRoot,
@@ -260,6 +262,22 @@ def test_weights_of_a_disk_with_bfq_come_and_go(node: DiskNode) -> None:
     node.step()
     assert path.read_text().splitlines() == ["default 100"]
     assert not node.journal.values
+
+
+def test_a_scheduler_that_cannot_be_read_is_a_problem(
+    node: DiskNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(_: Disks, number: str) -> bool:
+        raise OSError(errno.EIO, "Input/output error", number)
+
+    monkeypatch.setattr(Disks, "uses_bfq", unreadable)
+    config = annotation(node.disk, readBPS=MIB, ioWeightPercent=50)
+    pod = node.run("batch", "burstable", annotations=config)
+    node.want()
+    node.step()
+    assert node.read_limit(f"{pod}/main" if node.v1 else pod) == str(MIB)
+    place = "pod ns/batch: koordinator.sh/blkioQOS: blocks[0].ioCfg"
+    assert node.problem == f"{place}: {node.disk.number}: Input/output error"
 
 
 def test_the_cost_of_a_disk_is_of_the_machine(node: DiskNode) -> None:

@@ -373,6 +373,31 @@ def test_static_mirror_and_critical_pods_are_never_asked(
     assert len(node.asked) == len(set(node.asked))
 
 
+def test_an_agent_without_threads_or_with_a_bug_in_a_request_asks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def bug(_: Regarding) -> EvictionResult:
+        raise AttributeError("of a bug")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    node = EvictionNode(tmp_path / "evictions.json", [EvictionFeature.BE_MEMORY])
+    node.pods = tuple(be_pod(f"p{place}") for place in range(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        node.step(2)
+    node.step(1)
+    assert node.problem == "can't start new thread"
+    node.requests._evict = bug
+    node.step(int(COOLING_SECONDS) + 2)
+    assert node.problem == "the request has ended without an answer"
+    node.requests._evict = node.evict
+    node.step(int(COOLING_SECONDS) + 2)
+    assert len(node.asked) == 1
+
+
 def test_the_settings_name_features() -> None:
     settings = AgentSettings(
         evictions="BEMemoryEvict, CPUPressureEvict", evict_by="deletion", eviction_rounds=5
