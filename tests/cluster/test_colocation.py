@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from agent.model.pod.annotations import OOM_SCORES
 from agent.usage import COLOCATION_FILE
 from tests.cluster import host
 from tests.cluster.cluster import HOST, Cluster
@@ -29,6 +30,20 @@ SUPPRESSES = {
         "cpuSuppressThresholdPercent": 65,
     }
 }
+BURSTS = {"clusterStrategy": {"policy": "cpuBurstOnly"}}
+LEAST = {"requests": {"cpu": "100m"}, "limits": {"cpu": "500m"}}
+_WRITTEN = """
+for folder in cpu blkio; do
+    find "/sys/fs/cgroup/$folder/kubepods" -name cpu.idle -o -name cpu.shares \
+        -o -name 'cpu.cfs_*_us' -o -name 'blkio.throttle.*_device'
+done | while read -r file; do
+    echo "$file" $(cat "$file")
+done
+find /sys/fs/cgroup/cpu/kubepods -name cgroup.procs -exec cat {} + | while read -r process; do
+    echo "$process" $(cat "/proc/$process/oom_score_adj")
+done
+"""
+"""What features of colocation write on cgroup v1 and this kernel."""
 RESIZE = {"spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "200m"}}}]}}
 KUBEPODS = "/sys/fs/cgroup/cpu/kubepods"
 SHARED = ("", "burstable", "besteffort")
@@ -43,9 +58,10 @@ class ColocatedCluster:
         self.node = cluster.nodes[HOST]
         self.machine = self.node.machine
 
-    def follow(self, qos: object = IDLES, threshold: object = None) -> None:
+    def follow(self, qos: object = IDLES, threshold: object = None, burst: object = None) -> None:
         self.machine.write(f"{SLO}/resource-qos-config", json.dumps(qos))
         self.machine.write(f"{SLO}/resource-threshold-config", json.dumps(threshold or {}))
+        self.machine.write(f"{SLO}/cpu-burst-config", json.dumps(burst or {}))
 
     def start_agent(self, colocation: str) -> None:
         self.machine.start(
@@ -115,6 +131,15 @@ class ColocatedCluster:
     def _text(self, path: str) -> str:
         (text,) = self.machine.read(path).values()
         return text.strip()
+
+    def written(self) -> dict[str, str]:
+        lines = self.machine.run("sh", "-ec", _WRITTEN).splitlines()
+        return {words[0]: " ".join(words[1:]) for words in map(str.split, lines)}
+
+    def disk(self) -> str:
+        """One of the machine."""
+        names = self.machine.run("ls", "/sys/class/block").split()
+        return next(name for name in names if not name.startswith(("loop", "ram")))
 
     def restart_kubelet(self) -> None:
         """Returns when it has told the API server that it is Ready."""
@@ -195,3 +220,37 @@ def test_a_kubelet_starts_again_while_be_pods_are_idle_and_suppressed(
     assert after == {**before, "labelled": ["0", "204", "-1"]}
     refused = [line for line in node.machine.log("kubelet").splitlines() if REFUSED.search(line)]
     assert refused == []
+
+
+def test_one_switch_gives_back_what_all_features_have_written(bare: ColocatedCluster) -> None:
+    """Memory QoS and cache have no files on this machine."""
+    node, cluster = bare, bare.cluster
+    cluster.pod("batch", qos="BE")
+    scores = {OOM_SCORES: "1000"}
+    cluster.pod("service", qos="LS", container={"resources": LEAST}, annotations=scores)
+    before = node.written()
+    block = {"name": f"/dev/{node.disk()}", "type": "device", "ioCfg": {"readBPS": 1 << 40}}
+    of_batch = {
+        **IDLES["clusterStrategy"]["beClass"],
+        "blkioQOS": {"enable": True, "blocks": [block]},
+    }
+    node.follow({"clusterStrategy": {"beClass": of_batch}}, SUPPRESSES, BURSTS)
+    node.start_agent("act")
+
+    def kinds() -> set[str]:
+        """The names of the files with another value; digits for a process."""
+        now = node.written()
+        return {name.rpartition("/")[2] for name, text in before.items() if now[name] != text}
+
+    files = {
+        "cpu.idle",
+        "cpu.cfs_quota_us",
+        "cpu.cfs_burst_us",
+        "blkio.throttle.read_bps_device",
+    }
+    cluster.eventually("all features have written", lambda: files < kinds())
+    assert any(map(str.isdecimal, kinds())), "a process of the service too"
+    assert node.failed_writes() == []
+    node.kill_agent()
+    node.start_agent("off")
+    cluster.eventually("all is as before", lambda: node.written() == before)
