@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from tests import tools
@@ -33,8 +34,9 @@ _DATABASES = (
 )
 _BLOBS = "io.containerd.content.v1.content/blobs"
 _LAYERS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
-_KEPT = 3
-"""The number of folders to keep: several checkouts may run tests, each with its own images."""
+_KEPT, _IN_USE_SECONDS = 3, 2 * 3600.0
+"""The number of folders to keep, beside those that nodes of a running test may use: several
+checkouts may run tests, each with its own images."""
 
 # Read-only, so that no containerd removes files that others use.
 _JOIN = f"""images=$1 root=/var/lib/containerd
@@ -80,7 +82,8 @@ def prepared(programs: str) -> Path:
                 key=lambda each: each.stat().st_mtime,
             )
             for each in kept[:-_KEPT]:
-                shutil.rmtree(each)
+                if time.time() - each.stat().st_mtime > _IN_USE_SECONDS:
+                    shutil.rmtree(each)
         os.utime(ready)
     return ready
 
