@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 PERIOD_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 1.0
 """Changes within this time are one write."""
+LAG_SECONDS: Final = 3.0
+"""A slice that has just been written, and that the watch does not show, was not removed."""
 CHECK_SECONDS: Final = 60.0
 """The time between two looks for claims that are gone."""
 
@@ -86,6 +88,9 @@ class ResourceSlices:
         self._sweep_at = 0.0
         self.writes = 0
         """How many slices have been written and removed."""
+        self._generation = 0
+        """That of the last slices that it has written."""
+        self._written_at = 0.0
         self._thread = Periodic("resource-slices", PERIOD_SECONDS, self.step, SETTLE_SECONDS)
         self._watch = cluster.watch_selected(
             RESOURCE_SLICE, f"spec.nodeName={node_name}", _read, self._reported
@@ -132,15 +137,21 @@ class ResourceSlices:
     def _write(self, stored: Mapping[str, NodeSlice], *, withdraws: bool) -> None:
         """`withdraws`: no device is published. Raises KubeError and AccessError."""
         last = max((each.spec.pool.generation for each in stored.values()), default=0)
+        if last < self._generation:
+            if self._clock() < self._written_at + LAG_SECONDS:
+                self._thread.hurry()
+                return
+            # A removed slice comes back with a generation that no scheduler has seen.
+            last = self._generation
         minor = self._cluster.discovery.minor()
         slices = [] if withdraws else self._claims.slices(last + 1, minor)
         if slices is None:
             return
         if not all(_is_stored(wanted, stored, last) for wanted in slices):
             for wanted in slices:
-                self._cluster.forget(RESOURCE_SLICE.name, wanted["metadata"]["name"])
                 self._cluster.apply(wanted)
                 self.writes += 1
+            self._generation, self._written_at = last + 1, self._clock()
             log.info("the devices of %s are published in %d slices", DRIVER, len(slices))
         for name in sorted(stored.keys() - {wanted["metadata"]["name"] for wanted in slices}):
             self._cluster.delete(RESOURCE_SLICE.name, name)

@@ -229,6 +229,11 @@ def test_slices_are_written_when_they_change_and_only_then(new_node: NewNode) ->
     assert dra.writes() - before == 6
     assert dra.uids() != uids
 
+    # So does what they edit.
+    dra.api.admin.merge(f"{SLICES}/{metadata['name']}", {"spec": {"devices": []}})
+    eventually("the devices are there again", dra.devices, BACK_SECONDS)
+    assert dra.writes() - before == 8
+
 
 def test_the_cpus_of_bound_pods_leave_the_slices_in_few_writes(new_node: NewNode) -> None:
     dra = new_node("dra-owners")
@@ -288,6 +293,19 @@ def test_whole_cores_where_the_node_gives_no_others(new_node: NewNode) -> None:
     dra.start("--dra-devices=core")
     eventually("each core is a device", lambda: len(dra.devices()) == 6, TIMEOUT_SECONDS)
     assert not any("capacity" in device for device in dra.devices())
+
+
+def test_a_node_of_many_cores_has_several_slices_of_one_pool(new_node: NewNode) -> None:
+    dra = new_node("dra-many")
+    dra.machine(2, 2, 1, 40, 2)
+    before = dra.writes()
+    dra.start("--dra-devices=core")
+    eventually("all are published", lambda: len(dra.devices()) == 159, TIMEOUT_SECONDS)
+    assert dra.writes() - before == 2
+    dra.own("own", "0")
+    eventually("a core has left", lambda: len(dra.devices()) == 158, BACK_SECONDS)
+    pools = [part["spec"]["pool"] for part in dra.slices()]
+    assert pools == [{"name": dra.name, "generation": 2, "resourceSliceCount": 2}] * 2
 
 
 def test_a_static_kubelet_leaves_claims_what_it_strictly_reserves(new_node: NewNode) -> None:
