@@ -40,7 +40,8 @@ def offered(
     `strictly_reserved`: the CPUs that a static kubelet reserves and keeps its pods off."""
     if kubelet.of_dra:
         return OfferedCpus(reason="another DRA driver gives CPUs of this node")
-    others = union(owner.claimed for owner in owners if not owner.claims)
+    # A pod may have CPUs by an annotation beside those of its claims.
+    others = union(owner.claimed for owner in owners) - kubelet.claims.cpus
     if kubelet.static:
         if not strictly_reserved:
             return OfferedCpus(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from agent.allocate.dra.offer import OfferedCpus, offered
 from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
 from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.dra.node_claims import NodeClaims
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner
 from tests.allocate.dra.node import FOUR_NODES
 
 OWNERS = (
-    Owner("u", "ns/p", QoS.LSR, "0-3", "40"),
+    Owner("u", "ns/p", QoS.LSR, "0-3,10-11", "40"),
     Owner("v", "ns/q", QoS.LSE, "8-9", claims=True),
 )
+CLAIMS = NodeClaims(CpuSet.parse("8-11"))
+"""The first pod has two of these CPUs too."""
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,8 @@ OWNERS = (
 def test_what_nobody_else_may_give(
     kubelet: KubeletCpus, rules: PoolRules, strict: str, cpus: str, pool_left: bool
 ) -> None:
-    of_node = offered(FOUR_NODES, OWNERS, kubelet, rules, CpuSet.parse(strict))
+    cpus_given = msgspec.structs.replace(kubelet, claims=CLAIMS)
+    of_node = offered(FOUR_NODES, OWNERS, cpus_given, rules, CpuSet.parse(strict))
     assert of_node == OfferedCpus(CpuSet.parse(cpus), pool_left)
 
 
