@@ -24,11 +24,12 @@ class RealGroups:
         self.make()
 
     def make(self, name: str = "", cpus: CpuSet | None = None) -> str:
-        """A group with these CPUs: by default its parent's on v1, inheriting on v2."""
+        """A group with these CPUs: by default its parent's on v1, inheriting on v2. Below a group
+        with processes, v2 lets it have no controller."""
         group = self.top + name
         for controller, (version, path) in self._mounts.items():
             folder = Path(path + group)
-            if version == 2:
+            if version == 2 and not (name and (folder.parent / "cgroup.procs").read_text()):
                 (folder.parent / "cgroup.subtree_control").write_text(f"+{controller}")
             if not folder.exists():
                 folder.mkdir()

@@ -1,5 +1,5 @@
-"""`oom_score_adj` of real processes in real cgroups. Values only grow here: lower ones than the
-first need CAP_SYS_RESOURCE."""
+"""`oom_score_adj` of real processes in real cgroups. Values only grow here, but in one test: lower
+ones than the first need CAP_SYS_RESOURCE."""
 
 from __future__ import annotations
 
@@ -79,6 +79,11 @@ def score(pid: int) -> int:
 
 def set_score(pid: int, value: int) -> None:
     Path(f"/proc/{pid}/oom_score_adj").write_text(str(value))
+
+
+def may_lower() -> bool:
+    words = ("sh", "-c", "echo -1 >/proc/self/oom_score_adj")
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
 def write(journal: Journal, wanted: dict[str, int]) -> list[WriteState]:
@@ -177,10 +182,7 @@ def test_processes_that_the_agent_does_not_see_are_a_failure(
 def test_a_value_that_needs_a_capability_is_a_failure_that_names_the_process(
     shell: Shell, journal: Journal
 ) -> None:
-    needs = subprocess.run(
-        ["sh", "-c", "echo -1 >/proc/self/oom_score_adj"], capture_output=True, check=False
-    )
-    if not needs.returncode:
+    if may_lower():
         pytest.skip("this process has CAP_SYS_RESOURCE")
     (change,) = limits.apply_texts(
         Controllers(ROOT), journal, {(shell.group, OOM_SCORE_ADJ): "-998"}
@@ -188,6 +190,18 @@ def test_a_value_that_needs_a_capability_is_a_failure_that_names_the_process(
     assert change.state is WriteState.FAILED
     assert change.note == f"process {shell.first}: Permission denied"
     assert score(shell.first) == 100
+
+
+def test_a_value_below_the_first_is_given_and_given_back(shell: Shell, journal: Journal) -> None:
+    if not may_lower():
+        pytest.skip("this process has no CAP_SYS_RESOURCE")
+    before = shell.fork()
+    assert write(journal, {shell.group: -998}) == [WriteState.WRITTEN]
+    after = shell.fork()
+    everyone = (shell.first, before, after)
+    assert [score(pid) for pid in everyone] == [-998] * 3
+    assert give_back(Journal(journal.path)) == [WriteState.WRITTEN]
+    assert [score(pid) for pid in everyone] == [100] * 3
 
 
 class Killed(Exception):  # noqa: N818 - it stands for a signal
@@ -201,6 +215,7 @@ class Killed(Exception):  # noqa: N818 - it stands for a signal
 @settings(
     max_examples=20,
     deadline=None,
+    database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_every_value_is_given_back_whenever_the_agent_was_killed(

@@ -16,7 +16,21 @@ from agent.allocate.pools import Decision
 from agent.cgroup import limits, writer
 from agent.cgroup.hierarchy import Controllers, Handles, Hierarchy, mounted
 from agent.cgroup.journal import Journal
-from agent.cgroup.limits import BURST, IDLE, QUOTA, SHARES
+from agent.cgroup.limits import (
+    BURST,
+    IDLE,
+    MAX,
+    MAX_BURST,
+    MEMORY,
+    MEMORY_HIGH,
+    MEMORY_LOW,
+    MEMORY_MAX,
+    MEMORY_MIN,
+    OOM_GROUP,
+    QUOTA,
+    SHARES,
+    WEIGHT,
+)
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import CpuQuota
@@ -57,14 +71,21 @@ IN_USE = NodeUse(
     other_applications_cores=0.0,
 )
 """Of eight CPUs: it leaves 2.5 to batch."""
+MIB = 1 << 20
+PROTECTED = {MEMORY_MIN: 4 * MIB, MEMORY_LOW: 8 * MIB, MEMORY_HIGH: 64 * MIB}
 
 
 class KoordletNode:
-    """A service with a limit of one CPU, and a batch pod."""
+    """A service with a limit of one CPU, and a batch pod, both with a process."""
 
-    def __init__(self, node: ColocatedNode, proc: str = "/proc") -> None:
+    def __init__(self, node: ColocatedNode, groups: RealGroups, proc: str = "/proc") -> None:
         self.node = node
         self.hierarchy = Hierarchy(ROOT)
+        self.v2 = self.hierarchy.version == 2
+        self.quota, self.burst, self.weight, self.memory = (
+            (MAX, MAX_BURST, WEIGHT, MEMORY_MAX) if self.v2 else (QUOTA, BURST, SHARES, MEMORY)
+        )
+        self.least_weight = "1" if self.v2 else "2"
         self.kubelet = KubeletConfiguration("here")
         self.requested = {"service main": CpuQuota(100_000)}
         self.fault: RpcError | None = None
@@ -72,7 +93,9 @@ class KoordletNode:
         self.service = node.run("service", "burstable", {"main": 1000})
         self.batch = node.run("batch", "besteffort")
         self.everyone = self.batch.rpartition("/")[0]
-        self.cpus = node.groups.path(self.everyone, CPUS).read_text().strip()
+        for group in (self.service, self.batch):
+            groups.process(f"{group}/main")
+        self.cpus = self.cpus_of(self.everyone)
         node.takeover = lambda journal: KoordletTakeover(
             self.hierarchy,
             Controllers(ROOT, Handles(0)),
@@ -101,12 +124,13 @@ class KoordletNode:
         for group in (main, self.batch, self.everyone):
             self.set(group, CPUS, first)
         for group in (self.service, f"{self.service}/main"):
-            self.set(group, QUOTA, "300000")
-            self.set(group, BURST, "200000")
+            self.set(group, self.quota, "300000")
+            self.set(group, self.burst, "200000")
         for group in (self.everyone, self.batch, main):
-            self.set(group, QUOTA, "150000")
-        self.set(main, SHARES, "1024")
-        self.set(self.everyone, SHARES, "2")
+            self.set(group, self.quota, "150000")
+        self.set(main, self.weight, "1024")
+        self.set(main, self.memory, str(64 * MIB))
+        self.set(self.everyone, self.weight, self.least_weight)
         self.set(self.everyone, IDLE, "1")
 
     def set(self, group: str, file: str, text: str) -> None:
@@ -114,6 +138,15 @@ class KoordletNode:
 
     def values(self, group: str, *files: str) -> list[str]:
         return [self.node.groups.path(group, file).read_text().strip() for file in files]
+
+    def quota_of(self, group: str) -> int | None:
+        """In 100 milliseconds; None without one."""
+        (text,) = self.values(group, self.quota)
+        return None if text.startswith(("-1", "max")) else int(text.split()[0])
+
+    def cpus_of(self, group: str) -> str:
+        (text,) = self.values(group, "cpuset.cpus.effective" if self.v2 else CPUS)
+        return text
 
     def restore(self) -> None:
         """As `topolet restore`."""
@@ -132,31 +165,85 @@ class KoordletNode:
 def left(tmp_path: Path) -> Iterator[KoordletNode]:
     mounts = {
         each: mount
-        for each in ("cpu", "cpuset")
+        for each in ("cpu", "cpuset", "memory")
         if not os.geteuid() and (mount := mounted(ROOT, each))
     }
-    if {version for version, _ in mounts.values()} != {1} or len(mounts) < 2:
-        pytest.skip("no cgroups v1 of cpu and cpuset can be made here")
+    if len(mounts) < 3:
+        pytest.skip("no cgroups of cpu, cpuset and memory can be made here")
     groups = RealGroups(mounts)
     try:
         if not groups.path(groups.top, IDLE).exists():
             pytest.skip("this kernel has no cpu.idle")
-        yield KoordletNode(ColocatedNode(tmp_path, groups))
+        yield KoordletNode(ColocatedNode(tmp_path, groups), groups)
     finally:
         groups.close()
+
+
+def assert_without_koordlet(left: KoordletNode) -> None:
+    """But for the limits and the CPUs of the containers of BE pods."""
+    everyone = left.everyone
+    assert left.values(everyone, IDLE, left.weight) == ["0", left.least_weight]
+    assert (left.quota_of(everyone), left.cpus_of(everyone)) == (None, left.cpus)
+    for group in (left.service, f"{left.service}/main"):
+        assert (left.quota_of(group), left.values(group, left.burst)) == (100_000, ["0"])
+    assert left.cpus_of(left.batch) == left.cpus
 
 
 def test_what_no_strategy_wants_has_the_values_of_the_kernel(left: KoordletNode) -> None:
     left.leave()
     left.step()
-    assert left.values(left.everyone, IDLE, SHARES, QUOTA, CPUS) == ["0", "2", "-1", left.cpus]
-    for group in (left.service, f"{left.service}/main"):
-        assert left.values(group, QUOTA, BURST) == ["100000", "0"]
-    assert left.values(left.batch, CPUS) == [left.cpus]
+    assert_without_koordlet(left)
     assert left.node.passes, "passes write the limits and the CPUs of the containers of BE pods"
     left.restore()
-    assert left.values(f"{left.batch}/main", QUOTA, SHARES, CPUS) == ["-1", "2", left.cpus]
+    main = f"{left.batch}/main"
+    assert left.values(main, left.weight) == [left.least_weight]
+    assert (left.quota_of(main), left.cpus_of(main)) == (None, left.cpus)
+    assert left.values(main, left.memory) == left.values(left.service, left.memory), "no limit"
     assert not Journal(left.node.folder / "journal").values
+
+
+def test_no_file_has_another_value_between_that_of_koordlet_and_its_own(
+    left: KoordletNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no pod has, at any moment, less than before and less than it should."""
+    writes: list[str] = []
+    write = Handles.write
+
+    def recorded(handles: Handles, path: str, content: bytes) -> None:
+        write(handles, path, content)
+        writes.append(path)
+
+    left.leave()
+    monkeypatch.setattr(Handles, "write", recorded)
+    left.step()
+    assert len(writes) >= len((IDLE, left.weight, left.quota, CPUS)) + 4
+    assert len(set(writes)) == len(writes)
+
+
+@pytest.mark.parametrize("protects", [False, True])
+def test_memory_is_protected_and_throttled_by_nobody_else_than_the_kubelet(
+    left: KoordletNode, *, protects: bool
+) -> None:
+    """One kill must not end all pods of a class, whoever protects memory."""
+    if not left.v2:
+        pytest.skip("a koordlet writes these files on cgroup v2")
+    left.kubelet = KubeletConfiguration("here", protects_memory=protects)
+    services, main = left.service.rpartition("/")[0], f"{left.service}/main"
+    root = services.rpartition("/")[0]
+    protected = (root, services, left.service, main)
+    for group in protected:
+        for file, amount in PROTECTED.items():
+            left.set(group, file, str(amount))
+    grouped = (root, left.everyone, left.batch, left.service)
+    for group in grouped:
+        left.set(group, OOM_GROUP, "1")
+    left.step()
+    assert [left.values(group, OOM_GROUP) for group in grouped] == [["0"]] * 4
+    kept = [str(amount) for amount in PROTECTED.values()]
+    right = kept if protects else ["0", "0", "max"]
+    assert [left.values(group, *PROTECTED) for group in protected] == [right] * 4
+    left.restore()
+    assert [left.values(group, *PROTECTED) for group in protected] == [right] * 4
 
 
 def test_burst_goes_on_with_the_quota_that_koordlet_has_scaled(left: KoordletNode) -> None:
@@ -164,21 +251,20 @@ def test_burst_goes_on_with_the_quota_that_koordlet_has_scaled(left: KoordletNod
     left.node.strategies = BURSTS
     left.step()
     for group in (left.service, f"{left.service}/main"):
-        assert left.values(group, QUOTA) == ["300000"], "a pod never has less than before"
-        assert left.node.journal.values[group, QUOTA].value == "100000"
+        assert left.quota_of(group) == 300_000, "a pod never has less than before"
+        assert left.node.journal.values[group, left.quota].value.split()[0] == "100000"
     left.node.strategies = Strategies()
     left.step()
-    for group in (left.service, f"{left.service}/main"):
-        assert left.values(group, QUOTA, BURST) == ["100000", "0"]
+    assert_without_koordlet(left)
 
 
 def test_suppression_writes_over_the_quota_of_koordlet(left: KoordletNode) -> None:
     left.leave()
     left.node.strategies, left.node.use = SUPPRESSES, IN_USE
     left.step()
-    assert left.values(left.everyone, QUOTA) == ["250000"]
+    assert left.quota_of(left.everyone) == 250_000
     left.restore()
-    assert left.values(left.everyone, QUOTA, IDLE) == ["-1", "0"]
+    assert_without_koordlet(left)
 
 
 @pytest.mark.parametrize("journalled", [False, True])
@@ -191,14 +277,12 @@ def test_an_agent_that_was_killed_takes_over_at_its_next_start(
         journal = Journal(left.node.folder / "journal")
         assert left.node.takeover is not None
         left.node.takeover(journal).take(tuple(left.node.pods.values()))
-        assert (f"{left.service}/main", QUOTA) in journal
-    assert left.values(left.service, QUOTA) == ["300000"]
+        assert (f"{left.service}/main", left.quota) in journal
+    assert left.quota_of(left.service) == 300_000
     left.start()
     left.step()
     left.restore()
-    assert left.values(left.everyone, IDLE, SHARES, QUOTA, CPUS) == ["0", "2", "-1", left.cpus]
-    for group in (left.service, f"{left.service}/main"):
-        assert left.values(group, QUOTA, BURST) == ["100000", "0"]
+    assert_without_koordlet(left)
 
 
 def test_a_runtime_that_does_not_answer_is_asked_again_with_the_next_search(
@@ -214,23 +298,24 @@ def test_a_runtime_that_does_not_answer_is_asked_again_with_the_next_search(
     left.fault = None
     left.node.now += SEARCH_SECONDS
     left.step()
-    assert left.values(f"{left.service}/main", QUOTA) == ["100000"]
+    assert left.quota_of(f"{left.service}/main") == 100_000
 
 
 def test_a_value_of_another_program_after_the_takeover_stays(left: KoordletNode) -> None:
     left.leave()
     left.step()
-    left.set(left.service, QUOTA, "200000")
+    left.set(left.service, left.quota, "200000")
     left.node.now += 2 * CHECK_SECONDS
     left.step()
-    assert left.values(left.service, QUOTA) == ["200000"]
+    assert left.quota_of(left.service) == 200_000
 
 
 def test_a_pod_that_the_agent_leaves_alone_keeps_what_koordlet_left(left: KoordletNode) -> None:
     left.leave()
     left.node.excluded = "service"
     left.step()
-    assert left.values(left.service, QUOTA, BURST) == ["300000", "200000"]
+    assert left.quota_of(left.service) == 300_000
+    assert left.values(left.service, left.burst) == ["200000"]
     assert left.values(left.everyone, IDLE) == ["0"]
 
 
@@ -240,7 +325,8 @@ def test_cpus_of_containers_are_those_of_a_static_kubelet(left: KoordletNode) ->
     left.step()
     originals = left.node.journal.originals
     assert f"{left.batch}/main" not in originals
-    assert left.values(left.batch, CPUS) == [left.cpus]
+    assert left.cpus_of(left.batch) == left.cpus
+    assert left.cpus_of(f"{left.batch}/main") != left.cpus or len(CpuSet.parse(left.cpus)) == 1
 
 
 def test_nothing_is_written_while_a_koordlet_runs(left: KoordletNode, tmp_path: Path) -> None:
@@ -260,7 +346,7 @@ def test_nothing_is_written_while_a_koordlet_runs(left: KoordletNode, tmp_path: 
     left.node.now += SEARCH_SECONDS
     colocation.step()
     assert colocation.state.failed == ("koordlet has just ended, and may start again",)
-    assert left.values(left.everyone, QUOTA, IDLE) == ["150000", "1"]
+    assert (left.quota_of(left.everyone), left.values(left.everyone, IDLE)) == (150_000, ["1"])
     left.node.now += ABSENT_SECONDS
     left.step()
-    assert left.values(left.everyone, QUOTA, IDLE) == ["250000", "0"]
+    assert (left.quota_of(left.everyone), left.values(left.everyone, IDLE)) == (250_000, ["0"])
