@@ -495,6 +495,7 @@ class _Agent:
         resctrl: ControlGroups,
         core_sched: CoreGroups,
     ) -> Colocation:
+        from agent.node.colocation import cpu_suppression
         from agent.node.colocation.core_scheduling import CoreScheduling
         from agent.node.colocation.cpu_burst import CpuBursting
         from agent.node.colocation.cpu_priority import CpuPriority
@@ -525,7 +526,10 @@ class _Agent:
             lambda container: cri.container_status(container.id).resources.quota,
             resctrl,
         )
-        suppression = CpuSuppression(controllers, journal, view.node_use, on_owned)
+        path = os.path.join(settings.state_dir, COLOCATION_FILE)
+        suppression = CpuSuppression(
+            controllers, journal, view.node_use, on_owned, last=cpu_suppression.last(path)
+        )
         features: tuple[Feature, ...] = (
             CpuPriority(controllers),
             CpuBursting(controllers, journal, view.shared_use, wake),
@@ -549,7 +553,7 @@ class _Agent:
             lambda pod: snapshot.excludes_any(self.reconciler.exclude, pod.namespace, pod.name),
             self.sources,
             wake,
-            os.path.join(settings.state_dir, COLOCATION_FILE),
+            path,
             modes,
             takeover=takeover if settings.colocation == "act" else None,
         )

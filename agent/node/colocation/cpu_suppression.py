@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -16,16 +17,44 @@ from agent.cgroup import limits
 from agent.cgroup.hierarchy import CgroupError, Controllers
 from agent.cgroup.journal import Journal, OriginalValue
 from agent.cgroup.order import parent
-from agent.model.cpu.cpuset import EMPTY, union
+from agent.model.bounds import JsonError
+from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.cpu.policies import BeOnOwned
 from agent.model.cpu.topology import Topology
-from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
+from agent.model.linux_resources import (
+    NO_QUOTA,
+    PERIOD_MICROSECONDS,
+    CpuQuota,
+    LinuxResources,
+)
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.qos import QoS, is_qos_root
 from agent.node.colocation.moment import ColocatedPod, Key, Moment, WantedFiles
+from agent.view import colocation
 
+log = logging.getLogger(__name__)
+
+_NOTHING: Final = Suppression()
 GROW_SECONDS: Final = 5.0
 """BE pods lose CPUs at once, and get some back so long after the last change: each is a pass."""
+
+
+def last(path: str) -> Suppression:
+    """What the last agent has left to BE pods, by its file for people."""
+    try:
+        shown = colocation.read(path)
+        if not shown.suppresses:
+            return _NOTHING
+        milli = shown.be_quota_milli
+        return Suppression(
+            CpuSet.parse(shown.be_cpus) or None,
+            None if milli is None else CpuQuota(milli * PERIOD_MICROSECONDS // 1000),
+        )
+    except FileNotFoundError:
+        return _NOTHING
+    except (OSError, JsonError, CpuSetError) as error:
+        log.warning("%s: what BE pods have is not known: %s", path, error)
+        return _NOTHING
 
 
 class CpuSuppression:
@@ -33,7 +62,8 @@ class CpuSuppression:
 
     `node_use`: returns the newest use of CPU, None while it is not known; it may raise
         AnnotationError.
-    `on_owned`: whether suppressed BE pods run on CPUs that LSR pods own."""
+    `on_owned`: whether suppressed BE pods run on CPUs that LSR pods own.
+    `last`: what BE pods have of the last agent. They keep it until the use is known."""
 
     name = "cpu-suppression"
 
@@ -44,6 +74,7 @@ class CpuSuppression:
         node_use: Callable[[], NodeUse | None],
         on_owned: BeOnOwned = BeOnOwned.IN_PROPORTION,
         clock: Callable[[], float] = time.monotonic,
+        last: Suppression = _NOTHING,
     ) -> None:
         self._controllers = controllers
         self._journal = journal
@@ -52,7 +83,7 @@ class CpuSuppression:
         self._clock = clock
         self._pool = BePool((), EMPTY)
         self._changed_at = 0.0
-        self.now = Suppression()
+        self.now = last
         """What BE pods get."""
 
     def follow(self, topology: Topology, decision: Decision) -> None:

@@ -119,14 +119,21 @@ class Colocation:
         self._told_at = -TOLD_SECONDS
         self._problem = Problem(log, f"{path}: ")
         self._faults: dict[str, str] = {}
-        self._be_cpus: CpuSet | None = None
+        self._be_cpus = suppression.now.cpus if self._suppresses else None
         self._decision: Decision | None = None
         self._seen: tuple[object, ...] = ()
         self._colocated: tuple[ColocatedPod, ...] = ()
-        # The first pass must not give back what stays wanted.
+        # The first pass must not give back what stays wanted. On v1 it restores the quotas of BE
+        # pods, and that of all of them would be in the way.
         acts = FeatureMode.ACT in modes.values()
         self._held = frozenset(
-            key for key in journal.values if acts and limits.is_of_strategies(key[1])
+            (group, file)
+            for group, file in journal.values
+            if acts
+            and (
+                limits.is_of_strategies(file)
+                or (file != limits.QUOTA and limits.concerns_more(group, file))
+            )
         )
         self.state = Colocated()
         """What the last step has brought; read by other threads."""

@@ -23,6 +23,7 @@ from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import KubeClass
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.colocation import FeatureMode, feature_modes
+from agent.node.colocation import cpu_suppression
 from agent.node.colocation.cpu_burst import CpuBursting
 from agent.node.colocation.cpu_priority import CpuPriority
 from agent.node.colocation.cpu_suppression import CpuSuppression
@@ -137,7 +138,11 @@ class ColocatedNode:
         modes = feature_modes(settings)
         self.journal = Journal(self.folder / "journal")
         self.suppression = CpuSuppression(
-            self.controllers, self.journal, lambda: self.use, clock=lambda: self.now
+            self.controllers,
+            self.journal,
+            lambda: self.use,
+            clock=lambda: self.now,
+            last=cpu_suppression.last(str(self.folder / COLOCATION_FILE)),
         )
         self.memory_qos = PodMemoryQos(
             self.controllers,

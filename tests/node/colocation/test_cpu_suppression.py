@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from agent.allocate.colocation.be_suppress import Suppression
 from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules
 from agent.cgroup import limits
-from agent.cgroup.limits import QUOTA
+from agent.cgroup.hierarchy import Controllers, Handles
+from agent.cgroup.limits import MAX, QUOTA
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.node_slo import NodeSlo, ResourceThreshold
 from agent.model.pod.qos import QOS_LABEL
-from agent.node.colocation.cpu_suppression import GROW_SECONDS
+from agent.node.colocation.cpu_suppression import GROW_SECONDS, last
 from agent.usage.strategies import Strategies
 from tests.builders import machine
-from tests.node.colocation.colocated import ColocatedNode, used
+from tests.node.colocation.colocated import ColocatedNode, FileGroups, used
 
 
 def suppressing(policy: Literal["cpuset", "cfsQuota"]) -> Strategies:
@@ -54,6 +57,50 @@ def test_be_pods_lose_cpus_at_once_and_get_them_back_later(node: ColocatedNode) 
     node.colocation.step()
     assert node.passes[-1] is None
     assert not node.colocation.holds()
+
+
+def test_an_agent_that_starts_again_leaves_be_pods_what_they_had(node: ColocatedNode) -> None:
+    topology = machine(2, 4)
+    node.strategies = suppressing("cpuset")
+    node.colocation.follow(topology, decided(topology))
+    node.use = used(3.5)
+    node.colocation.step()
+    before, node.use = node.colocation.be_cpus(), None
+    node.start().follow(topology, decided(topology))
+    assert node.colocation.be_cpus() == before, "for the first pass"
+    node.colocation.step()
+    assert node.passes == [before], "the use is not known yet"
+    node.start("cpu-suppression=observe")
+    assert node.colocation.be_cpus() is None
+    node.start().follow(topology, decided(topology))
+    node.strategies = Strategies()
+    node.colocation.step()
+    assert node.passes[-1] is None
+
+
+def test_a_quota_of_be_pods_stays_while_an_agent_starts_again(tmp_path: Path) -> None:
+    groups = FileGroups(tmp_path / "cgroup", {MAX: "max 100000"})
+    node = ColocatedNode(tmp_path, groups, Controllers(str(groups.root), Handles(0)))
+    node.strategies, node.use = suppressing("cfsQuota"), used(3.5)
+    everyone = node.run("batch", "besteffort", labels={QOS_LABEL: "BE"}).rpartition("/")[0]
+    topology = machine(2, 4)
+    node.colocation.follow(topology, decided(topology))
+    node.colocation.step()
+    assert node.value(everyone, MAX) == "250000 100000"
+    node.use = None
+    node.start().follow(topology, decided(topology))
+    assert (everyone, MAX) in node.colocation.holds()
+    node.colocation.step()
+    assert node.value(everyone, MAX) == "250000 100000"
+    node.strategies = Strategies()
+    node.colocation.step()
+    assert node.value(everyone, MAX) == "max 100000"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"features": [], "suppresses": true, "be_cpus": "x"}'])
+def test_what_be_pods_had_is_not_known_of_a_broken_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "colocation.json").write_text(text)
+    assert last(str(tmp_path / "colocation.json")) == Suppression()
 
 
 def test_suppression_that_observes_leaves_be_pods_their_cpus(node: ColocatedNode) -> None:
