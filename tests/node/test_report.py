@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from agent.allocate.node_allocator.properties import topology_options
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.dra.node_claims import ContainerClaim, NodeClaims
 from agent.model.nrt import resource_topology
 from agent.model.nrt.node_annotations import (
     MAX_REFUSED,
@@ -151,6 +153,19 @@ def test_pods_that_share_are_not_reported_as_the_static_kubelets() -> None:
     report(ClusterReporter("n", store), *pods, kubelet=KubeletCpus(True, by_uid))
     (alloc,) = stored_annotations(store)["pod-cpu-allocs"]
     assert (alloc["uid"], alloc["cpuset"], alloc["managedByKubelet"]) == ("a", "1", True)
+
+
+def test_no_scheduler_gives_cpus_of_a_prepared_claim_to_a_pod() -> None:
+    """From the claims of the node to what is left in the scheduler's ledger."""
+    store = RecordingStore()
+    of_pod = {"main": ContainerClaim(CpuSet([1]))}
+    kubelet = KubeletCpus(claims=NodeClaims(CpuSet([1]), {"a": of_pod}))
+    report(ClusterReporter("n", store), pod("a", "LS"), kubelet=kubelet)
+    (alloc,) = stored_annotations(store)["pod-cpu-allocs"]
+    assert (alloc["name"], alloc["cpuset"], alloc["managedByKubelet"]) == ("a", "1", True)
+    stored = resource_topology.decode(store.applied[0])
+    options, faults = topology_options({}, {}, stored)
+    assert (str(options.kept), faults) == ("1", ())
 
 
 def test_refused_claims_are_named_while_they_are_refused() -> None:

@@ -1,6 +1,6 @@
 """Whether pods request the CPUs of their claims.
 
-kube-scheduler counts the CPU requests of pods, and nothing of their claims (until KEP-5517): it
+kube-scheduler counts the CPU requests of pods, and nothing of their claims before KEP-5517: it
 places other pods on CPUs that are in no pool any more."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def low_requests(pods: Iterable[ApiPod], claims: NodeClaims) -> tuple[LowRequest
     taken, low = EMPTY, []
     for pod in sorted(pods, key=lambda pod: (pod.created_at, pod.uid)):
         of_pod = claims.containers.get(pod.runtime_uid)
-        if not of_pod or pod.terminal:
+        if not of_pod or pod.terminal or pod.claims_requested:
             continue
         cpus = union(claim.cpus for claim in of_pod.values()) - taken
         taken |= cpus

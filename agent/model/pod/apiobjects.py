@@ -183,6 +183,8 @@ class ApiPod(msgspec.Struct, frozen=True):
     """The PodGroup of kube-scheduler that it belongs to."""
     claims: tuple[ClaimUse, ...] = ()
     """The ResourceClaims that exist for it, also those of extended resources."""
+    claims_requested: bool = False
+    """Its scheduler counts what its claims have as requests (KEP-5517)."""
 
     @property
     def pod_level(self) -> bool:
@@ -301,6 +303,7 @@ def value(raw: PodObject) -> ApiPod:
         any(each.resources.claims for each in (raw.spec.containers or ())),
         (raw.spec.scheduling_group or _NO_GROUP).pod_group_name or "",
         tuple(islice(_claim_uses(raw), MAX_CLAIM_USES)),
+        bool(status.node_allocatable_resource_claim_statuses),
     )
 
 
@@ -417,6 +420,7 @@ class _RawStatus(_RawInForce, frozen=True, rename="camel"):
     conditions: tuple[_RawCondition, ...] | None = None
     resource_claim_statuses: tuple[_RawPodClaim, ...] | None = None
     extended_resource_claim_status: _RawExtendedClaim | None = None
+    node_allocatable_resource_claim_statuses: tuple[msgspec.Raw, ...] | None = None
 
     @property
     def infeasible(self) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from msgspec.structs import replace
 
 from agent.allocate.dra.requests import low_requests
 from agent.model.cpu.cpuset import CpuSet
@@ -31,6 +34,13 @@ def test_the_request_of_the_pod_counts_else_those_of_its_containers(
     of_container: int, of_pod: int, low: bool
 ) -> None:
     assert bool(low_requests([pod("p", of_container, of_pod)], FOUR)) is low
+
+
+@pytest.mark.parametrize("change", [{"claims_requested": True}, {"phase": Phase.SUCCEEDED}])
+def test_a_pod_whose_claims_count_as_requests_or_that_has_ended_requests_enough(
+    change: dict[str, Any],
+) -> None:
+    assert low_requests([replace(pod("p", 0), **change)], FOUR) == ()
 
 
 def test_the_text_says_what_to_set() -> None:
