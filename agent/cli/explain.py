@@ -8,9 +8,10 @@ PodDisruptionBudgets if the caller may list them, in all namespaces or in the na
 With --objects it reads the cluster from files instead, as `kubectl get -o yaml` writes them: nodes,
 pods -A, noderesourcetopologies, devices, and, if they exist, reservations and poddisruptionbudgets.
 
-With --place it prints where the pod's containers run on its node, and why not nearer to their
-devices. That needs no scheduler: on the node the snapshot of the agent says it, elsewhere kubectl
-asks the agent's pod there, with the rights of the caller.
+With --place it prints where the pod's containers run on its node, why not nearer to their devices,
+and which CPUs its ResourceClaims have, or why they have none. That needs no scheduler: on the node
+the files of the agent say it, elsewhere kubectl asks the agent's pod there, with the rights of the
+caller.
 
 With --now it looks twice at everything that runs on the pod's node, and prints in one sentence how
 long the pod waited for CPUs in between and who had them, and in further ones who presses on its
@@ -24,7 +25,8 @@ With the word node and a resource (`topolet explain node batch-cpu`) it prints h
 node computed how much of it the node offers; `topolet explain node strategies` prints Koordinator's
 strategies that the agent of this node follows, and where each one comes from, and `topolet explain
 node colocation` what it does by them, why BE pods have the CPU that they have, and which pod would
-be evicted next.
+be evicted next; `topolet explain node dra` prints the devices that the agent of this node has for
+ResourceClaims, which claims have their CPUs, and why something is not offered or not given.
 
 Exit code 0: the pod gets a node, or its place is known; 1: it gets none; 2: it can't be explained.
 """
@@ -56,6 +58,7 @@ from agent.view import explanation as explanation_view
 from agent.view import format
 
 if TYPE_CHECKING:
+    from agent.view.dra import ShownDra
     from agent.view.evictions import ShownEvictions
 
 USAGE = "topolet explain [OPTIONS] [POD | node RESOURCE]"
@@ -76,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="RESOURCE",
         help="after the word node: why this node offers so much of it, as batch-cpu or mid-memory; "
-        "or the word strategies or colocation",
+        "or the word strategies, colocation or dra",
     )
     parser.add_argument("-n", "--namespace", default="default", help="namespace of the pod")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
@@ -168,6 +171,8 @@ def _resource(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
         return _strategies(arguments, settings)
     if arguments.resource == "colocation":
         return _colocation(arguments, settings)
+    if arguments.resource == "dra":
+        return _dra(arguments, settings)
     path = os.path.join(settings.state_dir, OFFERED_FILE)
     try:
         shown = offered_view.explained(offered.read(path), arguments.resource, time.time())
@@ -224,6 +229,31 @@ def _colocation(arguments: argparse.Namespace, settings: ExplainSettings) -> int
     return _printed(draw(shown))
 
 
+def _dra(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
+    """Prints what the DRA driver offers and has given. Returns the exit code. Raises ExplainError
+    and OSError."""
+    from agent.view import dra
+
+    shown = _dra_file(settings)
+    if shown is None:
+        raise ExplainError("the agent of this node is no DRA driver: it is one with --dra")
+    return _printed((dra.as_json if arguments.output == "json" else dra.as_text)(shown))
+
+
+def _dra_file(settings: ExplainSettings) -> ShownDra | None:
+    """What the DRA driver tells; None if the agent is none. Raises ExplainError and OSError."""
+    from agent.model.dra.names import SHOWN_FILE
+    from agent.view import dra
+
+    path = os.path.join(settings.state_dir, SHOWN_FILE)
+    try:
+        return dra.read(path)
+    except FileNotFoundError:
+        return None
+    except JsonError as error:
+        raise ExplainError(f"{path}: {error}") from None
+
+
 def _evictions(settings: ExplainSettings) -> ShownEvictions | None:
     """What the agent tells of evictions; None if it tells nothing. Raises ExplainError and
     OSError."""
@@ -252,11 +282,19 @@ def _place(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
     """Prints the place of a pod's containers. Returns the exit code. Raises ExplainError."""
     from agent.cli.devices import read_snapshot
     from agent.model.snapshot import SnapshotError
+    from agent.view import dra as dra_view
     from agent.view import place
 
     title = _running_pod(arguments, "--place")
     try:
-        if shown := place.shown(read_snapshot(settings.state_dir), title):
+        claims: tuple[str, ...] = ()
+        if (dra := _dra_file(settings)) is not None:
+            claims = dra_view.of_pod(dra, title)
+        shown = place.shown(read_snapshot(settings.state_dir), title)
+        if shown is None and claims:
+            shown = place.PodOnNode(title, ())  # it waits for its claims
+        if shown is not None:
+            shown = msgspec.structs.replace(shown, claims=claims)
             draw = place.as_json if arguments.output == "json" else place.as_text
             print(format.encodable(draw(shown)), end="", flush=True)
             return 0

@@ -29,6 +29,7 @@ REGISTRATION: Final = "pluginregistration.Registration"
 VERSIONS: Final = ("v1.DRAPlugin", HEALTH)
 """The services as the registration names them."""
 _PLUGIN_TYPE: Final = "DRAPlugin"
+_MAX_ERROR: Final = 300
 MAX_CLAIMS: Final = 1_024
 """The most claims of one call. A kubelet sends those of one pod."""
 HEALTH_SECONDS: Final = 10.0
@@ -47,6 +48,9 @@ class Claims(Protocol):
         """The claim loses its CPUs; it may be unknown. Raises PreparationError if that can't be
         kept."""
 
+    def registered(self, problem: str) -> None:
+        """The kubelet has registered the driver, or refused it for this reason."""
+
     def devices(self) -> Iterable[tuple[str, str, str]]:
         """The pool, the name and, if it is not healthy, the trouble of each published device."""
 
@@ -60,10 +64,6 @@ class DraService:
         self._claims = claims
         self._endpoint = endpoint
         self._closed = threading.Event()
-        self.registered = False
-        """Whether the kubelet has confirmed the registration."""
-        self.problem = ""
-        """Why the kubelet refused the registration."""
 
     def close(self) -> None:
         """Ends the streams."""
@@ -81,11 +81,12 @@ class DraService:
     def notified(self, message: bytes) -> bytes:
         """The kubelet says whether it has registered the driver."""
         status = _read(pb.RegistrationStatus, message)
-        self.registered, self.problem = status.plugin_registered, status.error[:300]
-        if self.registered:
+        problem = status.error[:_MAX_ERROR] or "it gives no reason"
+        self._claims.registered("" if status.plugin_registered else problem)
+        if status.plugin_registered:
             log.info("the kubelet has registered the driver %s", DRIVER)
         else:
-            log.error("the kubelet does not register the driver %s: %s", DRIVER, self.problem)
+            log.error("the kubelet does not register the driver %s: %s", DRIVER, problem)
         return b""
 
     def prepare(self, message: bytes) -> bytes:

@@ -34,12 +34,11 @@ from agent.model import notifications, snapshot
 from agent.model.bounds import JsonError
 from agent.model.devices import device_object
 from agent.model.dra import prepared_claim
-from agent.model.dra.names import DRIVER, PLUGIN_DIR, REGISTRY
+from agent.model.dra.names import CLAIMS_FILE, DRIVER, PLUGIN_DIR, REGISTRY
 from agent.model.nrt import node_status, resource_topology
 from agent.model.settings.agent import UninstallSettings
 from agent.model.settings.options import PROXY_SOCKET, RUNTIME_ENDPOINT, SettingsError, proxy_socket
 from agent.node import originals
-from agent.node.resource_claims import FILE as CLAIMS_FILE
 from agent.rpc.grpc import RpcError
 from agent.telemetry.audit import Trail
 from agent.usage import COLOCATION_FILE, OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE, predictor

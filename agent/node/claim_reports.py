@@ -9,8 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from agent.allocate.dra import claim_status, refusals
 from agent.allocate.dra.requests import LowRequest, low_requests
+from agent.host import files
 from agent.host.daemon import Periodic
 from agent.host.log_once import Problem, about
 from agent.kube.auth import AccessError
@@ -19,6 +22,8 @@ from agent.kube.events import Regarding
 from agent.kube.eviction import EVICTED, EvictionResult
 from agent.kube.objects import rfc3339
 from agent.node.resource_claims import ResourceClaims
+from agent.view import dra
+from agent.view.dra import ShownDra
 
 log = logging.getLogger(__name__)
 
@@ -44,18 +49,26 @@ class ClaimCluster(Protocol):
 class ClaimReports:
     """Writes on a thread of its own.
 
-    `record`: records a warning about a pod."""
+    `record`: records a warning about a pod.
+    `unpublished`: returns why devices are not published, "" if they are.
+    `path`: the file that people's commands read."""
 
     def __init__(
         self,
         cluster: ClaimCluster,
         claims: ResourceClaims,
         record: Callable[[Regarding, str, str], None],
+        unpublished: Callable[[], str],
+        path: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._claims = claims
         self._record = record
+        self._unpublished = unpublished
+        self._path = path
+        self._shown: ShownDra | None = None
+        self._untold = Problem(log, f"{path}: ")
         self._clock = clock
         self._thread = Periodic("claim-reports", PERIOD_SECONDS, self.step, SETTLE_SECONDS)
         self._written: dict[str, tuple[str, str, _Devices]] = {}
@@ -93,6 +106,29 @@ class ClaimReports:
         self._tell()
         if now >= self._evict_at:
             self._evict(now)
+        self._show()
+
+    def _show(self) -> None:
+        """Writes the file when something differs."""
+        claims = self._claims
+        shown = dra.shown(
+            claims.groups(),
+            claims.now().values(),
+            claims.refused(),
+            claims.pods,
+            self.low,
+            registration=claims.registration,
+            problem=self._unpublished(),
+        )
+        if shown == self._shown:
+            return
+        try:
+            files.replace(self._path, msgspec.json.encode(shown), durable=False)
+        except OSError as error:
+            self._untold.report(files.reason(error))
+        else:
+            self._untold.clear()
+            self._shown = shown
 
     def _write(self) -> None:
         """Writes what differs. Raises KubeError and AccessError."""
@@ -105,7 +141,7 @@ class ClaimReports:
             before = self._written.get(uid)
             if before is not None and before[2] == devices:
                 continue
-            at = claim.prepared_at if before is None and claim.prepared_at else int(time.time())
+            at = claim.prepared_at if before is None and claim.prepared_at else round(time.time())
             self._apply(uid, claim.namespace, claim.name, devices, at)
             self._written[uid] = claim.namespace, claim.name, devices
         for uid in [*self._written.keys() - claims.keys()]:

@@ -40,6 +40,7 @@ from agent.model import notifications, snapshot
 from agent.model.audit import Record
 from agent.model.cpu.policies import BeOnOwned, CpuGrouping, DeviceLocality, GroupOrder
 from agent.model.cpu.topology import Topology
+from agent.model.dra.names import CLAIMS_FILE, SHOWN_FILE
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
 from agent.model.settings.agent import AGENT_PORT, AgentSettings
@@ -301,6 +302,8 @@ class _Agent:
             closing.callback(locations.close)
             closing.callback(namespaces.close)
         self.claims: ResourceClaims | None = None
+        if dra is None:
+            (state / SHOWN_FILE).unlink(missing_ok=True)
         if dra is not None:
             self.claims = self._resource_claims(
                 settings, objects, dra.files, wake, trail.append, closing
@@ -378,7 +381,7 @@ class _Agent:
         claims = resource_claims.ResourceClaims(
             objects.claim,
             self.node_name,
-            os.path.join(settings.state_dir, resource_claims.FILE),
+            os.path.join(settings.state_dir, CLAIMS_FILE),
             claim_files,
             GroupRules(CpuGrouping(settings.dra_devices), GroupOrder(settings.dra_order)),
             wake,
@@ -387,7 +390,8 @@ class _Agent:
         published = ResourceSlices(objects, self.node_name, claims, self.sources)
         events = self.cluster.events
         record = events.record if events is not None else lambda pod, reason, note: None
-        reports = ClaimReports(objects, claims, record)
+        path = os.path.join(settings.state_dir, SHOWN_FILE)
+        reports = ClaimReports(objects, claims, record, lambda: published.problem, path)
 
         def changed() -> None:
             published.changed()

@@ -34,6 +34,9 @@ from agent.model import snapshot as snapshots
 from agent.model.audit import Record, WriteReason, stamp
 from agent.model.bounds import JsonError
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.dra import prepared_claim
+from agent.model.dra.names import CLAIMS_FILE, SHOWN_FILE
+from agent.model.dra.prepared_claim import PreparedClaim
 from agent.model.notifications import SOCKET, SnapshotRequest
 from agent.model.pod.pods import ContainerState
 from agent.model.settings import options
@@ -58,6 +61,7 @@ from agent.node.takeover import own_group_of
 from agent.rpc.grpc import RpcError
 from agent.telemetry import audit
 from agent.usage import STRATEGIES_FILE, strategies
+from agent.view import dra
 
 ANSWER_SECONDS: Final = 3.0
 """A pass takes milliseconds; one that waits for a busy runtime takes longer."""
@@ -167,6 +171,8 @@ def examine(settings: KubeletStateSettings) -> Examination:
         wrong |= node_findings.of_free_bytes(settings.state_dir, free_bytes)
     with contextlib.suppress(FileNotFoundError):
         wrong |= _of_strategies(os.path.join(settings.state_dir, STRATEGIES_FILE))
+    with contextlib.suppress(FileNotFoundError):
+        wrong |= _of_dra(settings.state_dir, snapshot)
     devices = snapshot.devices if snapshot else None
     wrong |= node_findings.of_plugins(kubelet.registered, devices)
     given: dict[str, CpuSet] = {}
@@ -377,6 +383,28 @@ def _of_strategies(path: str) -> dict[NodeCode, str]:
     except JsonError as error:
         troubles = (f"{path}: {error}",)
     return {NodeCode.STRATEGIES: "; ".join(troubles)} if troubles else {}
+
+
+def _of_dra(state_dir: str, snapshot: Snapshot | None) -> dict[NodeCode, str]:
+    """What is wrong with the DRA driver. Raises FileNotFoundError if the agent is none."""
+    path = os.path.join(state_dir, SHOWN_FILE)
+    claims: tuple[PreparedClaim, ...] = ()
+    try:
+        shown = dra.read(path)
+        path = os.path.join(state_dir, CLAIMS_FILE)
+        with contextlib.suppress(FileNotFoundError):  # no claim has been prepared yet
+            claims, faults = prepared_claim.decode(files.read(path, prepared_claim.MAX_BYTES))
+            if faults:
+                return {NodeCode.DRA_UNREADABLE: f"{path}: {'; '.join(faults)}"}
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        return {NodeCode.DRA_UNREADABLE: files.reason(error)}
+    except JsonError as error:
+        return {NodeCode.DRA_UNREADABLE: f"{path}: {error}"}
+    if snapshot is None:
+        claims = ()
+    return node_findings.of_dra(shown, claims, snapshot.pods.keys() if snapshot else ())
 
 
 def _proxy(path: str) -> tuple[str, str]:

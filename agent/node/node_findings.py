@@ -7,7 +7,7 @@ import enum
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -16,6 +16,7 @@ import msgspec
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model.audit import Record
 from agent.model.devices.visibility import NodeVisibility
+from agent.model.dra.prepared_claim import PreparedClaim
 from agent.model.settings.options import RUNTIME_ENDPOINT
 from agent.model.snapshot import Snapshot
 from agent.node import koordlet_process
@@ -23,6 +24,7 @@ from agent.node.audit import repeated
 from agent.node.kubelet_process import K3S, K3S_ENDPOINT
 from agent.node.nri_guard import GuardStatus
 from agent.node.own_processes import ProcessPage
+from agent.view.dra import ShownDra
 
 
 class NodeCode(enum.StrEnum):
@@ -56,6 +58,12 @@ class NodeCode(enum.StrEnum):
     NRI_CONFLICT = "nri-plugins-conflict"
     NRI_UNGUARDED = "nri-unguarded"
     DRA_CPUS = "dra-driver-gives-cpus"
+    DRA_UNREGISTERED = "dra-not-registered"
+    DRA_UNREADABLE = "dra-claims-unreadable"
+    DRA_UNOFFERED = "dra-not-offered"
+    DRA_REFUSED = "dra-claims-refused"
+    DRA_LEFT = "dra-claim-without-pod"
+    DRA_LOW = "dra-requests-low"
     DEVICE_PLUGIN = "device-plugin-offers-devices"
     STRATEGIES = "strategies-invalid"
     DISTURBED = "pods-disturbed"
@@ -133,6 +141,16 @@ REMEDIES: Final = {
     "(docs/frontends.md)",
     NodeCode.DRA_CPUS: "leave it if pods shall also claim CPUs by ResourceClaims, which removes "
     "these CPUs from the pools; otherwise remove the driver",
+    NodeCode.DRA_UNREGISTERED: "give the agent the kubelet's folder plugins_registry and its own "
+    "in plugins, both at the paths of the host (docs/dra.md)",
+    NodeCode.DRA_UNREADABLE: "end the pods with claims, remove the file and restart the agent",
+    NodeCode.DRA_UNOFFERED: "topolet explain node dra shows the devices; docs/dra.md says what "
+    "keeps them from being published",
+    NodeCode.DRA_REFUSED: "topolet explain node dra has each reason; the agent evicts pods whose "
+    "claims another node may prepare",
+    NodeCode.DRA_LEFT: "if it lasts, restart the kubelet, which unprepares the claims of pods that "
+    "have ended",
+    NodeCode.DRA_LOW: "set spec.resources.requests.cpu of these pods to the CPUs of their claims",
     NodeCode.DEVICE_PLUGIN: "leave it if only Topolet's scheduler places pods that request these "
     "devices; otherwise keep other schedulers from placing such pods here (docs/devices.md)",
     NodeCode.STRATEGIES: "correct these values; topolet explain node strategies shows what is in "
@@ -160,6 +178,10 @@ WARNINGS: Final = frozenset(
         NodeCode.NRI_CONFLICT,
         NodeCode.NRI_UNGUARDED,
         NodeCode.DRA_CPUS,
+        NodeCode.DRA_UNOFFERED,
+        NodeCode.DRA_REFUSED,
+        NodeCode.DRA_LEFT,
+        NodeCode.DRA_LOW,
         NodeCode.DEVICE_PLUGIN,
         NodeCode.STRATEGIES,
         NodeCode.DISTURBED,
@@ -446,6 +468,35 @@ def of_programs(
         elif program in _PINNING or (proxy and program == "koord-runtime-proxy"):
             wrong[NodeCode.PINNING] = f"{program} runs: it sets the CPUs of containers"
     return wrong
+
+
+_MOST_CLAIMS: Final = 5
+"""A finding names so many claims or pods."""
+
+
+def of_dra(
+    dra: ShownDra, claims: Iterable[PreparedClaim], pods: Collection[str]
+) -> dict[NodeCode, str]:
+    """What is wrong with the DRA driver and its claims.
+
+    `pods`: the uids of the pods of the node."""
+    wrong = {NodeCode.DRA_UNREGISTERED: dra.registration, NodeCode.DRA_UNOFFERED: dra.problem}
+    wrong[NodeCode.DRA_REFUSED] = _some(claim.refused for claim in dra.claims if claim.refused)
+    left = (
+        f"ResourceClaim {claim.title} has CPUs {claim.cpus}"
+        for claim in claims
+        if claim.containers and not any(each.pod_uid in pods for each in claim.containers)
+    )
+    wrong[NodeCode.DRA_LEFT] = _some(left)
+    wrong[NodeCode.DRA_LOW] = _some(f"pod {title}: {text}" for title, text in dra.low.items())
+    return {code: text for code, text in wrong.items() if text}
+
+
+def _some(texts: Iterable[str]) -> str:
+    """The first of them, and the number of the others."""
+    every = [*texts]
+    more = len(every) - _MOST_CLAIMS
+    return "; ".join((*every[:_MOST_CLAIMS], *([f"and {more} more"] if more > 0 else ())))
 
 
 _GPU_RESOURCES: Final = ("nvidia.com/",)

@@ -51,8 +51,6 @@ from agent.telemetry.exposition import Histogram
 
 log = logging.getLogger(__name__)
 
-FILE: Final = "claims.json"
-"""In the state folder."""
 DECISION_SECONDS: Final = 2.0
 """A preparation waits so long for a pass that decides. One that fails does not end its wait."""
 _MOST_REFUSED: Final = 1024
@@ -112,6 +110,8 @@ class ResourceClaims:
         """The uids of the pods that exist; None before the first pass."""
         self._node_claims: tuple[Mapping[str, PreparedClaim], NodeClaims] | None = None
         self._refused: dict[str, UnpreparedClaim] = {}
+        self.registration = "the kubelet has not registered the driver yet"
+        """Why the kubelet asks for no claims, "" if it does."""
         self.pods: tuple[ApiPod, ...] = ()
         """The pods of the API server that use claims."""
         self.seconds = Histogram(PREPARATION_SECONDS)
@@ -129,6 +129,12 @@ class ResourceClaims:
     def cpus(self) -> CpuSet:
         """The CPUs of all of them."""
         return union(claim.cpus for claim in self._claims.values())
+
+    def registered(self, problem: str) -> None:
+        """The kubelet has registered the driver, or refused it for this reason."""
+        refusal = f"the kubelet does not register the driver: {problem}"
+        self.registration = refusal if problem else ""
+        self.changed()
 
     def refused(self) -> tuple[UnpreparedClaim, ...]:
         """The claims that the kubelet asks for and that are not prepared."""
@@ -394,7 +400,7 @@ class ResourceClaims:
         counts = counted(self._claims)
         rules = PreparationRules(whole_cores=moment.whole_cores)
         given = prepared(claim, self._node_name, by_name, layout, counts, rules)
-        return msgspec.structs.replace(given, prepared_at=int(time.time()))
+        return msgspec.structs.replace(given, prepared_at=round(time.time()))
 
     def _keep(self, claims: Mapping[str, PreparedClaim], title: str) -> None:
         """Writes the file, and then takes the claims. Raises PreparationError."""

@@ -91,6 +91,8 @@ class ResourceSlices:
         self._generation = 0
         """That of the last slices that it has written."""
         self._written_at = 0.0
+        self.problem = ""
+        """Why devices are not published, "" if they are."""
         self._thread = Periodic("resource-slices", PERIOD_SECONDS, self.step, SETTLE_SECONDS)
         self._watch = cluster.watch_selected(
             RESOURCE_SLICE, f"spec.nodeName={node_name}", _read, self._reported
@@ -125,6 +127,7 @@ class ResourceSlices:
                 self._write(own, withdraws=PEER_DRIVER in others)
             except (KubeError, AccessError) as error:
                 problem = str(error)
+        self.problem = problem
         self._sources.report(SourceName.DRA, (problem,) if problem else ())
 
     def _sweep(self) -> None:

@@ -31,6 +31,8 @@ class PodOnNode(msgspec.Struct, frozen=True):
 
     pod: str
     containers: tuple[ContainerPlace, ...]
+    claims: tuple[str, ...] = ()
+    """Sentences about its ResourceClaims."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -55,6 +57,7 @@ def as_text(place: PodOnNode) -> str:
     """A line for each container, and one for all others."""
     lines = [f"Pod {place.pod} on its node:"]
     lines += [f"  {_line(each)}" for each in place.containers]
+    lines += [f"  {sentence}" for sentence in place.claims]
     return "\n".join(map(printable, lines)) + "\n"
 
 

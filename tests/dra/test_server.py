@@ -23,6 +23,9 @@ class NoClaims:
     def unprepare(self, uid: str) -> None:
         pass
 
+    def registered(self, problem: str) -> None:
+        """Nobody asks."""
+
     def devices(self) -> list[tuple[str, str, str]]:
         return [("n1", "numa-node-0", "")]
 

@@ -17,10 +17,12 @@ from agent.dra.cdi import CdiFiles
 from agent.kube.errors import ConflictError, ForbiddenError, NotFoundError, RejectedError
 from agent.kube.events import Regarding
 from agent.kube.eviction import EvictionResult
+from agent.model.dra.names import CLAIMS_FILE, SHOWN_FILE
 from agent.model.pod.apiobjects import ApiPod, ClaimUse, Phase
 from agent.node.claim_reports import RETRY_SECONDS, ClaimReports
 from agent.node.reconcile import ClaimMoment
-from agent.node.resource_claims import FILE, ResourceClaims
+from agent.node.resource_claims import ResourceClaims
+from agent.view import dra as dra_view
 from tests.allocate.dra.node import ALL, FOUR_NODES
 from tests.node.claimserver import ClaimsOfServer
 
@@ -35,16 +37,21 @@ class ReportedClaims(ClaimsOfServer):
         self.evicted: list[str] = []
         self.events: list[tuple[str, str, str]] = []
         self.error: Exception | None = None
+        self.unpublished = ""
         self.ledger = ResourceClaims(
             self.read,
             "n1",
-            str(folder / FILE),
+            str(folder / CLAIMS_FILE),
             CdiFiles(str(folder / "cdi"), str(folder / "plugin")),
             GroupRules(),
             self.wake,
             clock=lambda: self.now,
         )
-        self.reports = ClaimReports(self, self.ledger, self.record, lambda: self.now)
+        self.reports = ClaimReports(
+            *(self, self.ledger, self.record, lambda: self.unpublished),
+            str(folder / SHOWN_FILE),
+            lambda: self.now,
+        )
         self.follow(OfferedCpus(ALL))
 
     def follow(self, offered: OfferedCpus) -> None:
@@ -216,3 +223,33 @@ def test_a_pod_that_requests_less_than_its_claims_is_told_once(reported: Reporte
     assert (name, reason) == ("a", "RequestBelowClaims")
     assert note.startswith("it requests 0 CPUs and has 4 by its claims")
     assert len(reported.reports.low) == 1
+
+
+def test_the_file_for_people_says_what_is_offered_given_and_refused(
+    reported: ReportedClaims, tmp_path: Path
+) -> None:
+    for name, cpus in (("a", 4), ("b", 9)):
+        reported.add(name, cpus)
+    reported.prepare("a")
+    reported.pods("a", "b")
+    reported.refuse("b", 1.0)
+    path = tmp_path / SHOWN_FILE
+    reported.reports.step()
+    dra = dra_view.read(str(path))
+    assert dra.registration == "the kubelet has not registered the driver yet"
+    assert [(device.cpus, device.free) for device in dra.devices][:2] == [
+        ("0-7", "4-7"),
+        ("8-15", "8-15"),
+    ]
+    given, refused = dra.claims
+    assert (given.title, given.pods, given.requests[0].cpus) == ("ns/a", ("ns/a",), "0-3")
+    assert "the claim needs 9 CPUs" in refused.refused
+    assert [*dra.low] == ["ns/a"]
+    reported.ledger.registered("")
+    before = path.stat().st_mtime_ns
+    reported.reports.step()
+    assert dra_view.read(str(path)).registration == ""
+    assert path.stat().st_mtime_ns != before
+    before = path.stat().st_mtime_ns
+    reported.reports.step()
+    assert path.stat().st_mtime_ns == before, "it is written when something differs"

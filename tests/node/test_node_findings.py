@@ -7,7 +7,9 @@ import pytest
 
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model.devices.visibility import NodeDevice, NodeVisibility
+from agent.model.dra.prepared_claim import ClaimContainer, PreparedClaim
 from agent.model.snapshot import CpuPolicy, Snapshot
+from agent.node import node_findings
 from agent.node.node_findings import (
     REMEDIES,
     WARNINGS,
@@ -25,6 +27,7 @@ from agent.node.node_findings import (
     of_programs,
 )
 from agent.node.own_processes import MetricSeries, ProcessPage
+from agent.view.dra import ShownClaim, ShownDra
 
 PROXY = "/run/topolet/cri.sock"
 CARD = NodeDevice("GPU-11111111-2222-3333-4444-555555555555")
@@ -301,3 +304,25 @@ def test_what_the_nri_plugin_reports_about_itself(
 
 def test_a_plugin_that_the_runtime_calls_has_no_finding() -> None:
     assert of_nri(ProcessPage("", (conflict("50-pinner", 0), MetricSeries("x", {}, 1)))) == {}
+
+
+def test_findings_of_a_dra_driver() -> None:
+    claims = tuple(
+        PreparedClaim(f"u-{name}", "ns", name, containers=(ClaimContainer(f"p-{name}", "x"),))
+        for name in ("here", "left")
+    )
+    unknown = PreparedClaim("u", "ns", "unknown")
+    dra = ShownDra(
+        "not yet",
+        "a static kubelet",
+        claims=tuple(ShownClaim(f"ns/{index}", refused=f"r{index}") for index in range(7)),
+        low={"ns/p": "it requests 1 CPUs"},
+    )
+    assert node_findings.of_dra(dra, (*claims, unknown), {"p-here"}) == {
+        NodeCode.DRA_UNREGISTERED: "not yet",
+        NodeCode.DRA_UNOFFERED: "a static kubelet",
+        NodeCode.DRA_REFUSED: "r0; r1; r2; r3; r4; and 2 more",
+        NodeCode.DRA_LEFT: "ResourceClaim ns/left has CPUs ",
+        NodeCode.DRA_LOW: "pod ns/p: it requests 1 CPUs",
+    }
+    assert node_findings.of_dra(ShownDra(), (claims[0], unknown), {"p-here"}) == {}

@@ -16,10 +16,11 @@ from agent.allocate.reserved_cpus import KubeletCpus
 from agent.dra.cdi import CdiFiles
 from agent.model.audit import Record
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.dra.names import CLAIMS_FILE
 from agent.model.dra.prepared_claim import PreparedClaim
 from agent.model.pod.apiobjects import ApiPod, ClaimUse, Phase
 from agent.node.reconcile import ClaimMoment
-from agent.node.resource_claims import FILE, ResourceClaims
+from agent.node.resource_claims import ResourceClaims
 from tests.allocate.dra.node import ALL, FOUR_NODES
 from tests.node.claimserver import ClaimsOfServer
 from tests.waiting import eventually
@@ -38,7 +39,7 @@ def start(server: ClaimsOfServer, tmp_path: Path) -> Callable[..., ResourceClaim
         claims = ResourceClaims(
             server.read,
             "n1",
-            str(tmp_path / FILE),
+            str(tmp_path / CLAIMS_FILE),
             CdiFiles(str(tmp_path / "cdi"), str(tmp_path / "plugin")),
             GroupRules(),
             server.wake,
@@ -168,7 +169,7 @@ def test_a_claim_that_cannot_be_kept_is_refused(
     """A restarted agent would give its CPUs to another claim."""
     server.add("a", 4)
     claims = start()
-    (tmp_path / f".{FILE}.tmp").mkdir()
+    (tmp_path / f".{CLAIMS_FILE}.tmp").mkdir()
     with pytest.raises(PreparationError, match="ResourceClaim ns/a: the agent can't keep it: "):
         claims.prepare("ns", "a", "u-a")
     assert cpus_of(claims) == {}
@@ -205,7 +206,7 @@ def test_the_audit_trail_says_which_pod_got_and_lost_the_cpus_of_a_claim(
     claims = ResourceClaims(
         server.read,
         "n1",
-        str(tmp_path / FILE),
+        str(tmp_path / CLAIMS_FILE),
         CdiFiles(str(tmp_path / "cdi"), str(tmp_path / "plugin")),
         GroupRules(),
         server.wake,
@@ -236,7 +237,7 @@ def test_the_audit_trail_says_which_pod_got_and_lost_the_cpus_of_a_claim(
 
 
 def test_a_torn_file_does_not_stop_the_agent(start: Start, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("{")
+    (tmp_path / CLAIMS_FILE).write_text("{")
     assert cpus_of(start()) == {}
 
 

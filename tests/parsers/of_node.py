@@ -566,6 +566,9 @@ class _NoClaims:
     def unprepare(self, uid: str) -> None:
         pass
 
+    def registered(self, problem: str) -> None:
+        pass
+
     def devices(self) -> tuple[tuple[str, str, str], ...]:
         return ()
 

@@ -107,6 +107,7 @@ def _of_request(claimed: ClaimedGroup, cpus: CpuSet, rules: PreparationRules) ->
         bool(parameters.shared),
         bind_memory,
         claimed.amounts,
+        bool(parameters.cpus),
     )
 
 

@@ -33,6 +33,8 @@ class PreparedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the memory of its containers comes from the NUMA nodes of the CPUs alone."""
     amounts: Mapping[str, int] = {}
     """The memory and huge pages that the claim has, in bytes."""
+    named: bool = False
+    """Whether an allocator outside of the node has chosen the CPUs."""
 
     @property
     def cpu_set(self) -> CpuSet:
