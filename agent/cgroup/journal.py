@@ -50,25 +50,6 @@ class JournalError(Exception):
     """The journal can't be written; the message names the file and the reason."""
 
 
-def stored_values(path: Path, cpuset: str) -> dict[tuple[str, str], OriginalValue]:
-    """The entries by group and file, for a process that only reads them: invalid lines
-    are left out. Raises OSError.
-
-    `cpuset`: the name for the file of CPUs."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return {}
-    stored: dict[tuple[str, str], OriginalValue] = {}
-    for line in filter(None, lines):
-        with contextlib.suppress(ValueError, RecursionError):
-            entry = _parse(line)
-            if isinstance(entry, Original):
-                entry = OriginalValue(entry.group, cpuset, entry.cpus)
-            stored.setdefault((entry.group, entry.file), entry)
-    return stored
-
-
 class Journal:
     """The original values: cpusets by group, other files by group and file name. For one thread and
     process at a time. Reading never fails: an invalid file is kept as `NAME.broken`, and its valid
@@ -187,22 +168,20 @@ def peek(
     path: Path,
 ) -> tuple[Mapping[str, Original], Mapping[tuple[str, str], OriginalValue]]:
     """The valid entries of a journal that another process may have: cpusets, then other files; none
-    without a journal that can be read."""
+    without a journal. Raises OSError."""
     originals: dict[str, Original] = {}
     values: dict[tuple[str, str], OriginalValue] = {}
     try:
         lines = path.read_bytes().split(b"\n")
-    except OSError:
+    except FileNotFoundError:
         return originals, values
     for line in lines:
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             entry = _parse(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(entry, Original):
-            originals.setdefault(entry.group, entry)
-        else:
-            values.setdefault((entry.group, entry.file), entry)
+            if isinstance(entry, Original):
+                originals.setdefault(entry.group, entry)
+            else:
+                values.setdefault((entry.group, entry.file), entry)
     return originals, values
 
 

@@ -13,11 +13,13 @@ from agent.allocate.colocation.koordlet_left import LeftKind
 from agent.cgroup import journal
 from agent.cgroup import resctrl as resctrl_groups
 from agent.cgroup.hierarchy import CgroupError, Controllers, Handles, Hierarchy
+from agent.cgroup.journal import Original, OriginalValue
 from agent.cgroup.resctrl import ControlGroups
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model.settings.agent import KubeletStateSettings
 from agent.node import koordlet_process
 from agent.node.colocation import koordlet
+from agent.node.colocation.moment import Key
 from agent.node.node_findings import NodeCode
 from agent.node.runtime_view import RuntimeState
 
@@ -53,7 +55,10 @@ def find(
     `kubelet`: its configuration; None if it is not known."""
     if koordlet_process.find(os.path.join(settings.root, "proc")) is not None:
         return {}
-    originals, values = journal.peek(Path(settings.state_dir) / "journal")
+    originals: Mapping[str, Original] = {}
+    values: Mapping[Key, OriginalValue] = {}
+    with contextlib.suppress(OSError):  # no agent has replaced anything, as far as is known
+        originals, values = journal.peek(Path(settings.state_dir) / "journal")
     controllers = Controllers(settings.cgroup_root, Handles(0))
     texts: dict[NodeCode, list[str]] = {}
     left = koordlet_left.left(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agent.cgroup import journal, limits, oom_scores
 from agent.cgroup.hierarchy import OOM_SCORE_ADJ, CgroupError, Controllers, Hierarchy
+from agent.cgroup.journal import OriginalValue
 from agent.cri.client import Cri
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
@@ -35,7 +36,7 @@ def values_now(settings: RestoreSettings, title: str) -> PodValues | None:
             return None
         resctrl = control_groups(settings.root, hierarchy)
         path = Path(settings.state_dir) / "journal"
-        core_sched = core_groups(hierarchy, lambda: journal.stored_values(path, pod_values.CPUSET))
+        core_sched = core_groups(hierarchy, lambda: journal.peek(path)[1])
         controllers = Controllers(
             settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl, "core_sched": core_sched}
         )
@@ -65,7 +66,11 @@ def _values(pod: Pod, controllers: Controllers, path: Path) -> Iterator[FileValu
     if sampled is None:
         return
     names = {sampled.group: "", **{group: name for name, group in sampled.containers.items()}}
-    entries = journal.stored_values(path, pod_values.CPUSET)
+    originals, values = journal.peek(path)
+    cpusets = (
+        OriginalValue(each.group, pod_values.CPUSET, each.cpus) for each in originals.values()
+    )
+    entries = {(each.group, each.file): each for each in (*cpusets, *values.values())}
     for (group, file), entry in sorted(entries.items()):
         if group not in names:
             continue
