@@ -29,7 +29,7 @@ from agent.kubelet import configuration
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.model import bounds
 from agent.model.bounds import JsonError
-from agent.model.devices import device_object
+from agent.model.devices import device_object, resource_slice
 from agent.model.devices.device_files import NO_FILES, DeviceFiles
 from agent.model.objects import ObjectError
 from agent.model.pod import apiobjects
@@ -52,6 +52,9 @@ log = logging.getLogger(__name__)
 EVENT_CONTROLLER: Final = "topolet.io/agent"
 EVENT_ACTION: Final = "AssignCPUs"
 REPORT_CHANGED: Final = "ReportChanged"
+_UNTOLD: Final = (apiobjects.NODE_KIND, resource_slice.KIND)
+"""Changes of these kinds are in log and metrics alone: a kubelet that starts removes the node's
+slices."""
 
 LIMITS: Final = ResponseLimits(body_bytes=12 << 20, line_bytes=12 << 20)
 """A pod may take 1.5 MB in etcd, and several times that as JSON. If the list of the node's pods is
@@ -179,7 +182,7 @@ class ClusterView:
         note = f"{repair.kind} {repair.name} {change}; the agent has written it again"
         log.warning("%s", note)
         node = self._watches.now().node
-        if self.events is not None and node is not None and repair.kind != apiobjects.NODE_KIND:
+        if self.events is not None and node is not None and repair.kind not in _UNTOLD:
             self.events.record(Regarding("", self._name, node.uid, "Node"), REPORT_CHANGED, note)
 
     def _changed(self) -> None:

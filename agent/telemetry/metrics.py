@@ -212,6 +212,7 @@ class ForeignChange(enum.StrEnum):
     TOPOLOGY = "NodeResourceTopology"
     DEVICE = "Device"
     NODE = "Node"
+    RESOURCE_SLICE = "ResourceSlice"
 
 
 def pod_labels(title: str) -> tuple[str, str]:

@@ -293,7 +293,7 @@ class Cluster:
     def cpus_of(self, name: str, container: str = "main") -> CpuSet:
         """The CPUs on which a container of a running pod may run. Raises KeyError if it does not
         have a cgroup."""
-        node, pattern = self._cpuset_files(name, container)
+        node, pattern = self.cpuset_files_of(name, container)
         for text in node.machine.read(*pattern).values():
             return CpuSet.parse(text.strip())
         raise KeyError(f"no cgroup of {name}/{container} on {node.name}")
@@ -304,7 +304,7 @@ class Cluster:
 
     def memory_nodes(self, name: str) -> set[int]:
         """The NUMA nodes of heap and stack of the pod's container."""
-        node, patterns = self._cpuset_files(name, "main")
+        node, patterns = self.cpuset_files_of(name, "main")
         processes = [f"{each.rpartition('/')[0]}/cgroup.procs" for each in patterns]
         (pids,) = node.machine.read(*processes).values()
         maps = node.machine.read(*(f"/proc/{pid}/numa_maps" for pid in pids.split()))
@@ -315,7 +315,7 @@ class Cluster:
         """Each cpuset that the pods' containers had during the block, in order; filled at its
         end."""
         seen: dict[str, list[str]] = {}
-        files = {name: self._cpuset_files(name, "main") for name in names}
+        files = {name: self.cpuset_files_of(name, "main") for name in names}
         with contextlib.ExitStack() as stack:
             followed = {
                 name: stack.enter_context(node.machine.following(patterns))
@@ -330,7 +330,7 @@ class Cluster:
         """The CPUs that the pods, all on one node, had at one time during the block, by name and in
         order; filled at its end."""
         seen: list[dict[str, CpuSet]] = []
-        files = {name: self._cpuset_files(name, "main") for name in names}
+        files = {name: self.cpuset_files_of(name, "main") for name in names}
         node = next(iter(files.values()))[0]
         of_path = {
             path: name
@@ -348,7 +348,7 @@ class Cluster:
     def competing(self, name: str, cpus: str) -> Iterator[None]:
         """Another program writes these CPUs to the container's cgroup during the block, five times
         a second."""
-        node, patterns = self._cpuset_files(name, "main")
+        node, patterns = self.cpuset_files_of(name, "main")
         (path,) = node.machine.read(*patterns)
         file = path.removesuffix(".effective")
         loop = f"while :; do echo {cpus} >{file}; sleep 0.2; done"
@@ -379,7 +379,8 @@ class Cluster:
         found = self.objects("pods", *words, namespace=NAMESPACE)
         return [each for each in found if "deletionTimestamp" not in each["metadata"]]
 
-    def _cpuset_files(self, name: str, container: str) -> tuple[Node, list[str]]:
+    def cpuset_files_of(self, name: str, container: str) -> tuple[Node, list[str]]:
+        """The node of a running pod, and patterns of the cpuset file of one of its containers."""
         pod = self.get("pod", name)
         assert pod is not None, f"no pod {name}"
         node = self.nodes[pod["spec"]["nodeName"]]

@@ -1,110 +1,79 @@
-"""ResourceClaims on CPUs with a real kubelet, scheduler and runtime."""
+"""ResourceClaims on CPUs with a real kubelet, scheduler and runtime: what went wrong in other DRA
+drivers, each step on the two CPUs of the node, of which one stays in the pool."""
 
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
-from tests.cluster.cluster import NAMESPACE, Cluster
+from agent.model.dra.names import DRIVER
+from agent.proto import dra_pb2 as pb
+from tests.cluster import claims, dradriver
+from tests.cluster.claims import (
+    ALL,
+    claim,
+    claimant,
+    delete_claimants,
+    kill_agent,
+    kill_container,
+    kill_kubelet,
+    prepared,
+    slices_gone,
+    wait_nothing_left,
+    wait_published,
+)
+from tests.cluster.cluster import HOST, NAMESPACE, Cluster
 from tests.cluster.pods import manifest
+from tests.fixtures import image
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.usefixtures("no_pods")]
 
-DRIVER = "cpu.topolet.io"
-CLASS: dict[str, Any] = {
-    "apiVersion": "resource.k8s.io/v1",
-    "kind": "DeviceClass",
-    "metadata": {"name": DRIVER},
-    "spec": {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]},
-}
-ROLE: dict[str, Any] = {
-    "apiVersion": "rbac.authorization.k8s.io/v1",
-    "kind": "ClusterRole",
-    "metadata": {"name": "trial-dra"},
-    "rules": [
-        {
-            "apiGroups": ["resource.k8s.io"],
-            "resources": ["resourceslices"],
-            "verbs": ["get", "list", "watch", "create", "patch", "delete"],
-        },
-        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
-    ],
-}
-FOLDERS = {
-    "plugins": "/var/lib/kubelet/plugins",
-    "registry": "/var/lib/kubelet/plugins_registry",
-    "cdi": "/var/run/cdi",
-}
-
-
-def patch(name: str) -> str:
-    mounts = [{"name": name, "mountPath": path} for name, path in FOLDERS.items()]
-    volumes = [
-        {"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
-        for name, path in FOLDERS.items()
-    ]
-    container = {"name": name, "volumeMounts": mounts}
-    return json.dumps(
-        {"spec": {"template": {"spec": {"containers": [container], "volumes": volumes}}}}
-    )
-
-
-def claim(name: str, cpus: int) -> dict[str, Any]:
-    request = {
-        "name": "cpus",
-        "exactly": {
-            "deviceClassName": DRIVER,
-            "capacity": {"requests": {f"{DRIVER}/cpu": str(cpus)}},
-        },
-    }
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {"name": name},
-        "spec": {"devices": {"requests": [request]}},
-    }
+GRACE_SECONDS = 30.0
+"""How long a kubelet keeps the slices of a driver that is gone."""
 
 
 @pytest.fixture(scope="module")
-def with_dra(installed: Cluster) -> Cluster:
-    cluster = installed
-    daemonset = cluster.objects("daemonsets", namespace=NAMESPACE)[0]
-    container = daemonset["spec"]["template"]["spec"]["containers"][0]
-    name = container["name"]
-    words = ("-n", NAMESPACE, "daemonset", daemonset["metadata"]["name"])
-    cluster.create(CLASS, ROLE)
-    cluster.kubectl(
-        "create",
-        "clusterrolebinding",
-        "trial-dra",
-        "--clusterrole=trial-dra",
-        f"--serviceaccount={NAMESPACE}:topolet-agent",
-    )
-    cluster.kubectl("patch", *words, "--type=strategic", "-p", patch(name))
-    added = [{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "--dra"}]
-    cluster.kubectl("patch", *words, "--type=json", "-p", json.dumps(added))
-    cluster.eventually(
-        "the slice is published",
-        lambda: cluster.objects("resourceslices"),
-    )
-    return cluster
+def with_dra(installed: Cluster) -> Iterator[Cluster]:
+    with claims.driver(installed):
+        yield installed
 
 
-def test_a_pod_has_the_cpus_of_its_claim(with_dra: Cluster) -> None:
+def test_a_claim_keeps_its_cpus_while_everything_restarts(with_dra: Cluster) -> None:
+    """The container, the agent by SIGKILL and by a rolling update, and the kubelet: the kubelet
+    does not prepare claims of running pods again, and deletes slices of a driver that is gone."""
     cluster = with_dra
     cluster.pod("ls", qos="LS", cpu="100m")
-    cluster.create(
-        claim("one", 1),
-        manifest(
-            "claimed",
-            container={"resources": {"requests": {"cpu": "100m"}, "claims": [{"name": "cpus"}]}},
-            resourceClaims=[{"name": "cpus", "resourceClaimName": "one"}],
-        ),
-    )
-    cluster.wait_running("claimed")
-    own = cluster.cpus_of("claimed")
+    cluster.create(claim("one", 1), claimant("one", restartPolicy="Always"))
+    cluster.wait_running("one")
+    own = cluster.cpus_of("one")
     assert len(own) == 1
-    assert cluster.cpus_of("ls") == CpuSet((0, 1)) - own
+    assert prepared(cluster) == {"one": own}
+    others = ALL - own
+    assert cluster.cpus_of("ls") == others
+
+    files = claims.cdi_files(cluster)
+    with cluster.following("ls") as seen_of_others, slices_gone(cluster) as gone:
+        kill_container(cluster, "one")
+        assert cluster.cpus_of("one") == own
+        with cluster.following("one") as seen:
+            kill_agent(cluster)
+            cluster.kubectl("rollout", "restart", "-n", NAMESPACE, "daemonset/topolet-agent")
+            claims.wait_rolled_out(cluster)
+            cluster.nodes[HOST].restart_kubelet()
+            cluster.wait_node_ready(HOST)
+            kill_kubelet(cluster)
+            wait_published(cluster)
+        kill_container(cluster, "one")
+        assert cluster.cpus_of("one") == own
+    assert seen == {"one": [str(own)]}
+    assert seen_of_others == {"ls": [str(others)]}
+    assert claims.cdi_files(cluster) == files, "the claim is not prepared again"
+    print("slices gone", gone)
+    delete_claimants(cluster, "one")
+    cluster.eventually("the CPU is in the pool", lambda: cluster.cpus_of("ls") == ALL)

@@ -1,0 +1,266 @@
+"""The DRA driver for CPUs on the node of this machine: how a test turns it on, and reads what it
+keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.dra.names import DRIVER
+from tests.cluster.cluster import HOST, NAMESPACE, Cluster, Object
+from tests.cluster.pods import manifest
+from tests.deploy.manifests import DEPLOY
+
+STATE: Final = "/run/topolet/claims.json"
+CDI: Final = "/var/run/cdi"
+ALL: Final = CpuSet((0, 1))
+
+_OVERLAY: Final = """apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [{base}]
+components: [{component}]
+"""
+_POLL_SECONDS: Final = 0.1
+
+
+@contextlib.contextmanager
+def driver(cluster: Cluster) -> Iterator[None]:
+    """The agents are a DRA driver during the block."""
+    folder = cluster.control.world.folder / "dra"
+    folder.mkdir()
+    paths = {
+        name: os.path.relpath(DEPLOY / path, folder)
+        for name, path in {"base": "overlays/proxy", "component": "components/dra"}.items()
+    }
+    (folder / "kustomization.yaml").write_text(_OVERLAY.format(**paths))
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(folder))
+    wait_rolled_out(cluster)
+    wait_published(cluster)
+    try:
+        yield
+    finally:
+        cluster.apply("overlays/proxy")
+        for kind in ("resourceclaimtemplates", "resourceclaims", "resourceslices", "deviceclasses"):
+            cluster.kubectl("delete", kind, "--all", "--wait=false")
+        wait_rolled_out(cluster)
+
+
+def with_options(cluster: Cluster, *options: str) -> None:
+    """Adds options to the agent's command; returns when it runs with them."""
+    added = [
+        {"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": option}
+        for option in options
+    ]
+    cluster.kubectl(*_DAEMONSET, "--type=json", "-p", json.dumps(added))
+    wait_rolled_out(cluster)
+
+
+@contextlib.contextmanager
+def no_agent(cluster: Cluster) -> Iterator[None]:
+    """No agent runs during the block."""
+    node = {"spec": {"template": {"spec": {"nodeSelector": {"topolet.test/none": ""}}}}}
+    cluster.kubectl(*_DAEMONSET, "-p", json.dumps(node))
+    cluster.wait_deleted("agent")
+    try:
+        yield
+    finally:
+        node["spec"]["template"]["spec"]["nodeSelector"] = {"topolet.test/none": None}
+        cluster.kubectl(*_DAEMONSET, "-p", json.dumps(node))
+        wait_rolled_out(cluster)
+
+
+_DAEMONSET: Final = ("patch", "-n", NAMESPACE, "daemonset", "topolet-agent")
+
+
+def wait_rolled_out(cluster: Cluster) -> None:
+    """Returns when the agent of the latest template is Ready."""
+    words = ("rollout", "status", "-n", NAMESPACE, "daemonset/topolet-agent", "--timeout=120s")
+    cluster.eventually("the agent is rolled out", lambda: cluster.kubectl(*words))
+
+
+def wait_published(cluster: Cluster, cpus: CpuSet | None = None) -> None:
+    """Returns when there are devices, with these CPUs alone if they are given."""
+
+    def published() -> bool:
+        offered = cpus_offered(cluster)
+        return bool(offered) if cpus is None else offered == cpus
+
+    cluster.eventually(f"the slices have CPUs {cpus or ''}", published)
+
+
+def slices(cluster: Cluster) -> list[Object]:
+    """Those of the driver."""
+    return [each for each in cluster.objects("resourceslices") if each["spec"]["driver"] == DRIVER]
+
+
+def cpus_offered(cluster: Cluster) -> CpuSet:
+    """The CPUs of all devices in slices of the driver."""
+    offered = CpuSet(())
+    for each in slices(cluster):
+        for device in each["spec"].get("devices", ()):
+            offered |= CpuSet.parse(device["attributes"][f"{DRIVER}/cpuIDs"]["string"])
+    return offered
+
+
+def exactly(cpus: int, **more: Any) -> Object:
+    """A request of this number of CPUs."""
+    return {
+        "name": "cpus",
+        "exactly": {
+            "deviceClassName": DRIVER,
+            "capacity": {"requests": {f"{DRIVER}/cpu": str(cpus)}},
+            **more,
+        },
+    }
+
+
+def claim(name: str, cpus: int, parameters: Object | None = None) -> Object:
+    """A ResourceClaim on this number of CPUs."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name},
+        "spec": {"devices": _devices(cpus, parameters)},
+    }
+
+
+def template(name: str, cpus: int) -> Object:
+    """A ResourceClaimTemplate on this number of CPUs."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name},
+        "spec": {"spec": {"devices": _devices(cpus, None)}},
+    }
+
+
+def _devices(cpus: int, parameters: Object | None) -> Object:
+    devices: Object = {"requests": [exactly(cpus)]}
+    if parameters is not None:
+        own = {
+            "apiVersion": f"{DRIVER}/v1alpha1",
+            "kind": "CpuParameters",
+            **parameters,
+        }
+        devices["config"] = [
+            {"requests": ["cpus"], "opaque": {"driver": DRIVER, "parameters": own}}
+        ]
+    return devices
+
+
+def claimant(name: str, of: str = "", *, container: Object | None = None, **spec: Any) -> Object:
+    """A pod whose containers use the claim `of`, by default that of its own name."""
+    resources = {"requests": {"cpu": "100m"}, "claims": [{"name": "cpus"}]}
+    return manifest(
+        name,
+        container={"resources": resources, **(container or {})},
+        resourceClaims=[{"name": "cpus", "resourceClaimName": of or name}],
+        **spec,
+    )
+
+
+def prepared(cluster: Cluster) -> dict[str, CpuSet]:
+    """By name, the CPUs of the claims that the agent keeps."""
+    texts = cluster.nodes[HOST].machine.read(STATE)
+    kept = json.loads(texts[STATE])["claims"] if texts else []
+    return {
+        each["name"]: CpuSet.parse(",".join(group["cpus"] for group in each["groups"]))
+        for each in kept
+    }
+
+
+def cdi_files(cluster: Cluster) -> dict[str, str]:
+    """The driver's CDI files."""
+    return cluster.nodes[HOST].machine.read(f"{CDI}/{DRIVER}-*")
+
+
+def wait_nothing_left(cluster: Cluster) -> None:
+    """Returns when no claim, no file of one and no CPU is left, and all but the kept core is
+    offered again."""
+    cluster.kubectl("delete", "resourceclaims", "--all", "--wait=false")
+    cluster.eventually("no claim is left", lambda: not cluster.objects("resourceclaims"), 90)
+    cluster.eventually("no claim is prepared", lambda: not prepared(cluster), 90)
+    assert not cdi_files(cluster)
+    metadata = f"/var/lib/kubelet/plugins/{DRIVER}/metadata/**/*.json"
+    assert not cluster.nodes[HOST].machine.read(metadata)
+    cluster.eventually("a CPU is offered", lambda: len(cpus_offered(cluster)) == 1, 60)
+
+
+def delete_claimants(cluster: Cluster, *names: str) -> None:
+    """Deletes pods and the claims of their names."""
+    cluster.delete_pod(*names)
+    wait_nothing_left(cluster)
+
+
+def processes(cluster: Cluster, name: str, container: str = "main") -> list[str]:
+    """The processes of a pod's container on the node."""
+    node, patterns = cluster.cpuset_files_of(name, container)
+    files = [f"{each.rpartition('/')[0]}/cgroup.procs" for each in patterns]
+    return [pid for text in node.machine.read(*files).values() for pid in text.split()]
+
+
+def restarts(cluster: Cluster, name: str) -> int:
+    pod = cluster.get("pod", name)
+    assert pod is not None
+    return sum(int(each["restartCount"]) for each in pod["status"].get("containerStatuses", ()))
+
+
+def kill_container(cluster: Cluster, name: str, container: str = "main") -> None:
+    """SIGKILL; returns when the kubelet has started it again."""
+    before = restarts(cluster, name)
+    pids = processes(cluster, name, container)
+    cluster.nodes[HOST].machine.run("kill", "-KILL", *pids)
+    cluster.eventually(f"{name} is restarted", lambda: restarts(cluster, name) > before)
+    cluster.wait_running(name)
+
+
+def kill_agent(cluster: Cluster) -> None:
+    """SIGKILL; returns when the next agent is Ready."""
+    before = cluster.agent_restarts(HOST)
+    cluster.nodes[HOST].machine.run("kill", "-KILL", cluster.agent_pid(HOST))
+    cluster.eventually("the agent restarts", lambda: cluster.agent_restarts(HOST) > before)
+    cluster.wait_agent_ready(HOST)
+
+
+@contextlib.contextmanager
+def slices_gone(cluster: Cluster) -> Iterator[list[float]]:
+    """For how many seconds at a time the driver had no slice during the block; filled at its
+    end."""
+    spans: list[float] = []
+    ended = threading.Event()
+
+    def follow() -> None:
+        gone_since: float | None = None
+        while not ended.wait(_POLL_SECONDS):
+            gone = not slices(cluster)
+            now = time.monotonic()
+            if gone and gone_since is None:
+                gone_since = now
+            elif not gone and gone_since is not None:
+                spans.append(now - gone_since)
+                gone_since = None
+        if gone_since is not None:
+            spans.append(time.monotonic() - gone_since)
+
+    follower = threading.Thread(target=follow, daemon=True)
+    follower.start()
+    try:
+        yield spans
+    finally:
+        ended.set()
+        follower.join()
+
+
+def kill_kubelet(cluster: Cluster) -> None:
+    """SIGKILL, and a start; returns when the node is Ready."""
+    node = cluster.nodes[HOST]
+    node.machine.end("kubelet", signal.SIGKILL)
+    node.restart_kubelet()
+    cluster.wait_node_ready(HOST)
