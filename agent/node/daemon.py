@@ -211,6 +211,7 @@ def run(
             driver = dra.server(agent.claims)
             driver.start()
             closing.callback(driver.close)
+            closing.callback(agent.claims.close)
         log.info("the agent manages the containers of %s", settings.runtime_endpoint)
         loop.run()
     closing.close()

@@ -53,6 +53,13 @@ log = logging.getLogger(__name__)
 
 DECISION_SECONDS: Final = 2.0
 """A preparation waits so long for a pass that decides. One that fails does not end its wait."""
+WAIT_SECONDS: Final = 20.0
+"""How long a preparation waits for the first pass, or for CPUs. A kubelet gives it 45 seconds, and
+asks again only after more than a minute; a pod that was deleted by force has its CPUs for seconds
+more."""
+MOST_WAITING: Final = 4
+"""The most calls that wait at a time: others need threads of the server too."""
+_WAITED_FOR: Final = (RefusalKind.NOT_READY, RefusalKind.TAKEN, RefusalKind.NO_DEVICE)
 _MOST_REFUSED: Final = 1024
 
 
@@ -91,6 +98,7 @@ class ResourceClaims:
         wake: Callable[[], None],
         append: Callable[[Sequence[Record]], None] = lambda records: None,
         clock: Callable[[], float] = time.monotonic,
+        wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         self._read = read
         self._node_name = node_name
@@ -100,9 +108,14 @@ class ResourceClaims:
         self._wake = wake
         self._append = append
         self._clock = clock
+        self._wait_seconds = wait_seconds
         self._lock = threading.Condition()
         self._deciding = False
         """A pass has read the claims, and has not told yet what it leaves to them."""
+        self._calls: dict[str, object] = {}
+        """The last unfinished preparation of each claim that was not unprepared since."""
+        self._waiting = 0
+        self._closed = False
         self._claims = self._stored()
         self._moment: ClaimMoment | None = None
         self._layout: Layout | None = None
@@ -121,6 +134,12 @@ class ResourceClaims:
         self.changed: Callable[[], None] = lambda: None
         """Called when the devices may have changed, on any thread."""
         self._cut_files()
+
+    def close(self) -> None:
+        """Ends the preparations that wait."""
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
 
     def now(self) -> Mapping[str, PreparedClaim]:
         """The prepared claims by uid."""
@@ -265,6 +284,8 @@ class ResourceClaims:
         """The claim loses its CPUs; it may be unknown. Raises PreparationError."""
         with self._lock:
             self._refused.pop(uid, None)
+            self._calls.pop(uid, None)
+            self._lock.notify_all()
             claim = self._claims.get(uid)
             if claim is not None:
                 others = {key: other for key, other in self._claims.items() if key != uid}
@@ -282,25 +303,25 @@ class ResourceClaims:
     def _kept(self, namespace: str, name: str, uid: str) -> PreparedClaim:
         """Raises PreparationError."""
         title = f"ResourceClaim {namespace}/{name}"
-        # The passes wait for the lock, and must not wait for an API server.
-        allocated = None if uid in self._claims else self._allocated(namespace, name, uid, title)
+        call = object()
         with self._lock:
-            # Otherwise an owner and the claim could get a CPU at the same moment.
-            self._lock.wait_for(lambda: not self._deciding, DECISION_SECONDS)
-            claim = self._claims.get(uid)
-            if claim is None:
-                if allocated is None:
-                    text = f"{title}: it was unprepared meanwhile"
-                    raise PreparationError(text, RefusalKind.NOT_READY)
-                claim = self._prepared(allocated, title)
-                self._keep({**self._claims, uid: claim}, title)
-            try:
-                self._files.write(claim, self._attributes())
-            except OSError as error:
-                text = f"{title}: {files.reason(error)}"
-                raise PreparationError(text, RefusalKind.NOT_KEPT) from None
-            self._refused.pop(uid, None)
-            return claim
+            self._calls[uid] = call
+        try:
+            # The passes wait for the lock, and must not wait for an API server.
+            stored = None if uid in self._claims else self._allocated(namespace, name, uid, title)
+            with self._lock:
+                claim = self._claims.get(uid) or self._given(stored, uid, call, title)
+                try:
+                    self._files.write(claim, self._attributes())
+                except OSError as error:
+                    text = f"{title}: {files.reason(error)}"
+                    raise PreparationError(text, RefusalKind.NOT_KEPT) from None
+                self._refused.pop(uid, None)
+                return claim
+        finally:
+            with self._lock:
+                if self._calls.get(uid) is call:
+                    del self._calls[uid]
 
     def _refuse(self, refused: UnpreparedClaim) -> None:
         with self._lock:
@@ -386,6 +407,36 @@ class ResourceClaims:
             # Of a kubelet that asks again after it has unprepared the claim of an ended pod.
             raise PreparationError(f"{title}: it is not allocated, or reserved for no pod")
         return claim
+
+    def _given(
+        self, stored: CpuResourceClaim | None, uid: str, call: object, title: str
+    ) -> PreparedClaim:
+        """Keeps the claim with its CPUs, as soon as these are free. Raises PreparationError."""
+        deadline = time.monotonic() + self._wait_seconds
+        may_wait = self._waiting < MOST_WAITING
+        self._waiting += 1
+        try:
+            while True:
+                # Otherwise an owner and the claim could get a CPU at the same moment.
+                self._lock.wait_for(lambda: not self._deciding, DECISION_SECONDS)
+                if uid in self._claims:
+                    return self._claims[uid]
+                if stored is None or self._calls.get(uid) is not call:
+                    text = f"{title}: it was unprepared meanwhile"
+                    raise PreparationError(text, RefusalKind.NOT_READY)
+                try:
+                    claim = self._prepared(stored, title)
+                except PreparationError as error:
+                    seconds = deadline - time.monotonic()
+                    waits = may_wait and error.kind in _WAITED_FOR
+                    if not waits or self._closed or seconds <= 0:
+                        raise
+                    self._lock.wait(seconds)
+                else:
+                    self._keep({**self._claims, uid: claim}, title)
+                    return claim
+        finally:
+            self._waiting -= 1
 
     def _prepared(self, claim: CpuResourceClaim, title: str) -> PreparedClaim:
         """Raises PreparationError."""

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from agent.model.cpu.cpuset import CpuSet
@@ -20,6 +20,8 @@ from tests.deploy.manifests import DEPLOY
 
 STATE: Final = "/run/topolet/claims.json"
 CDI: Final = "/var/run/cdi"
+WAIT_SECONDS: Final = 45.0
+"""A kubelet that was refused prepares the claims of a pod again only after more than a minute."""
 ALL: Final = CpuSet((0, 1))
 
 _OVERLAY: Final = """apiVersion: kustomize.config.k8s.io/v1beta1
@@ -173,6 +175,7 @@ def prepared(cluster: Cluster) -> dict[str, CpuSet]:
     return {
         each["name"]: CpuSet.parse(",".join(group["cpus"] for group in each["groups"]))
         for each in kept
+        if "name" in each
     }
 
 
@@ -194,9 +197,24 @@ def wait_nothing_left(cluster: Cluster) -> None:
 
 
 def delete_claimants(cluster: Cluster, *names: str) -> None:
-    """Deletes pods and the claims of their names."""
+    """Deletes pods and all claims."""
     cluster.delete_pod(*names)
     wait_nothing_left(cluster)
+
+
+def overlaps(
+    moments: Iterable[Mapping[str, str]], old: str, new: str, *others: str
+) -> list[tuple[str, ...]]:
+    """The cpusets of containers at moments at which that of `new` had a CPU of another one.
+    `moments`: files of cgroups by path; `old`: its claim had the CPUs before."""
+    shared = []
+    for moment in moments:
+        cpus = {path.split("/")[-2]: CpuSet.parse(text.strip()) for path, text in moment.items()}
+        own = cpus.get(new, CpuSet(()))
+        of_others = [cpus.get(each, CpuSet(())) for each in (old, *others)]
+        if any(own & each for each in of_others):
+            shared.append(tuple(str(each) for each in (own, *of_others)))
+    return shared
 
 
 def processes(cluster: Cluster, name: str, container: str = "main") -> list[str]:
@@ -216,7 +234,8 @@ def kill_container(cluster: Cluster, name: str, container: str = "main") -> None
     """SIGKILL; returns when the kubelet has started it again."""
     before = restarts(cluster, name)
     pids = processes(cluster, name, container)
-    cluster.nodes[HOST].machine.run("kill", "-KILL", *pids)
+    # The others end with the first one.
+    cluster.nodes[HOST].machine.run("sh", "-c", 'kill -KILL "$@" || :', "sh", *pids)
     cluster.eventually(f"{name} is restarted", lambda: restarts(cluster, name) > before)
     cluster.wait_running(name)
 
@@ -261,6 +280,6 @@ def slices_gone(cluster: Cluster) -> Iterator[list[float]]:
 def kill_kubelet(cluster: Cluster) -> None:
     """SIGKILL, and a start; returns when the node is Ready."""
     node = cluster.nodes[HOST]
-    node.machine.end("kubelet", signal.SIGKILL)
+    node.stop_kubelet(signal.SIGKILL)
     node.restart_kubelet()
     cluster.wait_node_ready(HOST)

@@ -379,17 +379,23 @@ class Cluster:
         found = self.objects("pods", *words, namespace=NAMESPACE)
         return [each for each in found if "deletionTimestamp" not in each["metadata"]]
 
-    def cpuset_files_of(self, name: str, container: str) -> tuple[Node, list[str]]:
-        """The node of a running pod, and patterns of the cpuset file of one of its containers."""
+    def container_id(self, name: str, container: str = "main") -> str:
+        """The runtime's id of a container of a pod."""
         pod = self.get("pod", name)
         assert pod is not None, f"no pod {name}"
-        node = self.nodes[pod["spec"]["nodeName"]]
         (full,) = (
             each["containerID"]
             for each in pod["status"]["containerStatuses"]
             if each["name"] == container
         )
-        return node, node.cpuset_files(full.rpartition("//")[2])
+        return str(full.rpartition("//")[2])
+
+    def cpuset_files_of(self, name: str, container: str) -> tuple[Node, list[str]]:
+        """The node of a running pod, and patterns of the cpuset file of one of its containers."""
+        pod = self.get("pod", name)
+        assert pod is not None, f"no pod {name}"
+        node = self.nodes[pod["spec"]["nodeName"]]
+        return node, node.cpuset_files(self.container_id(name, container))
 
 
 def _selector(component: str) -> tuple[str, str]:

@@ -126,10 +126,13 @@ class Node:
         """True; fails with the end of its log if it has ended."""
         return self.machine.alive("kubelet")
 
+    def stop_kubelet(self, number: int = signal.SIGTERM) -> None:
+        self.machine.end("kubelet", number)
+
     def restart_kubelet(self, **configuration: Any) -> None:
         """Changes these fields of its configuration; None restores the default of one. Removes the
         state files of other policies, as an administrator has to."""
-        self.machine.end("kubelet", signal.SIGTERM)
+        self.stop_kubelet()
         if configuration:
             for state in _STATES:
                 self.machine.remove(f"/var/lib/kubelet/{state}")

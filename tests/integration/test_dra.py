@@ -220,8 +220,8 @@ def test_slices_are_written_when_they_change_and_only_then(new_node: NewNode) ->
     eventually("a CPU has left", lambda: dra.cpus()["numa-node-0"] == 15, TIMEOUT_SECONDS)
     assert dra.writes() - before == 2, "a restart writes nothing"
 
-    # What others remove comes back: one slice, and all of the node as a kubelet removes them at each
-    # of its starts.
+    # What others remove comes back: one slice, and all of the node as starts of a kubelet remove
+    # them.
     uids = dra.uids()
     of_node = {"fieldSelector": f"spec.nodeName={dra.name}"}
     for select in ({}, of_node, of_node):

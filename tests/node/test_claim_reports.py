@@ -46,6 +46,7 @@ class ReportedClaims(ClaimsOfServer):
             GroupRules(),
             self.wake,
             clock=lambda: self.now,
+            wait_seconds=0.0,
         )
         self.reports = ClaimReports(
             *(self, self.ledger, self.record, lambda: self.unpublished),

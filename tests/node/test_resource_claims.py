@@ -20,10 +20,10 @@ from agent.model.dra.names import CLAIMS_FILE
 from agent.model.dra.prepared_claim import PreparedClaim
 from agent.model.pod.apiobjects import ApiPod, ClaimUse, Phase
 from agent.node.reconcile import ClaimMoment
-from agent.node.resource_claims import ResourceClaims
+from agent.node.resource_claims import MOST_WAITING, ResourceClaims
 from tests.allocate.dra.node import ALL, FOUR_NODES
 from tests.node.claimserver import ClaimsOfServer
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 
 EVERYTHING = OfferedCpus(ALL)
 
@@ -35,7 +35,9 @@ def server() -> ClaimsOfServer:
 
 @pytest.fixture
 def start(server: ClaimsOfServer, tmp_path: Path) -> Callable[..., ResourceClaims]:
-    def started(offered: OfferedCpus | None = EVERYTHING) -> ResourceClaims:
+    def started(
+        offered: OfferedCpus | None = EVERYTHING, wait_seconds: float = 0.0
+    ) -> ResourceClaims:
         claims = ResourceClaims(
             server.read,
             "n1",
@@ -43,6 +45,7 @@ def start(server: ClaimsOfServer, tmp_path: Path) -> Callable[..., ResourceClaim
             CdiFiles(str(tmp_path / "cdi"), str(tmp_path / "plugin")),
             GroupRules(),
             server.wake,
+            wait_seconds=wait_seconds,
         )
         if offered is not None:
             claims.follow(ClaimMoment(FOUR_NODES, offered))
@@ -211,6 +214,7 @@ def test_the_audit_trail_says_which_pod_got_and_lost_the_cpus_of_a_claim(
         GroupRules(),
         server.wake,
         records.extend,
+        wait_seconds=0.0,
     )
     uses = (ClaimUse("x", "a"),)
     pod = ApiPod("u-p", "ns", "p", "n1", Phase.PENDING, {}, {}, "besteffort", 0, claims=uses)
@@ -234,6 +238,89 @@ def test_the_audit_trail_says_which_pod_got_and_lost_the_cpus_of_a_claim(
     ]
     assert records[2].message == "ResourceClaim ns/a, request cpus of device numa-node-0"
     assert claims.seconds.count == 1
+
+
+class Call:
+    """A preparation on a thread of its own, of which a kubelet may not wait for the end."""
+
+    def __init__(self, server: ClaimsOfServer, claims: ResourceClaims, name: str) -> None:
+        self.answer = ""
+        self._prepare = lambda: claims.prepare("ns", name, f"u-{name}")
+        self._thread = threading.Thread(target=self._run)
+        before = server.reads
+        self._thread.start()
+        eventually("the claim is read", lambda: server.reads > before)
+
+    def ended(self) -> str:
+        """The CPUs, or the error."""
+        self._thread.join(DEADLINE_SECONDS)
+        assert not self._thread.is_alive()
+        return self.answer
+
+    def _run(self) -> None:
+        try:
+            self.answer = str(self._prepare().cpus)
+        except PreparationError as error:
+            self.answer = str(error)
+
+
+def test_a_claim_waits_for_the_first_pass(server: ClaimsOfServer, start: Start) -> None:
+    """A kubelet that is refused asks again only after more than a minute."""
+    server.add("a", 4)
+    claims = start(None, DEADLINE_SECONDS)
+    call = Call(server, claims, "a")
+    claims.follow(ClaimMoment(FOUR_NODES, EVERYTHING))
+    assert call.ended() == "0-3"
+
+
+def test_a_claim_waits_for_the_cpus_of_one_that_ends(server: ClaimsOfServer, start: Start) -> None:
+    """Of a pod that was deleted by force, whose containers end seconds later."""
+    server.add("old", 8)
+    server.add("new", 1)
+    claims = start(wait_seconds=DEADLINE_SECONDS)
+    claims.prepare("ns", "old", "u-old")
+    call = Call(server, claims, "new")
+    claims.unprepare("u-old")
+    assert call.ended() == "0"
+
+
+def test_a_claim_that_is_unprepared_while_it_waits_gets_no_cpus(
+    server: ClaimsOfServer, start: Start
+) -> None:
+    """A pod that is deleted ends the kubelet's call, but not the agent's."""
+    server.add("a", 4)
+    claims = start(None, DEADLINE_SECONDS)
+    call = Call(server, claims, "a")
+    claims.unprepare("u-a")
+    claims.follow(ClaimMoment(FOUR_NODES, EVERYTHING))
+    assert call.ended() == "ResourceClaim ns/a: it was unprepared meanwhile"
+    assert cpus_of(claims) == {}
+    assert str(claims.prepare("ns", "a", "u-a").cpus) == "0-3"
+
+
+def test_a_claim_that_is_unprepared_while_it_is_read_gets_no_cpus(
+    server: ClaimsOfServer, start: Start
+) -> None:
+    server.add("a", 4)
+    claims = start()
+    server.read_claim = lambda: claims.unprepare("u-a")
+    with pytest.raises(PreparationError, match="it was unprepared meanwhile"):
+        claims.prepare("ns", "a", "u-a")
+    assert cpus_of(claims) == {}
+
+
+def test_only_few_claims_wait_and_none_for_an_agent_that_ends(
+    server: ClaimsOfServer, start: Start
+) -> None:
+    """The kubelet's calls that give CPUs back need threads of the server too."""
+    claims = start(None, 2 * DEADLINE_SECONDS)
+    for number in range(MOST_WAITING + 1):
+        server.add(str(number), 1)
+    calls = [Call(server, claims, str(number)) for number in range(MOST_WAITING + 1)]
+    eventually("one is refused", lambda: any(call.answer for call in calls))
+    assert [call.answer for call in calls].count("") == MOST_WAITING
+    claims.close()
+    assert all("has not completed its first pass yet" in call.ended() for call in calls)
 
 
 def test_a_torn_file_does_not_stop_the_agent(start: Start, tmp_path: Path) -> None:
