@@ -14,9 +14,9 @@ from agent.dra.cdi import CdiFiles
 from agent.kube.auth import FileAccess
 from agent.kube.cluster import Cluster
 from agent.kube.transport import Transport
-from agent.model.dra.names import DRIVER
+from agent.model.dra.names import CLAIMS_FILE, DRIVER
 from agent.node.reconcile import ClaimMoment
-from agent.node.resource_claims import FILE, ResourceClaims
+from agent.node.resource_claims import ResourceClaims
 from agent.node.resource_slices import ResourceSlices
 from agent.node.sources import SourceName, Sources
 from tests.allocate.dra.node import ALL, FOUR_NODES
@@ -39,7 +39,7 @@ class SlicesOfServer:
         self.claims = ResourceClaims(
             lambda namespace, name: b"",
             "n1",
-            str(folder / FILE),
+            str(folder / CLAIMS_FILE),
             CdiFiles(str(folder / "cdi"), str(folder / "plugin")),
             GroupRules(),
             lambda: None,
