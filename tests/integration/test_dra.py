@@ -456,6 +456,19 @@ def test_the_status_of_a_claim_names_its_cpus_until_it_is_unprepared(new_node: N
     (condition,) = device["conditions"]
     assert (condition["type"], condition["status"]) == ("Ready", "True")
 
+    cli, state = dra.node.run_cli, f"--state-dir={dra.node.state}"
+    eventually(
+        "people see the claim",
+        lambda: (
+            "numa-node-0, CPUs 0-1, which the node chose"
+            in cli("explain", "node", "dra", state).stdout
+        ),
+    )
+    endpoint = f"--runtime-endpoint=unix://{dra.node.containerd.socket}"
+    told = cli("doctor", "--output=json", endpoint, state, f"--kubelet-dir={dra.kubelet_dir}")
+    codes = [each["code"] for each in json.loads(told.stdout)["node"]]
+    assert [code for code in codes if code.startswith("dra-")] == ["dra-not-registered"]
+
     path = f"{RESOURCES}/namespaces/{dra.name}/resourceclaims/{claim.name}"
     version = dra.read(path)["metadata"]["resourceVersion"]
     dra.node.kill_agent()

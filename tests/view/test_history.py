@@ -43,6 +43,12 @@ def test_sentences() -> None:
     assert sentence(record("CPUsAssigned", after="2-3", reason="ResourceStatus")) == (
         "The pod owns CPUs 2-3, as its annotation resource-status says."
     )
+    of_claim = record("CPUsAssigned", after="2-3", reason="ResourceClaim")
+    assert sentence(of_claim) == "The pod owns CPUs 2-3, by its ResourceClaims."
+    refused = record(AuditEvent.CLAIM_NOT_PREPARED, message="ResourceClaim ns/a: no", reason="x")
+    assert sentence(refused).startswith(
+        "The kubelet can't start the pod, because a claim gets no CPUs: ResourceClaim ns/a: no"
+    )
     moved = record(
         "CgroupWritten",
         field="cpuset.cpus",

@@ -85,6 +85,8 @@ def test_the_reason_names_the_source_of_an_owners_cpus() -> None:
     owner = Owner("u", "ns/a", QoS.LS, "2", kubelet=True)
     assert only_pod(live_node({"u": wanted}, owner)).reason == "the kubelet assigned them"
     assert only_pod(live_node({"u": wanted}, owner)).cpus == "2"
+    of_claims = Owner("u", "ns/a", QoS.LSE, "2", claims=True)
+    assert only_pod(live_node({"u": wanted}, of_claims)).reason == "ResourceClaims gave them"
     by_policy = live_node(
         {"u": wanted},
         Owner("u", "ns/a", QoS.LSE, "2"),
