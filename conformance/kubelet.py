@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, take
+from agent.allocate.kubelet.cpu_assignment import take
 from agent.allocate.kubelet.static_policy import (
     AllocationRefused,
+    NotEnoughCpusError,
     PolicyStartError,
     RefusalReason,
     StaticOptions,

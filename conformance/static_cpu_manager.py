@@ -14,14 +14,10 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from agent.allocate.kubelet.cpu_assignment import (
-    NotEnoughCpusError,
-    of_whole_cores,
-    take,
-    take_aligned,
-)
+from agent.allocate.kubelet.cpu_assignment import of_whole_cores, take, take_aligned
 from agent.allocate.kubelet.static_policy import (
     AllocationRefused,
+    NotEnoughCpusError,
     PolicyStartError,
     RefusalReason,
     StartProblem,

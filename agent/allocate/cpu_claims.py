@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from agent.allocate.node_local.claim import LocalInput, LocalOutcome
-from agent.allocate.node_local.policy import outcome_by_pod
 from agent.allocate.reserved_cpus import KubeletAssignments, KubeletCpus, PoolRules, some_share
 from agent.allocate.shares import kubelet_may_own, pool_of, sharing_containers, whole_cpus
 from agent.model.bounds import reason as shortened
@@ -427,6 +426,8 @@ class ClaimAdmission:
 
     def give_local(self, local: LocalInput) -> LocalOutcome:
         """Admits the claims of a node-local policy."""
+        from agent.allocate.node_local.policy import outcome_by_pod  # most nodes have none: 0.2 MB
+
         owners = {owner.uid for owner in self.owners}
         others = msgspec.structs.replace(
             local,

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, take_packed
+from agent.allocate.kubelet.static_policy import NotEnoughCpusError
 from agent.allocate.shares import shares_by_label
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.layout import Layout
@@ -170,6 +170,10 @@ def some_share(pod: Pod, kubelet: KubeletCpus) -> bool:
 
 def cpus_for(layout: Layout, cpu_milli: int) -> CpuSet:
     """The CPUs for an amount, of all CPUs of the machine. Raises NotEnoughCpusError."""
+    if not cpu_milli:
+        return EMPTY
+    from agent.allocate.kubelet.cpu_assignment import take_packed  # many nodes reserve none
+
     return CpuSet.from_int(take_packed(layout, layout.cpus, -(-cpu_milli // 1000)))
 
 

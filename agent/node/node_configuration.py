@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
+from agent.allocate.kubelet.static_policy import NotEnoughCpusError
 from agent.allocate.reserved_cpus import DedicatedCpus, PoolRules, cpus_for, reserved_cpus
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.model.cpu import layout as layouts

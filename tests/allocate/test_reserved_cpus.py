@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
+from agent.allocate.kubelet.static_policy import NotEnoughCpusError
 from agent.allocate.reserved_cpus import cpus_for, reserved_are_full, reserved_cpus
 from agent.model.cpu.layout import of
 from agent.model.nrt.node_annotations import RESERVATION, node_reservation

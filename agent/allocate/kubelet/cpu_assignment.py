@@ -16,18 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from agent.allocate.kubelet.static_policy import StaticOptions
+from agent.allocate.kubelet.static_policy import NotEnoughCpusError, StaticOptions
 from agent.model.cpu.cpuset import lowest
 from agent.model.cpu.layout import Area, Layout, Section
-
-
-class NotEnoughCpusError(ValueError):
-    """More CPUs were requested than are free."""
-
-    def __init__(self, requested: int, free: int) -> None:
-        self.requested = requested
-        self.free = free
-        super().__init__(f"{requested} CPUs were requested and {free} are free")
 
 
 def take(layout: Layout, free: int, count: int, options: StaticOptions) -> int:

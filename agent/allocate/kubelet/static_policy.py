@@ -91,6 +91,15 @@ class RefusalReason(enum.StrEnum):
     DEFAULT_EMPTIED = "no CPU would be left to share"
 
 
+class NotEnoughCpusError(ValueError):
+    """More CPUs were requested than are free."""
+
+    def __init__(self, requested: int, free: int) -> None:
+        self.requested = requested
+        self.free = free
+        super().__init__(f"{requested} CPUs were requested and {free} are free")
+
+
 class AllocationRefused(msgspec.Struct, frozen=True, tag="refused"):
     """The container gets no CPUs. The state does not change."""
 

@@ -42,8 +42,13 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, of_whole_cores, take_aligned
-from agent.allocate.kubelet.static_policy import AllocationRefused, RefusalReason, StaticOptions
+from agent.allocate.kubelet.cpu_assignment import of_whole_cores, take_aligned
+from agent.allocate.kubelet.static_policy import (
+    AllocationRefused,
+    NotEnoughCpusError,
+    RefusalReason,
+    StaticOptions,
+)
 from agent.allocate.node_local.claim import (
     Alignment,
     LocalAllocation,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, shares, take
-from agent.allocate.kubelet.static_policy import StaticOptions
+from agent.allocate.kubelet.cpu_assignment import shares, take
+from agent.allocate.kubelet.static_policy import NotEnoughCpusError, StaticOptions
 from agent.model.cpu.layout import of
 from agent.model.cpu.topology import Cpu
 from conformance.machines import cpus
