@@ -2,9 +2,9 @@
 
 The guard refuses a container that has not got the values of the agent's decision, and one of a pod
 that needs a decision which the snapshot does not have: it claims CPUs or devices by an annotation,
-or may own CPUs by the node's static policy. Every other container passes if its CPUs are not those
-of another pod's owner. So without a snapshot all containers pass whose pods claim nothing, as
-docs/admission.md decides for the frontends.
+has CPUs of a ResourceClaim, or may own CPUs by the node's static policy. Every other container
+passes if its CPUs are not those of another pod's owner. So without a snapshot all containers pass
+whose pods claim nothing, as docs/admission.md decides for the frontends.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ DEVICE_ALLOCATED: Final = "scheduling.koordinator.sh/device-allocated"
 QOS_LABEL: Final = "koordinator.sh/qosClass"
 MOST_STATUS_BYTES: Final = 16 << 10
 """A longer annotation claims nothing: the agent reads none."""
+_HAS_CLAIM: Final = "has CPUs of a ResourceClaim"
 _SHARING: Final = ("LS", "BE", "SYSTEM")
 """The labels of pods that own no CPUs by a policy of the node."""
 _OTHERS: Final = ("LSE", "LSR", "LS", "SYSTEM")
@@ -44,6 +45,7 @@ class Decisions:
         "boot_id",
         "decides_devices",
         "excluded",
+        "gives_claims",
         "has_policy",
         "kubelet_is_static",
         "owned",
@@ -77,6 +79,7 @@ class Decisions:
             raise SnapshotFormError(f"{type(error).__name__}: {str(error)[:200]}") from None
         self.kubelet_is_static = bool(snapshot.get("kubelet_static"))
         self.has_policy = snapshot.get("cpu_policy", "none") != "none"
+        self.gives_claims = bool(snapshot.get("gives_claims"))
         self.decides_devices = snapshot.get("devices") is not None
 
 
@@ -93,6 +96,8 @@ def refusal(
     if decisions is None:
         if _claims(container) or DEVICE_ALLOCATED in container.annotations:
             return f"pod {container.title} claims CPUs or devices, and the agent has not decided"
+        if container.has_cpu_claim:
+            return f"pod {container.title} {_HAS_CLAIM}, and the agent has not decided"
         return ""
     pod = decisions.pods.get(container.uid)
     if pod is None:
@@ -104,6 +109,8 @@ def refusal(
         return f"the agent has not decided about container {container.name} of pod {pod['title']}"
     if wanted is None:
         wanted = pod["each"]
+    if container.has_cpu_claim and decisions.gives_claims and not wanted.get("exclusive"):
+        return f"pod {pod['title']} {_HAS_CLAIM}, and the agent has not decided about it"
     cpus = wanted.get("resources", {}).get("cpuset", "")
     return (
         _blocked(pod["title"], wanted)
@@ -233,6 +240,8 @@ def _undecided(container: ValidatedContainer, decisions: Decisions) -> str:
     """What the pod needs a decision for; "" for nothing."""
     if _claims(container):
         return "claims CPUs"
+    if container.has_cpu_claim and decisions.gives_claims:
+        return _HAS_CLAIM
     if decisions.decides_devices and DEVICE_ALLOCATED in container.annotations:
         return "claims devices"
     if (decisions.has_policy or decisions.kubelet_is_static) and _may_own(container):

@@ -14,18 +14,21 @@ if TYPE_CHECKING:
 
 VISIBLE_DEVICES: Final = b"NVIDIA_VISIBLE_DEVICES"
 CDI_ANNOTATIONS: Final = "cdi.k8s.io/"
+CPU_CLAIM: Final = "cpu.topolet.io/claim="
+CPU_CLAIM_VARIABLE: Final = b"TOPOLET_CLAIM_"
 _MOUNTED: Final = "nvidia-container-devices"
 
 
 class ValidatedContainer:
     """A container before its creation. `cpuset`: "" if it has none, so that it may run on every
-    CPU. `shares`: 0 if unknown. `nodes`: the paths of its device nodes. `named`: the texts in which
-    it names devices."""
+    CPU. `has_cpu_claim`: it has CPUs of a ResourceClaim. `shares`: 0 if unknown. `nodes`: the paths
+    of its device nodes. `named`: the texts in which it names devices."""
 
     __slots__ = (
         "annotations",
         "cgroup_parent",
         "cpuset",
+        "has_cpu_claim",
         "labels",
         "name",
         "named",
@@ -56,6 +59,9 @@ class ValidatedContainer:
             _texts(wire.messages(wire.message_at(adjusted, 6), 1)),
         )
         self.named = frozenset(_named(container, adjusted))
+        self.has_cpu_claim = any(each.startswith(CPU_CLAIM) for each in self.named) or any(
+            each.startswith(CPU_CLAIM_VARIABLE) for each in wire.messages(container, 8)
+        )
 
     @property
     def title(self) -> str:

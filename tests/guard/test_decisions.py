@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agent.allocate.shares import pool_of
 from agent.guard import decisions
 from agent.guard.decisions import Decisions, SnapshotFormError, cpu_mask, kube_class, refusal
-from agent.guard.request import ValidatedContainer
+from agent.guard.request import CPU_CLAIM, CPU_CLAIM_VARIABLE, ValidatedContainer
 from agent.hooks import cpuset
 from agent.hooks.requests import CreateContainer, announced, announced_pod
 from agent.model import bounds, snapshot
@@ -25,6 +25,7 @@ from agent.model.devices.visibility import (
     Visibility,
     VisibleGpu,
 )
+from agent.model.dra import names
 from agent.model.linux_resources import LinuxResources
 from agent.model.pod import annotations, qos
 from agent.model.pod.annotations import RESOURCE_STATUS
@@ -358,3 +359,25 @@ def test_the_snapshot_of_a_large_node_is_read() -> None:
     pods = {f"u{number}": PodWanted(f"ns/p{number}", QoS.LS, SHARED) for number in range(4_000)}
     assert len(changed(pods=pods).pods) == 4_000
     assert json.loads(snapshot.encode(BASE))["owners"][0]["cpuset"] == "4-7"
+
+
+@pytest.mark.parametrize(
+    "of_claim",
+    [
+        pb.Container(env=[b"TOPOLET_CLAIM_U_CPUS=4-7"]),
+        pb.Container(CDI_devices=[pb.CDIDevice(name="cpu.topolet.io/claim=u-cpus")]),
+    ],
+)
+def test_a_container_with_cpus_of_a_claim_has_them_or_is_refused(of_claim: pb.Container) -> None:
+    assert CPU_CLAIM_VARIABLE.decode() == names.VARIABLE
+    assert f"{names.CDI_KIND}=" == CPU_CLAIM
+    gives = changed(gives_claims=True)
+    for published, uid, cpus, passes in (
+        (gives, "new", "0-3", False),
+        (gives, "ls", "0-3", False),
+        (gives, "own", "4-7", True),
+        (None, "new", "", False),
+        (read(BASE), "new", "0-3", True),
+    ):
+        created = container(pod(uid), cpus, container=of_claim)
+        assert (refusal(created, published) == "") == passes, (uid, cpus)
