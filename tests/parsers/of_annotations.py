@@ -848,6 +848,12 @@ def _responses() -> Iterator[Target]:
         raises={MalformedError: "GET /apis/"},
     )
     yield json_target(
+        "version of the API server",
+        lambda body: kinds.Discovery(_Answers(body)).minor(),
+        {"major": "1", "minor": "36+"},
+        raises={MalformedError: "GET /version: "},
+    )
+    yield json_target(
         "stored object", _stored, _TOPOLOGY, _POD, _DEVICE, raises={MalformedError: "/path: "}
     )
 

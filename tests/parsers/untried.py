@@ -132,6 +132,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "usage.schedstat:Schedstat.kernel_threads",
         "usage.schedstat:thread_times",
         "usage.traffic:_by_operation",
+        "usage.waits:limits_reached",
         "usage.waits:stalls",
         "usage.waits:throttling",
         "node.sampler:PodReader._memory_bytes",
