@@ -15,6 +15,7 @@ from typing import Any, Final
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.dra.names import DRIVER
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster, Object
+from tests.cluster.node import start_containerd
 from tests.cluster.pods import manifest
 from tests.deploy.manifests import DEPLOY
 
@@ -157,14 +158,18 @@ def _devices(cpus: int, parameters: Object | None) -> Object:
     return devices
 
 
+def use(name: str, key: str = "resourceClaimName") -> Object:
+    """A pod's use of a claim with that name, or of a template with another `key`."""
+    return {"resourceClaims": [{"name": "cpus", key: name}]}
+
+
 def claimant(name: str, of: str = "", *, container: Object | None = None, **spec: Any) -> Object:
     """A pod whose containers use the claim `of`, by default that of its own name."""
     resources = {"requests": {"cpu": "100m"}, "claims": [{"name": "cpus"}]}
     return manifest(
         name,
         container={"resources": resources, **(container or {})},
-        resourceClaims=[{"name": "cpus", "resourceClaimName": of or name}],
-        **spec,
+        **{**use(of or name), **spec},
     )
 
 
@@ -246,6 +251,33 @@ def kill_agent(cluster: Cluster) -> None:
     cluster.nodes[HOST].machine.run("kill", "-KILL", cluster.agent_pid(HOST))
     cluster.eventually("the agent restarts", lambda: cluster.agent_restarts(HOST) > before)
     cluster.wait_agent_ready(HOST)
+
+
+def reboot(cluster: Cluster) -> None:
+    """Ends all processes of the node at once, and starts it again without the files that a reboot
+    removes; returns when it is Ready."""
+    node = cluster.nodes[HOST]
+    node.stop_kubelet(signal.SIGKILL)
+    node.machine.end("containerd", signal.SIGKILL)
+    node.machine.end("proxy")
+    node.machine.run("sh", "-c", _REBOOT)
+    start_containerd(node.machine)
+    node.start_proxy("--http=0.0.0.0:9327")
+    node.restart_kubelet()
+    cluster.wait_node_ready(HOST)
+
+
+_REBOOT: Final = """for group in $(find /sys/fs/cgroup -path '*kubepods*' -name cgroup.procs); do
+    kill -KILL $(cat $group) 2>/dev/null
+done
+for process in /proc/[0-9]*; do
+    case $(cat $process/comm 2>/dev/null) in
+    containerd-shim*) kill -KILL ${process#/proc/} ;;
+    esac
+done
+grep -o ' /run/containerd/[^ ]*' /proc/mounts | sort -r | xargs -r -n1 umount -l
+rm -rf /run/topolet/* /run/cdi /run/containerd/*
+"""
 
 
 @contextlib.contextmanager

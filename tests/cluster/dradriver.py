@@ -20,7 +20,7 @@ DRIVER = CLASS = "cards.topolet.test"
 """The driver, and the DeviceClass of all its devices."""
 
 _PROCESS = _ACCOUNT = "dra-driver"
-_KINDS = ("resourceclaims", "resourceslices", "deviceclasses")
+_BINDING = ("clusterrolebinding", _ACCOUNT)
 _ROLE = {
     "apiVersion": "rbac.authorization.k8s.io/v1",
     "kind": "ClusterRole",
@@ -37,22 +37,22 @@ _CLASS = {
 }
 # The driver does not make the folder of its socket. A program on the host's file system is slow, as
 # the guest maps it.
-_PREPARE = f"""mkdir -p /var/lib/kubelet/plugins/{DRIVER}
+_PREPARE = f"""mkdir -p /var/lib/kubelet/plugins/{DRIVER} /run/bin
 cp "$1/test-driver" /run/bin/{_PROCESS}
 """
 
 
 @contextlib.contextmanager
 def running(cluster: Cluster, node: str) -> Iterator[None]:
-    """Runs the driver on the guest during the block, and removes all objects of DRA at its end."""
+    """Runs the driver on the node during the block, and removes its objects and all claims at its
+    end."""
     if isinstance(programs := tools.built("dra-driver"), str):
         pytest.skip(programs)
     machine = cluster.nodes[node].machine
     url = f"https://{controlplane.SERVICE_ADDRESS}"
     kubeconfig = cluster.control.user_config(_ACCOUNT, url)
-    role = ("clusterrolebinding", _ACCOUNT)
     cluster.create(_ROLE, _CLASS)
-    cluster.kubectl("create", *role, f"--clusterrole={_ACCOUNT}", f"--user={_ACCOUNT}")
+    allow(cluster)
     machine.run("sh", "-ec", _PREPARE, "sh", str(programs))
     machine.start(
         _PROCESS,
@@ -68,10 +68,21 @@ def running(cluster: Cluster, node: str) -> Iterator[None]:
         yield
     finally:
         machine.end(_PROCESS)
-        for kind in _KINDS:
-            cluster.kubectl("delete", kind, "--all", "--wait=false")
-        cluster.kubectl("delete", *role)
+        cluster.kubectl("delete", "resourceclaims", "--all", "--wait=false")
+        cluster.kubectl("delete", "resourceslices", f"--field-selector=spec.driver={DRIVER}")
+        cluster.kubectl("delete", "deviceclass", CLASS)
+        refuse(cluster)
         cluster.kubectl("delete", "clusterrole", _ACCOUNT)
+
+
+def allow(cluster: Cluster) -> None:
+    """The driver can read claims, so it prepares them."""
+    cluster.kubectl("create", *_BINDING, f"--clusterrole={_ACCOUNT}", f"--user={_ACCOUNT}")
+
+
+def refuse(cluster: Cluster) -> None:
+    """The driver can't read claims, so it prepares none."""
+    cluster.kubectl("delete", *_BINDING, "--ignore-not-found")
 
 
 def resource_slice(node: str, devices: dict[str, dict[str, Any]]) -> dict[str, Any]:

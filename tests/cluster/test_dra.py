@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.dra.names import DRIVER
-from tests.cluster import claims
+from tests.cluster import claims, dradriver
 from tests.cluster.claims import (
     ALL,
     claim,
@@ -24,12 +25,16 @@ from tests.cluster.claims import (
     wait_published,
 )
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
+from tests.cluster.pods import manifest
 from tests.fixtures import image
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.usefixtures("no_pods")]
 
 KUBELET_GRACE_SECONDS = 30.0
 """How long a kubelet keeps the slices of a driver that is gone."""
+RETRY_SECONDS = 100.0
+"""A kubelet asks a driver that did not answer again after 60 to 90 seconds. One agent ends before
+the next one starts."""
 DEAF = "trap '' TERM; while :; do sleep 1; done"
 """A container that only SIGKILL ends."""
 
@@ -159,3 +164,121 @@ def test_a_node_without_its_driver_says_so_and_leaks_nothing(with_dra: Cluster) 
         cluster.wait_node_ready(HOST)
     assert prepared(cluster) == {"away": own}
     wait_nothing_left(cluster)
+
+
+def test_a_reboot_prepares_claims_again(with_dra: Cluster) -> None:
+    """The files of the runtime and of the agent are gone, those of the kubelet are not."""
+    cluster = with_dra
+    cluster.create(claim("one", 1), claimant("one"))
+    cluster.wait_running("one")
+    before = claims.restarts(cluster, "one")
+    claims.reboot(cluster)
+    cluster.wait_agent_ready(HOST)
+    cluster.eventually("it runs again", lambda: claims.restarts(cluster, "one") > before)
+    cluster.wait_running("one", seconds=claims.WAIT_SECONDS)
+    own = prepared(cluster)["one"]
+    assert cluster.cpus_of("one") == own
+    assert len(claims.cdi_files(cluster)) == 1
+    cluster.pod("ls", qos="LS", cpu="100m")
+    assert cluster.cpus_of("ls") == ALL - own
+    wait_published(cluster)
+    delete_claimants(cluster, "one")
+
+
+def test_claims_get_what_owners_and_reservations_leave(with_dra: Cluster) -> None:
+    """One core stays in the pool, and CPUs that the kubelet reserves are no device's."""
+    cluster = with_dra
+    node = cluster.nodes[HOST]
+    cluster.create(claim("all", 2), claimant("all"))
+    cluster.eventually(
+        "a claim on all CPUs has no place",
+        lambda: "cannot allocate all claims" in cluster.unschedulable_message("all"),
+    )
+    delete_claimants(cluster, "all")
+
+    cluster.pod("lsr", qos="LSR", cpu=1)
+    cluster.eventually("no CPU is left", lambda: not claims.cpus_offered(cluster))
+    cluster.create(claim("next", 1), claimant("next"))
+    cluster.eventually(
+        "a claim waits for the owner",
+        lambda: "cannot allocate all claims" in cluster.unschedulable_message("next"),
+    )
+    cluster.delete_pod("lsr")
+    cluster.wait_running("next")
+    delete_claimants(cluster, "next")
+
+    node.restart_kubelet(reservedSystemCPUs="0")
+    try:
+        cluster.wait_node_ready(HOST)
+        wait_published(cluster, CpuSet((1,)))
+        cluster.pod("ls", qos="LS", cpu="100m")
+        cluster.create(claim("rest", 1), claimant("rest"))
+        cluster.wait_running("rest")
+        assert cluster.cpus("rest", "ls") == {"rest": "1", "ls": "0"}
+        cluster.delete_pod("rest")
+        cluster.kubectl("delete", "resourceclaims", "--all")
+    finally:
+        node.restart_kubelet(reservedSystemCPUs=None)
+        cluster.wait_node_ready(HOST)
+    wait_nothing_left(cluster)
+
+
+def test_a_pod_with_claims_of_two_drivers_leaks_nothing_when_one_refuses(
+    with_dra: Cluster,
+) -> None:
+    cluster = with_dra
+    with dradriver.running(cluster, HOST):
+        dradriver.refuse(cluster)
+        cluster.create(
+            dradriver.resource_slice(HOST, {"card": {"model": {"string": "test"}}}),
+            claim("cpus", 1),
+            dradriver.claim("card", f'"model" in device.attributes["{dradriver.DRIVER}"]'),
+            with_card("half"),
+        )
+        cluster.eventually(
+            "the other driver refuses",
+            lambda: cluster.events("half", "FailedPrepareDynamicResources"),
+        )
+        cluster.delete_pod("half")
+        cluster.eventually("no claim is prepared", lambda: not prepared(cluster))
+        dradriver.allow(cluster)
+        cluster.create(with_card("whole"))
+        cluster.wait_running("whole")
+        assert cluster.cpus_of("whole") == prepared(cluster)["cpus"]
+        cluster.delete_pod("whole")
+        wait_nothing_left(cluster)
+
+
+def with_card(name: str) -> claims.Object:
+    """A pod with a claim on CPUs and one on a card."""
+    of_pod = [{"name": each, "resourceClaimName": each} for each in ("cpus", "card")]
+    of_container = {"claims": [{"name": "cpus"}, {"name": "card"}]}
+    return claimant(name, container={"resources": of_container}, resourceClaims=of_pod)
+
+
+def test_claims_of_templates_and_cores_without_claims(with_dra: Cluster) -> None:
+    """A pod that is created while agents replace each other starts, and one on a node whose devices
+    are cores needs no claim of its own."""
+    cluster = with_dra
+    cluster.create(claims.template("of-template", 1))
+    with slices_gone(cluster) as gone:
+        cluster.kubectl("rollout", "restart", "-n", NAMESPACE, "daemonset/topolet-agent")
+        of_template = claims.use("of-template", "resourceClaimTemplateName")
+        cluster.create(claimant("of-template", **of_template))
+        cluster.wait_running("of-template", seconds=RETRY_SECONDS)
+        claims.wait_rolled_out(cluster)
+    assert gone == []
+    (own,) = prepared(cluster).values()
+    assert cluster.cpus_of("of-template") == own
+    delete_claimants(cluster, "of-template")
+
+    claims.with_options(cluster, "--dra-devices=core")
+    cluster.eventually("cores are devices", lambda: "core" in str(claims.slices(cluster)))
+    amounts = {"cpu": "100m", "topolet.io/core": "1"}
+    limits = {"topolet.io/core": "1"}
+    resources = {"requests": amounts, "limits": limits}
+    cluster.create(manifest("core", container={"resources": resources}))
+    cluster.wait_running("core")
+    (own,) = prepared(cluster).values()
+    assert cluster.cpus_of("core") == own
+    delete_claimants(cluster, "core")
