@@ -280,6 +280,23 @@ rm -rf /run/topolet/* /run/cdi /run/containerd/*
 """
 
 
+VICTIMS: Final = ("agent", "kubelet", "containerd")
+
+
+def kill(cluster: Cluster, victim: str) -> None:
+    """SIGKILL, and a start of what does not start again by itself; does not wait until it is
+    Ready."""
+    node = cluster.nodes[HOST]
+    if victim == "agent":
+        node.machine.run("kill", "-KILL", cluster.agent_pid(HOST))
+    elif victim == "kubelet":
+        node.stop_kubelet(signal.SIGKILL)
+        node.restart_kubelet()
+    else:
+        node.machine.end(victim, signal.SIGKILL)
+        start_containerd(node.machine)
+
+
 @contextlib.contextmanager
 def slices_gone(cluster: Cluster) -> Iterator[list[float]]:
     """For how many seconds at a time the driver had no slice during the block; filled at its

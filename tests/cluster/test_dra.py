@@ -4,6 +4,8 @@ drivers, on the two CPUs of the node, of which one stays in the pool."""
 from __future__ import annotations
 
 import json
+import os
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -32,6 +34,10 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.usefixture
 
 KUBELET_GRACE_SECONDS = 30.0
 """How long a kubelet keeps the slices of a driver that is gone."""
+CHURN_CLAIMS = int(os.environ.get("TOPOLET_CHURN_CLAIMS", "12"))
+CHURN_EVERY = 3
+"""A program is killed at each claim with a number that this divides."""
+CHURN_SEED = 44
 RETRY_SECONDS = 100.0
 """A kubelet asks a driver that did not answer again after 60 to 90 seconds. One agent ends before
 the next one starts."""
@@ -254,6 +260,32 @@ def with_card(name: str) -> claims.Object:
     of_pod = [{"name": each, "resourceClaimName": each} for each in ("cpus", "card")]
     of_container = {"claims": [{"name": "cpus"}, {"name": "card"}]}
     return claimant(name, container={"resources": of_container}, resourceClaims=of_pod)
+
+
+def test_claims_come_and_go_while_everything_is_killed(with_dra: Cluster) -> None:
+    """Agent, kubelet and runtime are killed while one pod after the other has the CPU of the node,
+    beside a pod of the pool: no CPU has two owners at any moment, and nothing is left."""
+    cluster = with_dra
+    node = cluster.nodes[HOST]
+    victims = random.Random(CHURN_SEED)
+    cluster.pod("ls", qos="LS", cpu="100m")
+    shared = cluster.container_id("ls")
+    owners: dict[str, CpuSet] = {}
+    with node.machine.moments(node.cpuset_files("*")) as moments:
+        for number in range(CHURN_CLAIMS):
+            name = f"churn-{number}"
+            cluster.create(claim(name, 1), claimant(name))
+            if number % CHURN_EVERY == 0:
+                claims.kill(cluster, victims.choice(claims.VICTIMS))
+            cluster.wait_running(name, seconds=2 * RETRY_SECONDS)
+            owners[cluster.container_id(name)] = prepared(cluster)[name]
+            cluster.kubectl("delete", "pod", name, "--wait=false")
+            cluster.kubectl("delete", "resourceclaim", name, "--wait=false")
+        cluster.eventually("no pod is left but one", lambda: len(cluster.objects("pods")) == 1)
+    for owner in owners:
+        assert claims.overlaps(moments, shared, owner, *(owners.keys() - {owner})) == []
+    wait_nothing_left(cluster)
+    cluster.eventually("the CPU is in the pool", lambda: cluster.cpus_of("ls") == ALL)
 
 
 def test_claims_of_templates_and_cores_without_claims(with_dra: Cluster) -> None:
