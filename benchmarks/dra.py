@@ -300,15 +300,16 @@ def prepared(cluster: Cluster, folder: Path, calls: int) -> Row:
     from agent.dra.server import DraServer, endpoint
     from agent.dra.service import SERVICE, DraService
     from agent.kube.cluster import Cluster as Store
+    from agent.model.dra.names import CLAIMS_FILE
     from agent.node.reconcile import ClaimMoment
-    from agent.node.resource_claims import FILE, ResourceClaims
+    from agent.node.resource_claims import ResourceClaims
     from agent.proto import dra_pb2 as pb
 
     store = Store(cluster.api.admin, "numa-0")
     claims = ResourceClaims(
         store.claim,
         "numa-0",
-        str(folder / FILE),
+        str(folder / CLAIMS_FILE),
         CdiFiles(str(folder / "cdi"), str(folder / "plugin")),
         GroupRules(),
         lambda: None,
