@@ -38,7 +38,8 @@ class SnapshotFormError(ValueError):
 
 
 class Decisions:
-    """What the guard reads of a snapshot. `owned`: uid, title, QoS class and CPUs of each owner.
+    """What the guard reads of a snapshot. `owned`: the uids of each owner and of the pods that
+    use the same claims, its title, QoS class and CPUs.
     `pods`: the wanted values of pods by uid, as JSON objects."""
 
     __slots__ = (
@@ -59,8 +60,13 @@ class Decisions:
             if snapshot["version"] != VERSION:
                 raise SnapshotFormError(f"it has the version {snapshot['version']}, not {VERSION}")
             self.boot_id: str = snapshot["boot_id"]
-            self.owned: list[tuple[str, str, str, int]] = [
-                (each["uid"], each["title"], each["qos"], cpu_mask(each["cpuset"]) or 0)
+            self.owned: list[tuple[frozenset[str], str, str, int]] = [
+                (
+                    frozenset((each["uid"], *each.get("sharers", ()))),
+                    each["title"],
+                    each["qos"],
+                    cpu_mask(each["cpuset"]) or 0,
+                )
                 for each in snapshot["owners"]
             ]
             self.pods: dict[str, dict[str, Any]] = {
@@ -223,8 +229,8 @@ def _on_others(container: ValidatedContainer, decisions: Decisions, qos: str) ->
     labelled = container.labels.get(QOS_LABEL) == "BE"
     only_lse = qos == "BE" and (labelled or not _has_numa_nodes(container))
     mask = cpu_mask(container.cpuset) if container.cpuset else None
-    for uid, title, owner_qos, cpus in decisions.owned:
-        if uid == container.uid or (only_lse and owner_qos != "LSE"):
+    for uids, title, owner_qos, cpus in decisions.owned:
+        if container.uid in uids or (only_lse and owner_qos != "LSE"):
             continue
         taken = cpus if mask is None else mask & cpus
         if taken:

@@ -141,11 +141,22 @@ def create(
         pool = pool_cpus(snapshot.pools.get(DEFAULT_POOL.name, ()))
         every = CpuSet.parse(wanted.cpuset or "")
         cpus = every - pool or every
+        same = {pod.uid, *_sharing_claims(pod.uid, snapshot)}
         for container in assumed:
-            own = container.uid == pod.uid and container.exclusive
+            own = container.uid in same and container.exclusive
             if not own and not container.seen_by(snapshot) and container.may_hold(cpus):
                 return Wait(f"{container.title} may hold one of CPUs {cpus}")
     return _override(wanted, request.requested)
+
+
+def _sharing_claims(uid: str, snapshot: Snapshot) -> set[str]:
+    """The uids of pods that use a ResourceClaim of this pod."""
+    return {
+        other
+        for owner in snapshot.owners
+        if owner.sharers and owner.is_of(uid)
+        for other in (owner.uid, *owner.sharers)
+    }
 
 
 def fallback(

@@ -105,6 +105,13 @@ def test_be_pods_may_run_on_the_cpus_of_lsr_pods() -> None:
     assert refusal(bound, lsr) != ""
 
 
+def test_a_pod_that_uses_the_claim_of_another_runs_on_its_cpus() -> None:
+    owner = Owner("other", "ns/other", QoS.LSE, "4-7", claims=True, sharers=("own",))
+    sharing = changed(owners=(owner,))
+    assert not refusal(container(pod("own"), "4-7"), sharing, ())
+    assert "pod ns/other owns CPUs 4-5" in refusal(container(pod("ls"), "3-5"), sharing, ())
+
+
 def test_without_a_snapshot_only_claims_are_refused() -> None:
     assert refusal(container(pod("new")), None) == ""
     assert refusal(container(pod("new", status=STATUS)), None) != ""

@@ -302,6 +302,17 @@ def test_no_snapshot_replaces_the_cpus_of_a_static_kubelet(
     assert cpuset.changes(creation, answer).resources.cpuset is None
 
 
+def test_pods_that_share_a_claim_do_not_wait_for_each_other() -> None:
+    """Unless the other one shares CPUs of the pool alone."""
+    own = PodWanted("ns/own", QoS.LS, OWN)
+    owner = Owner("other", "ns/other", QoS.LSE, "1", claims=True, sharers=("own",))
+    shared = snapshot(owners=(owner,), pods={"own": own, "other": own})
+    for of_other, expected in ((OWN, override(1, own=True)), (NOTHING, Wait)):
+        starting = assumed("other", 1, given=of_other)
+        answer = cpuset.create(request("own"), shared, [starting])
+        assert answer == expected or type(answer) is expected
+
+
 def test_container_with_cpus_of_the_kubelet_waits_while_another_container_may_hold_them() -> None:
     assert isinstance(cpuset.create(whole_cpus("2-3"), static(BY_KUBELET), [UNSEEN]), Wait)
     blocked = Wanted(
