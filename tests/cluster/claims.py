@@ -7,8 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -30,7 +28,6 @@ kind: Kustomization
 resources: [{base}]
 components: [{component}]
 """
-_POLL_SECONDS: Final = 0.1
 
 
 @contextlib.contextmanager
@@ -278,52 +275,6 @@ done
 grep -o ' /run/containerd/[^ ]*' /proc/mounts | sort -r | xargs -r -n1 umount -l
 rm -rf /run/topolet/* /run/cdi /run/containerd/*
 """
-
-
-VICTIMS: Final = ("agent", "kubelet", "containerd")
-
-
-def kill(cluster: Cluster, victim: str) -> None:
-    """SIGKILL, and a start of what does not start again by itself; does not wait until it is
-    Ready."""
-    node = cluster.nodes[HOST]
-    if victim == "agent":
-        node.machine.run("kill", "-KILL", cluster.agent_pid(HOST))
-    elif victim == "kubelet":
-        node.stop_kubelet(signal.SIGKILL)
-        node.restart_kubelet()
-    else:
-        node.machine.end(victim, signal.SIGKILL)
-        start_containerd(node.machine)
-
-
-@contextlib.contextmanager
-def slices_gone(cluster: Cluster) -> Iterator[list[float]]:
-    """For how many seconds at a time the driver had no slice during the block; filled at its
-    end."""
-    spans: list[float] = []
-    ended = threading.Event()
-
-    def follow() -> None:
-        gone_since: float | None = None
-        while not ended.wait(_POLL_SECONDS):
-            gone = not slices(cluster)
-            now = time.monotonic()
-            if gone and gone_since is None:
-                gone_since = now
-            elif not gone and gone_since is not None:
-                spans.append(now - gone_since)
-                gone_since = None
-        if gone_since is not None:
-            spans.append(time.monotonic() - gone_since)
-
-    follower = threading.Thread(target=follow, daemon=True)
-    follower.start()
-    try:
-        yield spans
-    finally:
-        ended.set()
-        follower.join()
 
 
 def kill_kubelet(cluster: Cluster) -> None:
