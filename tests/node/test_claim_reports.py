@@ -11,7 +11,12 @@ import pytest
 from agent.allocate.dra.groups import GroupRules
 from agent.allocate.dra.offer import OfferedCpus
 from agent.allocate.dra.preparation import PreparationError
-from agent.allocate.dra.refusals import PAUSE_SECONDS, REFUSED_SECONDS, REFUSED_TIMES
+from agent.allocate.dra.refusals import (
+    FORGOTTEN_SECONDS,
+    PAUSE_SECONDS,
+    REFUSED_SECONDS,
+    REFUSED_TIMES,
+)
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.dra.cdi import CdiFiles
 from agent.kube.errors import ConflictError, ForbiddenError, NotFoundError, RejectedError
@@ -175,7 +180,10 @@ def test_a_pod_whose_claim_another_node_may_prepare_is_evicted(reported: Reporte
     (event,) = reported.events
     assert event[:2] == ("a", "EvictedFromNode")
     assert event[2].startswith("another node may prepare its claim: ResourceClaim ns/a, request ")
-    assert (reported.reports.evicted, reported.ledger.refusals) == (1, {"cpus-taken": 8})
+    assert (reported.reports.evicted, reported.ledger.refusals) == (
+        1,
+        {"cpus-taken": 2 * (REFUSED_TIMES + 1)},
+    )
     reported.pods("b")
     reported.now += PAUSE_SECONDS
     reported.refuse("b")
@@ -193,7 +201,7 @@ def test_a_claim_that_is_prepared_meanwhile_or_not_asked_for_evicts_nobody(
     reported.refuse("a")
     reported.follow(OfferedCpus(ALL))
     mends(reported, "a")
-    reported.now += 90.0
+    reported.now += FORGOTTEN_SECONDS
     reported.reports.step()
     assert not reported.evicted
 

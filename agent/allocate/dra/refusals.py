@@ -2,8 +2,9 @@
 
 A scheduler allocates a claim by the slices that it has read, which others may have overtaken: an
 annotation, another scheduler, or a CPU that went offline. The kubelet asks for the claim again
-every 10 to 15 seconds, and the pod would wait for ever: the allocation of a claim names its
-node."""
+after 60 to 90 seconds (Kubernetes: SyncPod in kuberuntime_manager.go reports no error, so that the
+pod's worker waits its resyncInterval), and the pod would wait for ever: the allocation of a claim
+names its node."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ import msgspec
 from agent.allocate.dra.preparation import RefusalKind
 from agent.model.pod.apiobjects import ApiPod, Phase
 
-REFUSED_TIMES: Final = 3
+REFUSED_TIMES: Final = 2
 REFUSED_SECONDS: Final = 30.0
 """A pod leaves after both. CPUs of a pod that is ending are free by then: 30 seconds are the
 default grace period."""
-FORGOTTEN_SECONDS: Final = 90.0
-"""The kubelet has given up a claim for which it has not asked for so long."""
+FORGOTTEN_SECONDS: Final = 150.0
+"""The kubelet has given up a claim for which it has not asked for so long: it asks again 90 seconds
+after an answer, which may have waited for CPUs."""
 PAUSE_SECONDS: Final = 60.0
 """The time between two evictions. A scheduler may send the successor back, if the amounts suffice
 and the whole cores do not."""
