@@ -116,7 +116,7 @@ class ResourceClaims:
         """The last unfinished preparation of each claim that was not unprepared since."""
         self._waiting = 0
         self._closed = False
-        self._claims = self._stored()
+        self._claims, is_whole = self._stored()
         self._moment: ClaimMoment | None = None
         self._layout: Layout | None = None
         self._pods: frozenset[str] | None = None
@@ -133,7 +133,7 @@ class ResourceClaims:
         """How many preparations were refused, by kind."""
         self.changed: Callable[[], None] = lambda: None
         """Called when the devices may have changed, on any thread."""
-        self._cut_files()
+        self._cut_files(is_whole=is_whole)
 
     def close(self) -> None:
         """Ends the preparations that wait."""
@@ -462,23 +462,25 @@ class ResourceClaims:
             raise PreparationError(text, RefusalKind.NOT_KEPT) from None
         self._claims = claims
 
-    def _stored(self) -> Mapping[str, PreparedClaim]:
-        """Raises OSError."""
+    def _stored(self) -> tuple[Mapping[str, PreparedClaim], bool]:
+        """The claims, and whether all of the file could be read. Raises OSError."""
         try:
             claims, faults = prepared_claim.decode(files.read(self._path, prepared_claim.MAX_BYTES))
         except FileNotFoundError:
-            return {}
+            return {}, True
         except JsonError as error:
             log.error("%s: %s: the CPUs of prepared claims are not known", self._path, error)
-            return {}
+            return {}, False
         for fault in faults:
             log.error("%s: %s", self._path, fault)
-        return {claim.uid: claim for claim in claims}
+        return {claim.uid: claim for claim in claims}, not faults
 
-    def _cut_files(self) -> None:
-        """Removes the files of claims that are gone, and writes those that a reboot removed."""
+    def _cut_files(self, *, is_whole: bool) -> None:
+        """Removes the files of claims that are gone, and writes those that a reboot removed. While
+        a claim is not known, a container of it needs its files to start again."""
         try:
-            self._files.remove_others(self._claims.keys())
+            if is_whole:
+                self._files.remove_others(self._claims.keys())
             for claim in self._claims.values():
                 if not self._files.has(claim.uid):
                     self._files.write(claim, {})

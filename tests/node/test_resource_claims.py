@@ -323,9 +323,15 @@ def test_only_few_claims_wait_and_none_for_an_agent_that_ends(
     assert all("has not completed its first pass yet" in call.ended() for call in calls)
 
 
-def test_a_torn_file_does_not_stop_the_agent(start: Start, tmp_path: Path) -> None:
+def test_a_torn_file_does_not_stop_the_agent(
+    server: ClaimsOfServer, start: Start, tmp_path: Path
+) -> None:
+    """The containers of the claims can start again: the runtime still has their files."""
+    server.add("a", 4)
+    start().prepare("ns", "a", "u-a")
     (tmp_path / CLAIMS_FILE).write_text("{")
     assert cpus_of(start()) == {}
+    assert cdi_files(tmp_path) == ["cpu.topolet.io-claim_u-a.json"]
 
 
 def test_cpus_that_are_offline_are_a_trouble_of_their_device(
