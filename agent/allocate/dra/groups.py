@@ -72,12 +72,12 @@ def groups(
         offered = CpuSet.from_int(layout.expand(layout.whole(offered.mask)))
     by_group: dict[int, list[Cpu]] = {}
     for cpu in topology.cpus:
-        if cpu.id in offered:
-            by_group.setdefault(_group_of(cpu, rules.grouping), []).append(cpu)
+        by_group.setdefault(_group_of(cpu, rules.grouping), []).append(cpu)
     devices = [
-        each
+        group
         for key, cpus in by_group.items()
-        for each in _devices(topology, key, cpus, claimed, rules)
+        for group in _devices(topology, key, cpus, offered, claimed, rules)
+        if group.cpus
     ]
     return tuple(sorted(devices, key=lambda group: _order(group, rules.order, near)))
 
@@ -100,9 +100,15 @@ def _group_of(cpu: Cpu, grouping: CpuGrouping) -> int:
 
 
 def _devices(
-    topology: Topology, key: int, cpus: list[Cpu], claimed: CpuSet, rules: GroupRules
+    topology: Topology,
+    key: int,
+    cpus: list[Cpu],
+    offered: CpuSet,
+    claimed: CpuSet,
+    rules: GroupRules,
 ) -> Iterator[CpuGroup]:
-    """One for each kind of core."""
+    """One for each kind of core. Their names and whose the memory is follow from the machine:
+    allocated claims name a device, whatever is offered of its neighbours."""
     kinds: dict[str | None, list[Cpu]] = {}
     for cpu in cpus:
         kinds.setdefault(cpu.kind, []).append(cpu)
@@ -111,7 +117,7 @@ def _devices(
     whole_node = rules.grouping is CpuGrouping.NUMA_NODE
     node = by_id.get(first.node) if whole_node else None
     for index, (kind, of_kind) in enumerate(sorted(kinds.items(), key=lambda item: item[0] or "")):
-        own = CpuSet(cpu.id for cpu in of_kind)
+        own = CpuSet(cpu.id for cpu in of_kind) & offered
         pages = (
             {page.size_bytes: page.size_bytes * page.total for page in node.hugepages}
             if node
@@ -127,7 +133,7 @@ def _devices(
             first.node,
             first.socket,
             kind,
-            len({cpu.l3 for cpu in of_kind if cpu.l3 is not None}),
+            len({cpu.l3 for cpu in of_kind if cpu.id in own and cpu.l3 is not None}),
             max(0, memory_bytes),
             pages if has_memory else {},
             rules.grouping,

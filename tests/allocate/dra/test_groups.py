@@ -91,6 +91,11 @@ def test_kinds_of_cores_are_devices_of_their_own() -> None:
         ("numa-node-0-core", "0-1", False),
         ("numa-node-0-atom", "2-5", True),
     ]
+    for offered, name in ((CpuSet((0, 1)), "core"), (CpuSet((2, 3)), "atom")):
+        left = groups(hybrid, layout, offered, EMPTY, GroupRules(), {}, pool_left=True)
+        assert [(group.name, group.memory_bytes > 0) for group in left] == [
+            (f"numa-node-0-{name}", name == "atom")
+        ], "a device keeps its name while all CPUs of the other kind have owners"
 
 
 @pytest.mark.hypothesis
