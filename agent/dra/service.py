@@ -16,6 +16,7 @@ from agent.allocate.dra.preparation import PreparationError
 from agent.dra.cdi import cdi_name
 from agent.model.dra.names import DRIVER
 from agent.model.dra.prepared_claim import PreparedClaim
+from agent.model.dra.resource_claim import is_uid
 from agent.model.verdict import Code
 from agent.proto import DecodeError, Message
 from agent.proto import dra_pb2 as pb
@@ -142,8 +143,8 @@ def _claims(message: bytes) -> list[pb.Claim]:
     if len(claims) > MAX_CLAIMS:
         raise RpcError(Code.INVALID_ARGUMENT, f"claims: there are more than {MAX_CLAIMS}")
     for claim in claims:
-        if not (claim.namespace and claim.name and claim.uid):
-            text = f"claims: {claim.namespace!r}/{claim.name!r}: a name or the uid is missing"
+        if not (claim.namespace and claim.name and is_uid(claim.uid)):
+            text = f"claims: {claim.namespace!r}/{claim.name!r}: a name is missing, or the uid"
             raise RpcError(Code.INVALID_ARGUMENT, text)
     return list(claims)
 

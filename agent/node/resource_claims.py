@@ -112,8 +112,9 @@ class ResourceClaims:
         self._lock = threading.Condition()
         self._deciding = False
         """A pass has read the claims, and has not told yet what it leaves to them."""
-        self._calls: dict[str, object] = {}
-        """The last unfinished preparation of each claim that was not unprepared since."""
+        self._calls: dict[object, str] = {}
+        """The unfinished preparations of claims that were not unprepared since, with the claim's
+        uid. Pods that share a claim may have one each."""
         self._waiting = 0
         self._closed = False
         self._claims, is_whole = self._stored()
@@ -220,7 +221,7 @@ class ResourceClaims:
         self.pods = tuple(pod for pod in pods if pod.claims)
         with self._lock:
             self._deciding = True
-            claims = with_containers(self._claims, self.pods)
+            claims = with_containers(self._claims, self.pods, self._pods)
             if claims is not self._claims:
                 try:
                     self._keep(claims, "claims")
@@ -284,7 +285,7 @@ class ResourceClaims:
         """The claim loses its CPUs; it may be unknown. Raises PreparationError."""
         with self._lock:
             self._refused.pop(uid, None)
-            self._calls.pop(uid, None)
+            self._calls = {call: other for call, other in self._calls.items() if other != uid}
             self._lock.notify_all()
             claim = self._claims.get(uid)
             if claim is not None:
@@ -305,7 +306,7 @@ class ResourceClaims:
         title = f"ResourceClaim {namespace}/{name}"
         call = object()
         with self._lock:
-            self._calls[uid] = call
+            self._calls[call] = uid
         try:
             # The passes wait for the lock, and must not wait for an API server.
             stored = None if uid in self._claims else self._allocated(namespace, name, uid, title)
@@ -320,8 +321,7 @@ class ResourceClaims:
                 return claim
         finally:
             with self._lock:
-                if self._calls.get(uid) is call:
-                    del self._calls[uid]
+                self._calls.pop(call, None)
 
     def _refuse(self, refused: UnpreparedClaim) -> None:
         with self._lock:
@@ -421,7 +421,7 @@ class ResourceClaims:
                 self._lock.wait_for(lambda: not self._deciding, DECISION_SECONDS)
                 if uid in self._claims:
                     return self._claims[uid]
-                if stored is None or self._calls.get(uid) is not call:
+                if stored is None or call not in self._calls:
                     text = f"{title}: it was unprepared meanwhile"
                     raise PreparationError(text, RefusalKind.NOT_READY)
                 try:

@@ -86,7 +86,16 @@ def test_a_claim_is_unprepared(service: DraService, claims: StoredClaims) -> Non
     ("message", "text"),
     [
         (b"\xff", "the request is not a PrepareRequest"),
-        (pb.PrepareRequest(claims=[pb.Claim(name="c")]).SerializeToString(), "'c': a name or the"),
+        (
+            pb.PrepareRequest(claims=[pb.Claim(name="c")]).SerializeToString(),
+            "'c': a name is missing",
+        ),
+        (
+            pb.PrepareRequest(
+                claims=[pb.Claim(namespace="ns", name="c", uid="../../x")]
+            ).SerializeToString(),
+            "'ns'/'c': a name is missing, or the uid",
+        ),
         (request(*("c" for _ in range(MAX_CLAIMS + 1))), "there are more than 1024"),
     ],
 )

@@ -309,6 +309,17 @@ def test_a_claim_that_is_unprepared_while_it_is_read_gets_no_cpus(
     assert cpus_of(claims) == {}
 
 
+def test_pods_that_share_a_claim_get_its_cpus_in_calls_of_their_own(
+    server: ClaimsOfServer, start: Start
+) -> None:
+    """Both calls wait; a kubelet that one of them refused would ask again a minute later."""
+    server.add("a", 4)
+    claims = start(None, DEADLINE_SECONDS)
+    calls = [Call(server, claims, "a") for _ in range(2)]
+    claims.follow(ClaimMoment(FOUR_NODES, EVERYTHING))
+    assert [call.ended() for call in calls] == ["0-3", "0-3"]
+
+
 def test_only_few_claims_wait_and_none_for_an_agent_that_ends(
     server: ClaimsOfServer, start: Start
 ) -> None:

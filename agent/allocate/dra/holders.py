@@ -5,7 +5,7 @@ claims, or only one request of a claim."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import msgspec
 
@@ -16,11 +16,16 @@ from agent.model.pod.apiobjects import ApiPod
 
 
 def with_containers(
-    claims: Mapping[str, PreparedClaim], pods: Iterable[ApiPod]
+    claims: Mapping[str, PreparedClaim],
+    pods: Iterable[ApiPod],
+    existing: Container[str] | None = None,
 ) -> Mapping[str, PreparedClaim]:
     """The claims with the containers that pods of the API server use them for. Containers of pods
-    that the API server does not have any more stay until the claim is unprepared: they may still
-    run. Returns the same mapping if nothing is new."""
+    that the API server does not have any more stay while these exist: they may still run, and pods
+    may follow each other in the use of one claim for ever. Returns the same mapping if nothing
+    differs.
+
+    `existing`: the uids of the pods that exist; None if they are unknown."""
     by_name = {(claim.namespace, claim.name): claim.uid for claim in claims.values()}
     containers: dict[str, set[ClaimContainer]] = {}
     for pod in pods:
@@ -28,17 +33,16 @@ def with_containers(
             if uid := by_name.get((pod.namespace, use.claim)):
                 used_by = ClaimContainer(pod.runtime_uid, use.container, use.request)
                 containers.setdefault(uid, set()).add(used_by)
-    new = {
-        uid: tuple(sorted(both, key=lambda each: (each.pod_uid, each.name, each.request)))
-        for uid, used_by in containers.items()
-        if len(both := used_by | {*claims[uid].containers}) > len(claims[uid].containers)
-    }
-    if not new:
-        return claims
-    return {
-        uid: msgspec.structs.replace(claim, containers=new[uid]) if uid in new else claim
-        for uid, claim in claims.items()
-    }
+    changed = {}
+    for uid, claim in claims.items():
+        before = {*claim.containers}
+        now = containers.get(uid, set()) | {
+            container for container in before if existing is None or container.pod_uid in existing
+        }
+        if now != before:
+            in_order = sorted(now, key=lambda used: (used.pod_uid, used.name, used.request))
+            changed[uid] = msgspec.structs.replace(claim, containers=tuple(in_order))
+    return {**claims, **changed} if changed else claims
 
 
 def node_claims(claims: Iterable[PreparedClaim]) -> NodeClaims:

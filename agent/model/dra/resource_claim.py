@@ -125,8 +125,9 @@ class _Claim(msgspec.Struct, frozen=True):
 
 _decoder: Final = msgspec.json.Decoder(_Claim)
 _POD_CLAIM: Final = "resource.kubernetes.io/pod-claim-name"
-_MAX_NAME: Final = 63
-"""Names of claims in pods are labels of DNS."""
+_NAME: Final = re.compile(r"[0-9a-z-]{1,63}")
+"""Names of claims in pods are labels of DNS. The annotation is any text that the claim's author
+wrote, and is a folder in containers."""
 _UID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
 _REQUEST: Final = re.compile(r"[0-9a-z-]{1,63}(?:/[0-9a-z-]{1,63})?")
 """File names are made of both."""
@@ -138,7 +139,7 @@ def decode(text: bytes) -> CpuResourceClaim:
     claim = decoded(text, KIND, _decoder)
     metadata, status = claim.metadata, claim.status
     title = f"{metadata.namespace}/{metadata.name}"
-    if not _UID.fullmatch(metadata.uid):
+    if not is_uid(metadata.uid):
         raise ObjectError(KIND, title, "metadata.uid: is missing, or is no uid")
     allocation = status.allocation
     devices = allocation.devices if allocation is not None else _Devices()
@@ -153,6 +154,7 @@ def decode(text: bytes) -> CpuResourceClaim:
         if len(entries) > most:
             raise ObjectError(KIND, title, f"status.{field}: has more than {most} entries")
     parameters = tuple(_parameters(configs, title)) if results else ()
+    pod_claim = (metadata.annotations or {}).get(_POD_CLAIM, "")
     return CpuResourceClaim(
         metadata.uid,
         metadata.namespace,
@@ -160,8 +162,13 @@ def decode(text: bytes) -> CpuResourceClaim:
         allocation is not None,
         tuple(_group(each, parameters, title) for each in results),
         tuple(ClaimConsumer(each.name, each.uid) for each in consumers if each.resource == "pods"),
-        (metadata.annotations or {}).get(_POD_CLAIM, "")[:_MAX_NAME],
+        pod_claim if _NAME.fullmatch(pod_claim) else "",
     )
+
+
+def is_uid(text: str) -> bool:
+    """Whether the text may be a uid of the API server, which is part of a file's name."""
+    return _UID.fullmatch(text) is not None
 
 
 _Parameters = tuple[tuple[str, ...], CpuParameters]

@@ -50,10 +50,14 @@ def test_a_container_may_use_several_claims() -> None:
     assert of_node.containers == {"p": {"x": ContainerClaim(CpuSet.parse("0-3,16"))}}
 
 
-def test_containers_stay_while_the_claim_is_prepared() -> None:
-    """The API server deletes a pod by force while its containers run."""
+def test_containers_stay_while_their_pods_exist() -> None:
+    """The API server deletes a pod by force while its containers run. Pods that share a claim may
+    follow each other without its end."""
     claims = with_containers({"u-1": CLAIM}, [pod("p", ClaimUse("x", "c"))])
     assert with_containers(claims, []) is claims
     more = with_containers(claims, [pod("q", ClaimUse("x", "c"))])
     assert [each.pod_uid for each in more["u-1"].containers] == ["p", "q"]
     assert more["u-1"].containers[0] == ClaimContainer("p", "x")
+    assert with_containers(more, [], {"p", "q"}) is more
+    left = with_containers(more, [pod("r", ClaimUse("x", "c"))], {"q"})
+    assert [used.pod_uid for used in left["u-1"].containers] == ["q", "r"]

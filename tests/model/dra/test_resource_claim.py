@@ -147,3 +147,11 @@ def test_parameters_of_a_claim_on_other_devices_are_not_read() -> None:
     """Another driver's claim may have an entry of this driver that nobody uses."""
     other = outcome("a", driver="gpu.example.com")
     assert decode(claim([other], [config("a", cpus="x")])).groups == ()
+
+
+@pytest.mark.parametrize("name", ["../../etc", "a/b", "", "x" * 64])
+def test_an_annotation_that_is_no_name_of_a_claim_in_a_pod_is_left_out(name: str) -> None:
+    """The claim's author writes it, and a folder in containers has it as its name."""
+    of_author = json.loads(claim())
+    of_author["metadata"]["annotations"] = dict.fromkeys(POD_CLAIM, name)
+    assert decode(json.dumps(of_author).encode()).pod_claim == ""
