@@ -93,7 +93,10 @@ def admit_claims(
     `assigned`: the assignments of a static kubelet. `owned_before` and `running_on`: see
     `pools.decide`."""
     known = topology.online | topology.offline
-    owned_before = {uid: cpus & known - assigned.named for uid, cpus in owned_before.items()}
+    owned_before = {
+        uid: cpus & known - assigned.named - kubelet.claims.of_pod(uid)
+        for uid, cpus in owned_before.items()
+    }
     read = _read_claims(topology, pods, assigned, owned_before, running_on)
     claims = read.claims
     kubelet_owners = {owner.uid for owner in assigned.owners}

@@ -243,7 +243,7 @@ def _with_claims(
     taken = union(owner.claimed for owner in owners)
     given: dict[str, CpuSet] = {}
     for pod in sorted(pods, key=lambda pod: (pod.created_at, pod.uid)):
-        cpus = union(each.cpus for each in claims.containers.get(pod.uid, {}).values()) - taken
+        cpus = claims.of_pod(pod.uid) - taken
         for uid, own in given.items():
             if cpus & own:
                 sharers = (*by_uid[uid].sharers, pod.uid)
@@ -296,9 +296,10 @@ class _CpuSources:
         self._outcome = outcome
         self._kubelet_owners = {owner.uid: owner for owner in assigned.owners}
         self._own = {
-            owner.uid: owner.cpus
+            owner.uid: own
             for owner in owners
-            if owner.cpuset
+            # Containers that use no claim of their pod do not run on its CPUs.
+            if (own := owner.cpus - kubelet.claims.of_pod(owner.uid))
             and owner.uid not in outcome.by_uid
             and not owner.kubelet
             and not owner.claims

@@ -156,9 +156,8 @@ def cpus_outside_scheduling(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict
     found = kubelet_owned(pods, kubelet)
     for uid, of_pod in kubelet.of_dra.items():
         found[uid] = union(of_pod.values()) | found.get(uid, EMPTY)
-    for uid, of_claims in kubelet.claims.containers.items():
-        given = union(each.cpus for each in of_claims.values())
-        found[uid] = given | found.get(uid, EMPTY)
+    for uid in kubelet.claims.containers:
+        found[uid] = kubelet.claims.of_pod(uid) | found.get(uid, EMPTY)
     return found
 
 

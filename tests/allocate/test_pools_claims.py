@@ -90,6 +90,18 @@ def test_an_owner_by_annotation_that_came_first_keeps_its_cpus() -> None:
     assert cpus_of(decision, "p", "x") == "0"
 
 
+def test_a_container_without_the_claim_has_the_cpus_of_its_pods_annotation_alone() -> None:
+    """Also while these are refused, as the pod keeps what it owned before."""
+    of_node = claims("0-1", x=claim("0-1"))
+    for annotation in ("2-3", "2-9"):
+        pods = (pod("p", "LSR", annotation),)
+        owned = {"p": CpuSet.parse("0-3")}
+        decision = decide(TWO_NODES, pods, KubeletCpus(claims=of_node), owned, owned)
+        (owner,) = decision.owners
+        assert (owner.cpuset, cpus_of(decision, "p", "x")) == ("0-3", "0-1")
+        assert cpus_of(decision, "p", "sidecar") == "2-3"
+
+
 def test_offline_cpus_of_a_claim_stay_reserved() -> None:
     topology = machine(2, 4, offline="1")
     offline = topology.offline

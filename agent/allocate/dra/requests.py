@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from agent.model.cpu.cpuset import EMPTY, union
+from agent.model.cpu.cpuset import EMPTY
 from agent.model.dra.node_claims import NodeClaims
 from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.resource_request import pod_requests
@@ -38,10 +38,9 @@ def low_requests(pods: Iterable[ApiPod], claims: NodeClaims) -> tuple[LowRequest
     its CPUs."""
     taken, low = EMPTY, []
     for pod in sorted(pods, key=lambda pod: (pod.created_at, pod.uid)):
-        of_pod = claims.containers.get(pod.runtime_uid)
-        if not of_pod or pod.terminal or pod.claims_requested:
+        if pod.terminal or pod.claims_requested:
             continue
-        cpus = union(claim.cpus for claim in of_pod.values()) - taken
+        cpus = claims.of_pod(pod.runtime_uid) - taken
         taken |= cpus
         request_milli = pod_requests(pod).get("cpu", 0)
         if request_milli < 1000 * len(cpus):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 
 
 class ContainerClaim(msgspec.Struct, frozen=True):
@@ -25,3 +25,7 @@ class NodeClaims(msgspec.Struct, frozen=True):
     """Those of all prepared claims, whether or not their pods are known."""
     containers: Mapping[str, Mapping[str, ContainerClaim]] = {}
     """By pod uid and name, the containers with CPUs of claims."""
+
+    def of_pod(self, uid: str) -> CpuSet:
+        """The CPUs of all containers of a pod."""
+        return union(claim.cpus for claim in self.containers.get(uid, {}).values())
