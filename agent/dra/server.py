@@ -113,9 +113,10 @@ def _of_driver(folder: str, name: str) -> bool:
 
 
 def _is_dead(path: str) -> bool:
-    """Whether nobody listens on the socket."""
-    if not stat.S_ISSOCK(os.lstat(path).st_mode):
-        return False
+    """Whether nobody listens on the socket. The agent that ends may remove it meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(1.0)
         try:

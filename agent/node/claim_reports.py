@@ -161,7 +161,12 @@ class ClaimReports:
             "metadata": {"namespace": namespace, "name": name, "uid": uid},
             "status": {
                 "devices": [
-                    {**device, "conditions": [{**each, **changed} for each in device["conditions"]]}
+                    {
+                        **device,
+                        "conditions": [
+                            {**condition, **changed} for condition in device["conditions"]
+                        ],
+                    }
                     for device in devices
                 ]
             },

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.dra.slices import is_stored
+from agent.allocate.dra.slices import is_stored, lacks_parts
 from agent.host.daemon import Periodic
 from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
@@ -33,6 +33,9 @@ LAG_SECONDS: Final = 3.0
 """A slice that has just been written, and that the watch does not show, was not removed."""
 CHECK_SECONDS: Final = 60.0
 """The time between two looks for claims that are gone."""
+_UNDIVIDED: Final = (
+    "a claim gets a whole device: the API server has the feature gate DRAConsumableCapacity off"
+)
 
 
 class _SlicePool(msgspec.Struct, frozen=True, rename="camel"):
@@ -118,10 +121,12 @@ class ResourceSlices:
             problem = problem or "the API server does not serve resource.k8s.io/v1"
         elif watch is not None and watch.synced:
             of_node = [*watch.objects().values()]
-            others = {each.spec.driver for each in of_node}
+            others = {part.spec.driver for part in of_node}
             if PEER_DRIVER in others:
                 problem = f"{PEER_DRIVER} publishes CPUs of this node: {DRIVER} does not"
-            own = {each.metadata.name: each for each in of_node if each.spec.driver == DRIVER}
+            own = {part.metadata.name: part for part in of_node if part.spec.driver == DRIVER}
+            if any(lacks_parts(device) for part in own.values() for device in part.spec.devices):
+                problem = problem or _UNDIVIDED
             try:
                 self._sweep()
                 self._write(own, withdraws=PEER_DRIVER in others)
@@ -139,7 +144,7 @@ class ResourceSlices:
 
     def _write(self, stored: Mapping[str, NodeSlice], *, withdraws: bool) -> None:
         """`withdraws`: no device is published. Raises KubeError and AccessError."""
-        last = max((each.spec.pool.generation for each in stored.values()), default=0)
+        last = max((part.spec.pool.generation for part in stored.values()), default=0)
         if last < self._generation:
             if self._clock() < self._written_at + LAG_SECONDS:
                 self._thread.hurry()

@@ -109,7 +109,7 @@ def shown(
             for group in groups
         ),
         tuple(sorted(claims, key=lambda claim: claim.title)),
-        {each.pod.title: each.text for each in low},
+        {below.pod.title: below.text for below in low},
     )
 
 

@@ -375,6 +375,24 @@ def test_a_server_that_counts_claims_as_requests_is_told_what_they_take(
         apiserver.restart_server()
 
 
+def test_a_server_that_gives_devices_only_as_a_whole_is_a_problem(
+    apiserver: ApiServer, new_node: NewNode
+) -> None:
+    """Before Kubernetes 1.36 this gate is off."""
+    dra = new_node("dra-whole")
+    dra.machine(1, 1, 1, 8, 1)
+    apiserver.restart_server("--feature-gates=DRAConsumableCapacity=false")
+    try:
+        dra.start()
+        dra.told("feature gate DRAConsumableCapacity off")
+        before = dra.writes()
+        dra.own("own", "0")
+        eventually("a CPU has left", lambda: dra.cpus()["numa-node-0"] == 6, TIMEOUT_SECONDS)
+        assert dra.writes() - before == 1, "the server has what was written"
+    finally:
+        apiserver.restart_server()
+
+
 def test_the_examples_of_the_document_are_accepted(apiserver: ApiServer) -> None:
     text = (DOCS / "dra.md").read_text()
     blocks = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)

@@ -23,9 +23,9 @@ def devices(claim: PreparedClaim, topology: Topology) -> tuple[Mapping[str, Any]
         if not cpus:
             continue
         lost = cpus & topology.offline
-        data: dict[str, Any] = {"cpus": group.cpus, "numaNodes": str(_nodes(cpus, topology))}
+        shown: dict[str, Any] = {"cpus": group.cpus, "numaNodes": str(_nodes(cpus, topology))}
         if group.shared:
-            data[_SHARES_POOL] = True
+            shown[_SHARES_POOL] = True
         entry = {
             "driver": DRIVER,
             "pool": group.pool,
@@ -38,7 +38,7 @@ def devices(claim: PreparedClaim, topology: Topology) -> tuple[Mapping[str, Any]
                     "message": f"CPUs {lost} are offline" if lost else "",
                 }
             ],
-            "data": data,
+            "data": shown,
         }
         if group.share is not None:
             entry["shareID"] = group.share

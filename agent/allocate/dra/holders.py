@@ -52,7 +52,7 @@ def node_claims(claims: Iterable[PreparedClaim]) -> NodeClaims:
     for claim in claims:
         cpus |= claim.cpus
         for container in claim.containers:
-            with_cpus = [each for each in claim.of_request(container.request) if each.cpus]
+            with_cpus = [group for group in claim.of_request(container.request) if group.cpus]
             if with_cpus:
                 of_pod = groups.setdefault(container.pod_uid, {})
                 of_pod.setdefault(container.name, []).extend(with_cpus)

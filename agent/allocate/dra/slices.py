@@ -27,6 +27,8 @@ _MOST_TEXT: Final = 64
 Device = dict[str, Any]
 
 
+_PARTS: Final = "allowMultipleAllocations"
+"""Whether many claims may have a part of a device each."""
 _MAPPINGS: Final = "nodeAllocatableResourceMappings"
 _RESOURCES: Final = "nodeAllocatableResources"
 """What a claim takes of the Node's allocatable resources (KEP-5517): the field of Kubernetes 1.36,
@@ -45,13 +47,27 @@ def devices(
 
 
 def is_stored(stored: Device, wanted: Device) -> bool:
-    """Whether the API server has the device. It drops what a claim takes of the Node where the
-    feature gate DRANodeAllocatableResources is off, which is no difference."""
-    if stored == wanted:
-        return True
-    return stored == {
-        field: value for field, value in wanted.items() if field not in (_MAPPINGS, _RESOURCES)
-    }
+    """Whether the API server has the device. It drops the fields of feature gates that are off,
+    which is no difference: what a claim takes of the Node (DRANodeAllocatableResources), and what
+    lets claims have a part of a device (DRAConsumableCapacity)."""
+    own = {field: value for field, value in wanted.items() if field not in (_MAPPINGS, _RESOURCES)}
+    return stored in (wanted, own) or (
+        lacks_parts(stored) and stored in (_undivided(wanted), _undivided(own))
+    )
+
+
+def lacks_parts(stored: Device) -> bool:
+    """Whether a claim gets the whole device, although the driver offers parts of it."""
+    return "capacity" in stored and _PARTS not in stored
+
+
+def _undivided(device: Device) -> Device:
+    fields = {field: value for field, value in device.items() if field != _PARTS}
+    if "capacity" in fields:
+        fields["capacity"] = {
+            name: {"value": capacity["value"]} for name, capacity in fields["capacity"].items()
+        }
+    return fields
 
 
 def slices(
@@ -121,7 +137,7 @@ def _device(group: CpuGroup, layout: Layout, step: int) -> Device:
         attributes[_named("cpuIDs")] = {"string": str(group.cpus)}
     device: Device = {"name": group.name, "attributes": attributes}
     if not group.whole:
-        device["allowMultipleAllocations"] = True
+        device[_PARTS] = True
         device["capacity"] = _capacity(group, step)
     return device
 

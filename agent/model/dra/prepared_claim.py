@@ -76,18 +76,18 @@ class PreparedClaim(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def cpus(self) -> CpuSet:
-        return union(each.cpu_set for each in self.groups)
+        return union(group.cpu_set for group in self.groups)
 
     def of_request(self, request: str) -> tuple[PreparedGroup, ...]:
         """Those of one request of the claim; all for ""."""
         return tuple(
-            each for each in self.groups if request in ("", each.request, each.base_request)
+            group for group in self.groups if request in ("", group.request, group.base_request)
         )
 
     @property
     def requests(self) -> Mapping[str, tuple[PreparedGroup, ...]]:
         """By request, without its subrequest."""
-        names = dict.fromkeys(each.base_request for each in self.groups)
+        names = dict.fromkeys(group.base_request for group in self.groups)
         return {name: self.of_request(name) for name in names}
 
 

@@ -143,7 +143,7 @@ def decode(text: bytes) -> CpuResourceClaim:
         raise ObjectError(KIND, title, "metadata.uid: is missing, or is no uid")
     allocation = status.allocation
     devices = allocation.devices if allocation is not None else _Devices()
-    results = [each for each in devices.results or () if each.driver == DRIVER]
+    of_driver = [entry for entry in devices.results or () if entry.driver == DRIVER]
     configs = devices.config or ()
     consumers = status.reserved_for or ()
     for field, entries, most in (
@@ -153,15 +153,15 @@ def decode(text: bytes) -> CpuResourceClaim:
     ):
         if len(entries) > most:
             raise ObjectError(KIND, title, f"status.{field}: has more than {most} entries")
-    parameters = tuple(_parameters(configs, title)) if results else ()
+    parameters = tuple(_parameters(configs, title)) if of_driver else ()
     pod_claim = (metadata.annotations or {}).get(_POD_CLAIM, "")
     return CpuResourceClaim(
         metadata.uid,
         metadata.namespace,
         metadata.name,
         allocation is not None,
-        tuple(_group(each, parameters, title) for each in results),
-        tuple(ClaimConsumer(each.name, each.uid) for each in consumers if each.resource == "pods"),
+        tuple(_group(entry, parameters, title) for entry in of_driver),
+        tuple(ClaimConsumer(user.name, user.uid) for user in consumers if user.resource == "pods"),
         pod_claim if _NAME.fullmatch(pod_claim) else "",
     )
 
@@ -193,19 +193,19 @@ def _parameters(configs: Iterable[_Config], title: str) -> Iterator[_Parameters]
         yield requests, of_config
 
 
-def _group(result: _ClaimResult, parameters: Iterable[_Parameters], title: str) -> ClaimedGroup:
+def _group(entry: _ClaimResult, parameters: Iterable[_Parameters], title: str) -> ClaimedGroup:
     """Later parameters override earlier ones: the API server lists those of the class first."""
-    if not _REQUEST.fullmatch(result.request):
+    if not _REQUEST.fullmatch(entry.request):
         field = "status.allocation.devices.results: request"
-        raise ObjectError(KIND, title, f"{field}: {result.request[:60]!r} is no name")
+        raise ObjectError(KIND, title, f"{field}: {entry.request[:60]!r} is no name")
     of_request = CpuParameters()
-    request, _, _ = result.request.partition("/")
+    request, _, _ = entry.request.partition("/")
     for requests, of_config in parameters:
-        if not requests or result.request in requests or request in requests:
+        if not requests or entry.request in requests or request in requests:
             of_request = of_config.over(of_request)
     amounts = {}
     cpu_milli = None
-    for key, quantity in (result.consumed_capacity or {}).items():
+    for key, quantity in (entry.consumed_capacity or {}).items():
         name = key.removeprefix(f"{DRIVER}/")
         try:
             if name == CPU:
@@ -216,12 +216,12 @@ def _group(result: _ClaimResult, parameters: Iterable[_Parameters], title: str) 
             field = f"status.allocation.devices.results: consumedCapacity {key[:60]}"
             raise ObjectError(KIND, title, f"{field}: {error}") from None
     return ClaimedGroup(
-        result.request,
-        result.pool,
-        result.device,
+        entry.request,
+        entry.pool,
+        entry.device,
         cpu_milli,
         amounts,
-        result.share,
-        bool(result.admin_access),
+        entry.share,
+        bool(entry.admin_access),
         of_request,
     )

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from agent.allocate.dra.groups import GroupRules, groups
-from agent.allocate.dra.slices import MOST_DEVICES, Device, devices, is_stored, slices
+from agent.allocate.dra.slices import MOST_DEVICES, Device, devices, is_stored, lacks_parts, slices
 from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.policies import CpuGrouping
@@ -107,6 +107,20 @@ def test_a_scheduler_may_count_claims_as_requests(
     assert is_stored(dropped, part), "a server drops fields of gates that are off"
     assert not is_stored(core, part)
     assert is_stored(part, dropped) is (minor < 36)
+
+
+def test_a_server_that_gives_devices_only_as_a_whole_has_what_was_written() -> None:
+    """Its gate DRAConsumableCapacity is off, as before Kubernetes 1.36: otherwise each of its
+    answers would cause another write."""
+    of_node = groups(FOUR_NODES, LAYOUT, ALL, EMPTY, GroupRules(), {}, pool_left=True)
+    part = devices(of_node, LAYOUT, whole_cores=False, minor=36)[0]
+    amounts = {name: {"value": capacity["value"]} for name, capacity in part["capacity"].items()}
+    dropped = {"name": part["name"], "attributes": part["attributes"], "capacity": amounts}
+    assert is_stored(dropped, part)
+    assert lacks_parts(dropped)
+    assert not lacks_parts(part)
+    amounts["cpu.topolet.io/cpu"] = {"value": "3"}
+    assert not is_stored(dropped, part)
 
 
 def test_a_large_node_has_several_slices_of_one_pool() -> None:
