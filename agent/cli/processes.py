@@ -174,9 +174,9 @@ def _dra_driver(settings: AgentSettings) -> DraParts | None:
 
     instance = uuid.uuid4().hex[:8]
     # Kubelet and runtime open the sockets and files by the paths that they have on the host.
-    kubelet_dir = os.path.join("/", os.path.relpath(settings.kubelet_dir, settings.root))
-    if not settings.kubelet_dir.startswith(settings.root):
-        kubelet_dir = settings.kubelet_dir
+    below_root = os.path.relpath(settings.kubelet_dir, settings.root)
+    is_outside = below_root.partition("/")[0] == os.pardir
+    kubelet_dir = settings.kubelet_dir if is_outside else os.path.join("/", below_root)
 
     def driver(claims: Claims) -> server.DraServer:
         service = DraService(claims, server.endpoint(kubelet_dir, instance))

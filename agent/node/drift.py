@@ -141,8 +141,9 @@ def _of_container(seen: ObservedContainer, owners: Sequence[Owner]) -> list[Find
         add(DriftKind.CLAIM, seen.claimed, seen.group, seen.problem)
     elif seen.claimed and own is None:
         add(DriftKind.CLAIM_UNSEEN, seen.claimed, seen.group)
-    elif seen.claimed and own is not None and seen.claimed != own:
-        add(DriftKind.CLAIM, seen.claimed, own, f"CPUs {seen.claimed - own} are not online")
+    elif seen.claimed and own is not None and (lost := seen.claimed - own):
+        # An owner may have more: CPUs of its ResourceClaims.
+        add(DriftKind.CLAIM, seen.claimed, own, f"CPUs {lost} are not online")
     if seen.group is None:
         add(DriftKind.NO_GROUP)
         return drifts

@@ -60,6 +60,7 @@ def observed(
     "container",
     [
         observed("lse", QoS.LSE, claimed="2-3", wanted="2-3", group="2-3", processes="2-3"),
+        observed("lsr", QoS.LSR, claimed="4", wanted="4", group="4"),
         observed("a", wanted="0-1", group="0-1", processes="0-1"),
         observed("a", wanted="0-1", group="0-1", processes="1"),
         observed("be", QoS.BE, wanted="0-1,4-5", group="0-1,4-5"),
