@@ -277,7 +277,8 @@ class _PodCpus(msgspec.Struct, frozen=True):
     of_dra: Mapping[str, CpuSet]
     """By container, the CPUs that another DRA driver gave. Its limits are the kubelet's."""
     of_claims: Mapping[str, ContainerClaim]
-    """By container, the CPUs of the claims that this agent prepared."""
+    """By container, the CPUs of the claims that this agent prepared, with those that a static
+    kubelet assigned to the container."""
 
 
 class _CpuSources:
@@ -325,17 +326,17 @@ class _CpuSources:
             share.blocked,
             kubelets,
             of_dra,
-            self._of_claims(pod),
+            self._of_claims(pod, kubelets or {}),
         )
 
-    def _of_claims(self, pod: Pod) -> dict[str, ContainerClaim]:
+    def _of_claims(self, pod: Pod, kubelets: Mapping[str, CpuSet]) -> dict[str, ContainerClaim]:
         """Without containers whose CPUs are offline or have another owner."""
         of_pod = self._kubelet.claims.containers.get(pod.uid)
         if of_pod is None:
             return {}
         own = union(owner.cpus for owner in self._owners if owner.is_of(pod.uid))
         return {
-            name: msgspec.structs.replace(claim, cpus=left)
+            name: msgspec.structs.replace(claim, cpus=left | kubelets.get(name, EMPTY))
             for name, claim in of_pod.items()
             if (left := claim.cpus & own)
         }
@@ -610,6 +611,8 @@ class _PodValues(msgspec.Struct, frozen=True):
         unlimited = any(not claim.shared for claim in cpus.of_claims.values())
         lifted = bool(own or cpus.by_policy or unlimited)
         for name, assigned in (kubelets or {}).items():
+            if name in cpus.of_claims:
+                continue
             named[name] = self.given(pod, assigned) if assigned else Wanted()
             lifted = lifted or named[name].resources.quota is not None
         named |= {name: Wanted(LinuxResources(str(given))) for name, given in cpus.of_dra.items()}

@@ -131,7 +131,11 @@ def create(
     if pod.uid in snapshot.unplaced and not wanted.exclusive and has_devices():
         return Wait(_UNPLACED)
     assigned = _assigned_by_kubelet(request, snapshot)
-    agent_read_them = wanted.kubelet and CpuSet.parse(wanted.cpuset or "") <= assigned
+    decided_cpus = CpuSet.parse(wanted.cpuset or "")
+    # A container with a claim has its CPUs beside those that the kubelet assigned.
+    agent_read_them = (
+        assigned <= decided_cpus if claims_more else wanted.kubelet and decided_cpus <= assigned
+    )
     if assigned and not agent_read_them and wanted.cpuset is not None:
         return Wait(f"the agent has not read that the kubelet assigned CPUs {assigned} to it")
     if wanted.blocked:
@@ -139,8 +143,7 @@ def create(
     if wanted.exclusive:
         # A container with CPUs of its own may run on the shared pool too.
         pool = pool_cpus(snapshot.pools.get(DEFAULT_POOL.name, ()))
-        every = CpuSet.parse(wanted.cpuset or "")
-        cpus = every - pool or every
+        cpus = decided_cpus - pool or decided_cpus
         same = {pod.uid, *_sharing_claims(pod.uid, snapshot)}
         for container in assumed:
             own = container.uid in same and container.exclusive

@@ -102,6 +102,21 @@ def test_a_container_without_the_claim_has_the_cpus_of_its_pods_annotation_alone
         assert cpus_of(decision, "p", "sidecar") == "2-3"
 
 
+def test_a_container_has_the_cpus_of_its_claim_beside_those_of_a_static_kubelet() -> None:
+    """Of a Guaranteed pod that requests as much as its claim has, as it should."""
+    kubelet = KubeletCpus(
+        static=True,
+        by_uid={"p": CpuSet.parse("4-5")},
+        containers={"p": {"x": CpuSet.parse("4-5")}},
+        claims=claims("0-1", x=claim("0-1")),
+    )
+    pods = pod("p", kube_class="guaranteed"), pod("q", "LS")
+    decision = decide(TWO_NODES, pods, kubelet, {}, {})
+    own = decision.pods["p"].of("x")
+    assert (own.cpuset, own.exclusive, own.kubelet) == ("0-1,4-5", True, False)
+    assert cpus_of(decision, "q", "x") == "2-3,6-7"
+
+
 def test_offline_cpus_of_a_claim_stay_reserved() -> None:
     topology = machine(2, 4, offline="1")
     offline = topology.offline

@@ -202,6 +202,22 @@ def static(wanted: Wanted | None, **changes: object) -> Snapshot:
 BY_KUBELET = Wanted(LinuxResources("2-3", quota=NO_QUOTA), exclusive=True, kubelet=True)
 
 
+@pytest.mark.parametrize(("decided", "waits"), [("0-1", True), ("0-3", False)])
+def test_a_claim_waits_until_the_agent_has_read_the_cpus_of_a_static_kubelet(
+    decided: str, waits: bool
+) -> None:
+    """It has those of its claim, 0-1, beside them."""
+    wanted = Wanted(LinuxResources(decided, quota=NO_QUOTA), exclusive=True)
+    snap = static(wanted, gives_claims=True)
+    answer = cpuset.create(whole_cpus("2-3"), snap, [], has_cpu_claim=True)
+    if waits:
+        assert isinstance(answer, Wait)
+        assert "the kubelet assigned CPUs 2-3" in answer.reason
+    else:
+        assert isinstance(answer, Override)
+        assert answer.wanted.cpuset == "0-3"
+
+
 CLAIMS = whole_cpus("2-3", qos="LSE", claim="4-5")
 
 
