@@ -132,6 +132,7 @@ def test_json_with_owners(tmp_path: Path, topolet: Topolet) -> None:
             "cpus": "0",
             "offline": "",
             "kubelet": False,
+            "claims": False,
         }
     ]
     assert [(pod["uid"], pod["cpus"], pod["refused"]) for pod in decisions["pods"]] == [

@@ -234,7 +234,7 @@ def test_slices_are_written_when_they_change_and_only_then(new_node: NewNode) ->
     # So does what they edit.
     dra.api.admin.merge(f"{SLICES}/{metadata['name']}", {"spec": {"devices": []}})
     eventually("the devices are there again", dra.devices, BACK_SECONDS)
-    assert dra.writes() - before == 8
+    assert dra.writes() - before == 10
 
 
 def test_the_cpus_of_bound_pods_leave_the_slices_in_few_writes(new_node: NewNode) -> None:
@@ -498,6 +498,7 @@ def test_the_status_of_a_claim_names_its_cpus_until_it_is_unprepared(new_node: N
     eventually("it is empty", lambda: not dra.status(claim))
 
 
+@pytest.mark.long
 def test_a_pod_whose_claim_the_node_cannot_prepare_is_evicted(new_node: NewNode) -> None:
     """The kubelet would ask for ever."""
     dra = new_node("dra-evict")
