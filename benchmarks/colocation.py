@@ -41,7 +41,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from signal import Signals
+from signal import SIGTERM, Signals, signal
 from typing import Any
 
 import msgspec
@@ -682,6 +682,8 @@ KOORDLET = {
 
 def main() -> None:
     options = arguments(__doc__, add_arguments)
+    # Batch never sleeps: a run that is ended from outside ends its pods too.
+    signal(SIGTERM, lambda *_: sys.exit(1))
     try:
         table = run(options)
     except (MissingError, NoClusterError, NoRuntimeError) as error:

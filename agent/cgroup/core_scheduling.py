@@ -219,10 +219,10 @@ class CoreGroups:
 
     def _of(self, group: str) -> dict[int, int]:
         """The cookies of the threads of the cgroup. Raises CgroupError, GroupGone."""
-        known = {} if self._threads is None else self._threads
-        if group not in known:
-            known[group] = self._read(group)
-        return known[group]
+        cookies = {} if self._threads is None else self._threads
+        if group not in cookies:
+            cookies[group] = self._read(group)
+        return cookies[group]
 
     def _read(self, group: str) -> dict[int, int]:
         """Raises CgroupError, GroupGone."""

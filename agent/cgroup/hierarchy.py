@@ -217,7 +217,7 @@ class Hierarchy:
 
 
 class GroupValues(Protocol):
-    """Values of the kernel that are named as files of groups, and are no files of cgroups."""
+    """Values of the kernel that have the name of a group and a file, but no file in the cgroup."""
 
     def look(self) -> None:
         """The values are read after this as they are then."""

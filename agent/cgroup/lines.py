@@ -1,6 +1,7 @@
 """Values in files with a line for each disk, under names of their own: `FILE DISK` is what a file
-has for a disk, `FILE DISK FIELD` one field of that (`io.max 8:0 rbps`). So each value is written,
-journalled and given back alone, whoever set the others. A disk is MAJOR:MINOR."""
+has for a disk, `FILE DISK FIELD` one field of that (`io.max 8:0 rbps`). The agent
+writes, journals and gives back one value, and leaves those of other programs in the same file. A
+disk is MAJOR:MINOR."""
 
 from __future__ import annotations
 

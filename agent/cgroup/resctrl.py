@@ -119,9 +119,9 @@ class ControlGroups:
 
     def _set(self, group: str, text: str) -> None:
         directory = self._directory(group)
-        made = not os.path.isdir(directory)
+        is_new = not os.path.isdir(directory)
         try:
-            if made:
+            if is_new:
                 os.mkdir(directory)
                 self.full = False
         except OSError as error:
@@ -131,7 +131,7 @@ class ControlGroups:
             _write(f"{directory}/schemata", "".join(f"{line}\n" for line in text.split(" ")))
         except OSError as error:
             refusal = self._error(f"give {text!r} to", directory, error)
-            if made:
+            if is_new:
                 with contextlib.suppress(OSError):
                     os.rmdir(directory)
             raise refusal from error

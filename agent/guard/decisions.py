@@ -316,7 +316,7 @@ def _matches(patterns: Iterable[str], names: tuple[str, str, str]) -> bool:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """As fnmatchcase, which would load the modules of regular expressions."""
+    """It is fnmatchcase without the modules of regular expressions."""
     if "[" in pattern:
         from fnmatch import fnmatchcase
 

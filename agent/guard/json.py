@@ -16,7 +16,7 @@ class ScanError(ValueError):
 
 
 class _Settings:
-    """Those of json.JSONDecoder."""
+    """The scanner reads these attributes; the values are those of json.JSONDecoder."""
 
     strict = True
     object_hook = None

@@ -30,7 +30,7 @@ VALIDATE: Final = 1 << 13
 """The only event that the guard subscribes to."""
 SNAPSHOT: Final = "snapshot.json"
 MOST_BYTES: Final = 16 << 20
-"""Of a snapshot (`agent.model.snapshot`)."""
+"""The guard reads no larger snapshot (`agent.model.snapshot`)."""
 _SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
 _REGISTRATION_SECONDS: Final = 12.0
 _FIRST_DELAY_SECONDS: Final = 0.2

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PROCESS: Final = "nri-guard"
 _AUDIT: Final = "audit"
 _MOST_BYTES: Final = 1 << 20
-"""Of one audit file. The guard keeps two."""
+"""An audit file has at most so many. The guard keeps two files."""
 _LOCK_SECONDS: Final = 3.0
 _MESSAGE_CHARACTERS: Final = 300
 _UNQUOTED: Final = ("time", "level")
@@ -77,8 +77,9 @@ class Records:
         _write(2, written.encode() + b"\n")
 
     def report_problem(self, text: str, *, too_old: bool = False) -> None:
-        """Logs why there is no session, once, and publishes it. `too_old`: the runtime asks no
-        validators."""
+        """Logs once why the guard has no session, and publishes the reason.
+
+        `too_old`: the runtime asks no validators."""
         self.ready, self.too_old = False, too_old
         if text != self.problem:
             self.problem = text

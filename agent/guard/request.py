@@ -20,9 +20,13 @@ _MOUNTED: Final = "nvidia-container-devices"
 
 
 class ValidatedContainer:
-    """A container before its creation. `cpuset`: "" if it has none, so that it may run on every
-    CPU. `has_cpu_claim`: it has CPUs of a ResourceClaim. `shares`: 0 if unknown. `nodes`: the paths
-    of its device nodes. `named`: the texts in which it names devices."""
+    """A container before its creation.
+
+    `cpuset`: "" says that it has none, so that it may run on every CPU.
+    `has_cpu_claim`: says whether it has CPUs of a ResourceClaim.
+    `shares`: is 0 if the request does not say them.
+    `nodes`: has the paths of its device nodes.
+    `named`: has the texts in which it names devices."""
 
     __slots__ = (
         "annotations",

@@ -14,7 +14,7 @@ _VARINT_BYTES: Final = 10
 
 
 class ProtobufError(ValueError):
-    """Bytes that are no message; the text is the reason."""
+    """The bytes are not a message; the text says why."""
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:

@@ -117,8 +117,8 @@ class Discovery:
     def minor(self) -> int:
         """Returns the minor version of Kubernetes that the server has, 0 if it has another form.
         Raises KubeError."""
-        known = self._minor
-        if known is None or self._clock() - known[0] >= self._recheck_seconds:
+        answer = self._minor
+        if answer is None or self._clock() - answer[0] >= self._recheck_seconds:
             body = self._transport.get("/version")
             try:
                 text = bounds.decode(_server_version, body).minor
@@ -126,9 +126,9 @@ class Discovery:
                 raise MalformedError(f"GET /version: {error}") from error
             # Distributions add a plus.
             digits = text.rstrip("+")
-            known = self._clock(), int(digits) if digits.isascii() and digits.isdigit() else 0
-            self._minor = known
-        return known[1]
+            answer = self._clock(), int(digits) if digits.isascii() and digits.isdigit() else 0
+            self._minor = answer
+        return answer[1]
 
     def forget(self, kind: Kind) -> None:
         """Drops the answer, after the server reported that the kind does not exist, or answered

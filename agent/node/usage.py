@@ -321,8 +321,8 @@ class UsageView:
         `with_node`: the Node is one of these."""
         with self._lock:
             cluster = self._cluster
-            known = cluster.pods_listed and (cluster.node is not None or not with_node)
-            return (self._pods, self._api_pods) if known else None
+            is_whole = cluster.pods_listed and (cluster.node is not None or not with_node)
+            return (self._pods, self._api_pods) if is_whole else None
 
     def followed(self) -> tuple[Mapping[str, Pod], Pools]:
         """The pods that are sampled, by uid, and the pools."""

@@ -36,12 +36,12 @@ def core_group(uid: str, qos: QoS, labels: Mapping[str, str], cpu_qos: CpuQos) -
 
 
 def cookies_of_groups(
-    known: Mapping[str, int], containers: Iterable[tuple[Sequence[str], Collection[int]]]
+    last: Mapping[str, int], containers: Iterable[tuple[Sequence[str], Collection[int]]]
 ) -> dict[str, int]:
     """The cookie of each group: no two groups have the same, and each cookie that the agent has
     made is that of a group which all containers with it may have.
 
-    `known`: what they had; it stays as long as a thread of the containers has the cookie.
+    `last`: what they had; it stays as long as a thread of the containers has the cookie.
     `containers`: the groups of each that are in the journal, the newest last, and the cookies of
         its threads. Those of most containers come first: a process can choose another cookie."""
     possible: dict[int, list[str]] = {}
@@ -51,7 +51,7 @@ def cookies_of_groups(
         for cookie in cookies:
             before = possible.get(cookie, groups[::-1])
             possible[cookie] = [group for group in before if group in groups]
-    of_groups = {group: cookie for group, cookie in known.items() if cookie in possible}
+    of_groups = {group: cookie for group, cookie in last.items() if cookie in possible}
     kept = set(of_groups)
     unnamed = possible.keys() - of_groups.values()
     for cookie in sorted(unnamed, key=lambda cookie: (-numbers[cookie], cookie)):

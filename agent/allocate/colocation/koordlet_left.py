@@ -54,8 +54,8 @@ class LeftGroup(msgspec.Struct, frozen=True):
     best_effort: bool = False
     """Whether it is in the group of all BestEffort pods."""
     requested: str | None = None
-    """The content that the quota should have by what the kubelet has requested; None if that is not
-    known, or there is no limit."""
+    """The quota that the kubelet has requested; None if nobody knows it, or if the kubelet sets no
+    limit."""
 
 
 class LeftValue(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ _OF_ANOLIS: Final = {
     "memory.priority": "0",
     "memory.use_priority_oom": "0",
 }
-"""Of Alibaba's kernel, with its defaults."""
+"""Only Alibaba's kernel has these files; the values are its defaults."""
 _BURSTS: Final = {"cpu.cfs_burst_us": "0", "cpu.max.burst": "0"}
 _IDENTITY: Final = {"cpu.bvt_warp_ns": "0"}
 _DANGERS: Final = {"cpu.idle": "0", "memory.oom.group": "0"}

@@ -21,11 +21,11 @@ class CpuGroup(msgspec.Struct, frozen=True):
     cpus: CpuSet
     """All of its CPUs that claims may have, also those that claims have."""
     free: CpuSet
-    """Those of them that no claim has."""
+    """No claim has these of them."""
     node: int
     socket: int
     core_kind: str | None = None
-    """None if the machine has one kind of cores."""
+    """It is None if the machine has one kind of cores."""
     caches: int = 0
     """The number of its L3 caches."""
     memory_bytes: int = 0

@@ -47,9 +47,9 @@ def devices(
 
 
 def is_stored(stored: Device, wanted: Device) -> bool:
-    """Whether the API server has the device. It drops the fields of feature gates that are off,
-    which is no difference: what a claim takes of the Node (DRANodeAllocatableResources), and what
-    lets claims have a part of a device (DRAConsumableCapacity)."""
+    """Whether the API server has the device. A server drops the fields of
+    feature gates that are off, and they are not compared: the fields of DRANodeAllocatableResources
+    and of DRAConsumableCapacity."""
     own = {field: value for field, value in wanted.items() if field not in (_MAPPINGS, _RESOURCES)}
     return stored in (wanted, own) or (
         lacks_parts(stored) and stored in (_undivided(wanted), _undivided(own))

@@ -22,7 +22,7 @@ class NodeClaims(msgspec.Struct, frozen=True):
     """The claims of a node, as decisions read them."""
 
     cpus: CpuSet = EMPTY
-    """Those of all prepared claims, whether or not their pods are known."""
+    """All prepared claims have these CPUs together, also claims whose pods are not known."""
     containers: Mapping[str, Mapping[str, ContainerClaim]] = {}
     """By pod uid and name, the containers with CPUs of claims."""
 

@@ -140,7 +140,7 @@ def decode(text: bytes) -> CpuResourceClaim:
     metadata, status = claim.metadata, claim.status
     title = f"{metadata.namespace}/{metadata.name}"
     if not is_uid(metadata.uid):
-        raise ObjectError(KIND, title, "metadata.uid: is missing, or is no uid")
+        raise ObjectError(KIND, title, "metadata.uid: is not a uid")
     allocation = status.allocation
     devices = allocation.devices if allocation is not None else _Devices()
     of_driver = [entry for entry in devices.results or () if entry.driver == DRIVER]

@@ -390,7 +390,7 @@ class Evictions:
     def _eviction_pods(self, pods: Iterable[ColocatedPod]) -> tuple[EvictionPod, ...]:
         """Without what they use. They are made again only when their objects have changed."""
         last, self._pods = self._pods, {}
-        made = []
+        evictions = []
         for pod in pods:
             api_pod = pod.api_pod
             before = last.get(api_pod.uid)
@@ -401,8 +401,8 @@ class Evictions:
             self._pods[api_pod.uid] = api_pod, eviction
             if api_pod.uid in self._asked:
                 eviction = msgspec.structs.replace(eviction, asked=True)
-            made.append(eviction)
-        return tuple(made)
+            evictions.append(eviction)
+        return tuple(evictions)
 
     def _node(
         self,

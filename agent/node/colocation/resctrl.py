@@ -98,7 +98,7 @@ class CacheAndBandwidth:
     ) -> WantedFiles:
         """Raises CgroupError, OSError, ValueError."""
         present = self._resctrl.names()
-        made = {
+        own_groups = {
             group.removeprefix("/")
             for (group, file), original in self._journal.values.items()
             if file == SCHEMATA and not original.value
@@ -114,11 +114,11 @@ class CacheAndBandwidth:
                 for pod in pods
             ],
             present=present,
-            others=len(present - possible - made),
+            others=len(present - possible - own_groups),
         )
         foreign = {
             each
-            for each in present - possible - made - {*classes}
+            for each in present - possible - own_groups - {*classes}
             if not each.startswith(POD_PREFIX)
         }
         files: dict[Key, str] = {
