@@ -57,6 +57,16 @@ from agent.cgroup.hierarchy import (
     GroupGone,
 )
 from agent.cgroup.journal import Journal, JournalError, OriginalValue
+from agent.cgroup.machine_files import (
+    CPUIDLE_DISABLE,
+    GOVERNOR,
+    IRQ_AFFINITY,
+    IRQ_DEFAULT,
+    RESUME_LATENCY,
+    RPS_CPUS,
+    WORKQUEUE_CPUS,
+    XPS_CPUS,
+)
 from agent.cgroup.order import ValueChange, ValueOutcome, WriteState, ancestors, parent
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import (
@@ -304,7 +314,8 @@ def apply_texts(
     weights, scores = set(), {}
     for (group, file), content in sorted(wanted.items()):
         written = _OF_MACHINE if group == "/" else _OF_SHARED
-        if lines.file_of(file) not in written and (group == "/" or is_qos_root(group)):
+        shared = group == "/" or is_qos_root(group)
+        if shared and lines.file_of(file) not in written and not is_of_quiet(file):
             pass_.fail(group, file, f"{group!r} is shared by pods, and the kubelet's own")
         elif file == OOM_SCORE_ADJ:
             scores[group] = content
@@ -353,7 +364,7 @@ def differing(controllers: Controllers, wanted: Mapping[tuple[str, str], str]) -
 
 def concerns_more(group: str, file: str) -> bool:
     """Whether the value concerns more than one pod."""
-    return file == SCHEMATA or group == "/" or is_qos_root(group)
+    return file == SCHEMATA or is_of_quiet(file) or group == "/" or is_qos_root(group)
 
 
 def weight_file(controllers: Controllers) -> str:
@@ -741,6 +752,26 @@ _UNSET: Final[Mapping[str, str]] = {
 """What takes the value of a disk away."""
 CORE_GROUP: Final = "core_sched.group"
 """It is of `cgroup.core_scheduling`."""
+PARTITION: Final = "cpuset.cpus.partition"
+EXCLUSIVE: Final = "cpuset.cpus.exclusive"
+LOAD_BALANCE: Final = "cpuset.sched_load_balance"
+SLICE_CPUS: Final = "slice.cpus"
+"""The CPUs of a slice of the host."""
+_OF_QUIET: Final[Mapping[str, Callable[[str], Any]]] = {
+    PARTITION: str,
+    EXCLUSIVE: nodes,
+    LOAD_BALANCE: int,
+    SLICE_CPUS: nodes,
+    IRQ_AFFINITY: nodes,
+    IRQ_DEFAULT: nodes,
+    WORKQUEUE_CPUS: nodes,
+    RPS_CPUS: nodes,
+    XPS_CPUS: nodes,
+    CPUIDLE_DISABLE: int,
+    RESUME_LATENCY: str,
+    GOVERNOR: str,
+}
+"""What two contents are compared by."""
 _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
     IDLE: _idle_amount,
     BVT: int,
@@ -758,8 +789,10 @@ _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
     **dict.fromkeys(_DISK_WEIGHTS, _disk_weight_amount),
     **dict.fromkeys(_COSTS, _cost_amount),
     CORE_GROUP: str,
+    **_OF_QUIET,
 }
-"""The files that only strategies set: what two contents are compared by."""
+"""The files that only strategies and features of quiet CPUs set: what two contents are compared
+by."""
 _OF_SHARED: Final = frozenset({QUOTA, MAX, MEMORY_MIN, MEMORY_LOW, IO_MAX, *_DISK_WEIGHTS})
 """The files that strategies set on groups that pods share."""
 _OF_MACHINE: Final = frozenset(_COSTS)
@@ -768,6 +801,18 @@ _OF_MACHINE: Final = frozenset(_COSTS)
 def is_of_strategies(file: str) -> bool:
     """Whether only strategies set this file, or this value in a file."""
     return file == OOM_SCORE_ADJ or lines.file_of(file) in _TEXTS
+
+
+def is_of_quiet(file: str) -> bool:
+    """Whether only the features of quiet CPUs write this file."""
+    return file in _OF_QUIET
+
+
+def is_of_colocation(group: str, file: str) -> bool:
+    """Whether only the features of colocation write this file of the group."""
+    if is_of_quiet(file):
+        return False
+    return is_of_strategies(file) or concerns_more(group, file)
 
 
 class _File(NamedTuple):

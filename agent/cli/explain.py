@@ -36,8 +36,8 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="RESOURCE",
         help="after the word node: why this node offers so much of it, as batch-cpu or mid-memory; "
-        "or the word strategies, colocation or dra",
+        "or the word strategies, colocation, quiet or dra",
     )
     parser.add_argument("-n", "--namespace", default="default", help="namespace of the pod")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
@@ -167,12 +167,8 @@ def _resource(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
         raise ExplainError(
             f"{arguments.resource} follows no pod: write `node {arguments.resource}`"
         )
-    if arguments.resource == "strategies":
-        return _strategies(arguments, settings)
-    if arguments.resource == "colocation":
-        return _colocation(arguments, settings)
-    if arguments.resource == "dra":
-        return _dra(arguments, settings)
+    if arguments.resource in _OF_NODE:
+        return _OF_NODE[arguments.resource](arguments, settings)
     path = os.path.join(settings.state_dir, OFFERED_FILE)
     try:
         shown = offered_view.explained(offered.read(path), arguments.resource, time.time())
@@ -229,6 +225,23 @@ def _colocation(arguments: argparse.Namespace, settings: ExplainSettings) -> int
     return _printed(draw(shown))
 
 
+def _quiet(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
+    """Prints what leaves the CPUs of owners. Returns the exit code. Raises ExplainError and
+    OSError."""
+    from agent.view import quiet
+
+    path = os.path.join(settings.state_dir, quiet.QUIET_FILE)
+    try:
+        shown = quiet.read(path)
+    except FileNotFoundError:
+        raise ExplainError(
+            "the agent of this node quiets no CPUs: it does with --quiet=act or observe"
+        ) from None
+    except JsonError as error:
+        raise ExplainError(f"{path}: {error}") from None
+    return _printed((quiet.as_json if arguments.output == "json" else quiet.as_text)(shown))
+
+
 def _dra(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
     """Prints what the DRA driver offers and has given. Returns the exit code. Raises ExplainError
     and OSError."""
@@ -238,6 +251,14 @@ def _dra(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
     if shown is None:
         raise ExplainError("the agent of this node is no DRA driver: it is one with --dra")
     return _printed((dra.as_json if arguments.output == "json" else dra.as_text)(shown))
+
+
+_OF_NODE: Final[Mapping[str, Callable[[argparse.Namespace, ExplainSettings], int]]] = {
+    "strategies": _strategies,
+    "colocation": _colocation,
+    "quiet": _quiet,
+    "dra": _dra,
+}
 
 
 def _dra_file(settings: ExplainSettings) -> ShownDra | None:

@@ -44,8 +44,10 @@ from agent.model.dra.names import CLAIMS_FILE, SHOWN_FILE
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
 from agent.model.settings.agent import AGENT_PORT, AgentSettings
-from agent.model.settings.colocation import FeatureMode, feature_modes
+from agent.model.settings.colocation import feature_modes
+from agent.model.settings.feature_modes import FeatureMode
 from agent.model.settings.options import SettingsError
+from agent.model.settings.quiet import default_features, quiet_modes
 from agent.node import device_visibility, node_local, nri_guard
 from agent.node.change_log import PodEvents
 from agent.node.cluster_view import ClusterCache, ClusterState, ClusterView, cluster_objects
@@ -69,7 +71,7 @@ from agent.node.network_devices import NetworkDevices
 from agent.node.node_configuration import NodeObject
 from agent.node.node_resource_topology import ReportedOffer
 from agent.node.notifications import NotificationSocket
-from agent.node.originals import control_groups, core_groups
+from agent.node.originals import control_groups, core_groups, group_values
 from agent.node.outbox import RECHECK_SECONDS, ReportPace
 from agent.node.publisher import Publisher
 from agent.node.reconcile import Reconciler
@@ -81,17 +83,21 @@ from agent.node.triggers import Triggers
 from agent.telemetry.audit import Trail
 from agent.telemetry.metrics import AgentMetrics
 from agent.usage import COLOCATION_FILE, EVICTIONS_FILE, OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE
+from agent.view.quiet import QUIET_FILE
 
 if TYPE_CHECKING:
     from agent.cgroup.core_scheduling import CoreGroups
     from agent.cgroup.resctrl import ControlGroups
     from agent.node.colocation.cpu_suppression import CpuSuppression
     from agent.node.colocation.evictions import Evictions
-    from agent.node.colocation.moment import Feature
+    from agent.node.colocation.moment import Moment
     from agent.node.colocation.writer import Colocation
     from agent.node.contention import Contention
     from agent.node.corrected import CorrectedPodResources, Serve
+    from agent.node.features import Feature
     from agent.node.page import NodePage
+    from agent.node.quiet.moment import QuietMoment
+    from agent.node.quiet.writer import QuietCpus
     from agent.node.resource_claims import ClaimFiles, ResourceClaims
     from agent.node.strategies import StrategiesView
     from agent.node.usage import UsageView
@@ -197,7 +203,7 @@ def run(
         agent.devices,
         agent.pod_resources,
         agent.kubelet_configuration,
-        agent.colocation.step if agent.colocation is not None else None,
+        agent.each_second(),
     )
     signal.signal(signal.SIGHUP, lambda number, frame: loop.reload())
     with Ending(loop.stop):
@@ -289,6 +295,7 @@ class _Agent:
             closing.callback(self.devices.close)
         self.corrected = _corrected(settings, serve) if serve else None
         self.colocation: Colocation | None = None
+        self.quiet: QuietCpus | None = None
         self.offers: Callable[[], Mapping[str, int]] = dict
         if self.corrected:
             closing.callback(self.corrected.close)
@@ -314,6 +321,8 @@ class _Agent:
         )
         if usage.offered is _NO_USAGE.offered:
             (state / OFFERED_FILE).unlink(missing_ok=True)
+        if settings.quiet == "off":
+            (state / QUIET_FILE).unlink(missing_ok=True)
         if usage.colocation is None:
             (state / COLOCATION_FILE).unlink(missing_ok=True)
         if usage.colocation is None or not settings.evictions:
@@ -347,7 +356,7 @@ class _Agent:
                 trail.append,
                 self.sources,
                 kai,
-                usage.follow,
+                self._follow(usage.follow),
                 usage.disturbed,
             ),
             node_local_cpus,
@@ -535,7 +544,7 @@ class _Agent:
         suppression = CpuSuppression(
             controllers, journal, view.node_use, on_owned, last=cpu_suppression.last(path)
         )
-        features: tuple[Feature, ...] = (
+        features: tuple[Feature[Moment], ...] = (
             CpuPriority(controllers),
             CpuBursting(controllers, journal, view.shared_use, wake),
             memory_qos,
@@ -659,12 +668,9 @@ class _Agent:
         closing: ExitStack,
         usage: _Usage,
     ) -> Enforcement:
-        resctrl = control_groups(settings.root, hierarchy)
         journal = Journal(Path(settings.state_dir) / "journal")
-        core_sched = core_groups(hierarchy, lambda: journal.values)
-        controllers = Controllers(
-            settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl, "core_sched": core_sched}
-        )
+        values = group_values(settings.root, hierarchy, lambda: journal.values)
+        controllers = Controllers(settings.cgroup_root, hierarchy.handles, values)
         for missing in controllers.missing():
             log.warning("this machine has no %s controller: its limits are not set", missing)
         self.sources.report(SourceName.JOURNAL, journal.problems)
@@ -682,13 +688,71 @@ class _Agent:
             notices,
             migrate_memory=settings.migrate_memory,
         )
+        holders: list[Callable[[], Collection[tuple[str, str]]]] = []
         if usage.colocation is not None:
             self.colocation = usage.colocation(
-                hierarchy, controllers, journal, cri, resctrl(), core_sched()
+                hierarchy,
+                controllers,
+                journal,
+                cri,
+                control_groups(settings.root, hierarchy)(),
+                core_groups(hierarchy, lambda: journal.values)(),
             )
-            enforcement.held = self.colocation.holds
+            holders.append(self.colocation.holds)
             enforcement.be_cpus = self.colocation.be_cpus
+        if settings.quiet != "off":
+            self.quiet = self._quiet_cpus(settings, controllers, journal)
+            holders.append(self.quiet.holds)
+        enforcement.held = lambda: {key for holds in holders for key in holds()}
         return enforcement
+
+    def _quiet_cpus(
+        self, settings: AgentSettings, controllers: Controllers, journal: Journal
+    ) -> QuietCpus:
+        from agent.node.quiet.workqueues import Workqueues
+        from agent.node.quiet.writer import QuietCpus
+
+        features: tuple[Feature[QuietMoment], ...] = (Workqueues(settings.root),)
+        return QuietCpus(
+            controllers,
+            journal,
+            features,
+            quiet_modes(settings),
+            default_features(settings),
+            self.sources,
+            os.path.join(settings.state_dir, QUIET_FILE),
+        )
+
+    def _follow(self, follow_usage: FollowUsage | None) -> FollowUsage | None:
+        """What takes the pods and owners of each pass; None if nothing does."""
+        quiet = self.quiet
+        if quiet is None:
+            return follow_usage
+
+        def follow(
+            pods: Collection[Pod],
+            cluster: ClusterState,
+            topology: Topology,
+            decision: Decision,
+            gpus: GpuMoment,
+        ) -> None:
+            quiet.follow(pods, topology, decision)
+            if follow_usage is not None:
+                follow_usage(pods, cluster, topology, decision, gpus)
+
+        return follow
+
+    def each_second(self) -> Callable[[], None] | None:
+        """What is done between passes; None for nothing."""
+        steps = [part.step for part in (self.colocation, self.quiet) if part is not None]
+        if not steps:
+            return None
+
+        def step() -> None:
+            for step_of_part in steps:
+                step_of_part()
+
+        return step
 
 
 class _Usage(NamedTuple):

@@ -19,7 +19,7 @@ from agent.kubelet.configuration import KubeletConfiguration
 from agent.model.settings.agent import KubeletStateSettings
 from agent.node import koordlet_process
 from agent.node.colocation import koordlet
-from agent.node.colocation.moment import Key
+from agent.node.features import Key
 from agent.node.node_findings import NodeCode
 from agent.node.runtime_view import RuntimeState
 

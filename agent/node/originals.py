@@ -19,8 +19,9 @@ import msgspec
 
 from agent.cgroup import limits as limit_files
 from agent.cgroup import writer
-from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
+from agent.cgroup.hierarchy import CgroupError, Controllers, GroupValues, Hierarchy
 from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
+from agent.cgroup.machine_files import KINDS, MachineFiles
 from agent.cgroup.order import ValueOutcome, WriteOutcome, WriteState, parent
 from agent.cri.client import Cri
 from agent.hooks.agent_client import read_snapshot
@@ -291,6 +292,27 @@ def core_groups(
     return groups
 
 
+def group_values(
+    root: str,
+    hierarchy: Hierarchy,
+    entries: Callable[[], Mapping[tuple[str, str], OriginalValue]],
+) -> dict[str, Callable[[], GroupValues]]:
+    """What Controllers have beside the files of cgroups, by the first word of its names.
+
+    `root`: is where the host's files are.
+    `entries`: returns the values of the journal."""
+
+    @functools.cache
+    def machine_files() -> GroupValues:
+        return MachineFiles(root)
+
+    return {
+        "resctrl": control_groups(root, hierarchy),
+        "core_sched": core_groups(hierarchy, entries),
+        **dict.fromkeys(KINDS, machine_files),
+    }
+
+
 class Restored(msgspec.Struct, frozen=True):
     outcome: WriteOutcome
     """What was written to cpusets."""
@@ -317,11 +339,11 @@ def restore(settings: RestoreSettings, append: Append) -> Restored:
         lock.release()
         raise
     hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
-    resctrl = control_groups(settings.root, hierarchy)
     journal = Journal(state / "journal")
-    core_sched = core_groups(hierarchy, lambda: journal.values)
     controllers = Controllers(
-        settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl, "core_sched": core_sched}
+        settings.cgroup_root,
+        hierarchy.handles,
+        group_values(settings.root, hierarchy, lambda: journal.values),
     )
     path = state / snapshots.FILE
     last = _last_snapshot(path)

@@ -44,6 +44,7 @@ class SourceName(enum.Enum):
     NAMESPACES = "namespaces"
     STRATEGIES = "strategies"
     COLOCATION = "colocation"
+    QUIET = "quiet"
 
 
 LEVELS: Final[Mapping[SourceName, int]] = {
@@ -56,6 +57,7 @@ LEVELS: Final[Mapping[SourceName, int]] = {
     SourceName.NAMESPACES: logging.WARNING,
     SourceName.STRATEGIES: logging.WARNING,
     SourceName.COLOCATION: logging.WARNING,
+    SourceName.QUIET: logging.WARNING,
 }
 """The log levels of problems; ERROR for all other sources."""
 

@@ -9,30 +9,15 @@ import msgspec
 from agent.allocate.colocation.be_suppress import BeAmount, Suppression
 from agent.host import files
 from agent.model import bounds
-from agent.model.settings.colocation import FeatureMode
 from agent.view import evictions as evictions_view
+from agent.view import features
 from agent.view.evictions import ShownEvictions
-from agent.view.format import count, printable, printable_json
+from agent.view.features import ShownFeature
+from agent.view.format import printable, printable_json
 
 SCHEMA_VERSION: Final = 1
 """The version of the JSON output."""
 _MAX_BYTES: Final = 1 << 20
-
-
-class ShownFeature(msgspec.Struct, frozen=True):
-    """A feature."""
-
-    name: str
-    mode: FeatureMode
-    files: int
-    """So many files of cgroups have, or would have, a value of it."""
-    problem: str = ""
-    would_write: int = 0
-    """So many of them have other contents, if the feature only observes."""
-    first: tuple[str, ...] = ()
-    """The first of these, as group, file, present and wanted content."""
-    notes: tuple[str, ...] = ()
-    """What else it says about them."""
 
 
 class ShownColocation(msgspec.Struct, frozen=True):
@@ -83,22 +68,7 @@ def read(path: str) -> ShownColocation:
 def as_text(colocation: ShownColocation) -> str:
     """A line for each feature, then the terms of what BE pods get."""
     lines = ["Colocation on this node:"]
-    width = max((len(feature.name) for feature in colocation.features), default=0)
-    modes = max((len(feature.mode) for feature in colocation.features), default=0)
-    for feature in colocation.features:
-        verb = "has" if feature.mode is FeatureMode.ACT else "would have"
-        about = f"{verb} {count(feature.files, 'file')} of cgroups" if feature.files else "nothing"
-        if feature.mode is FeatureMode.OFF:
-            about = ""
-        elif feature.problem:
-            about += f"; {feature.problem}"
-        if feature.would_write:
-            about += f"; it would write {feature.would_write} of them:"
-        lines.append(f"  {feature.name:<{width}}  {feature.mode:<{modes}}  {about}".rstrip())
-        lines += [f"    {change}" for change in feature.first]
-        if (more := feature.would_write - len(feature.first)) > 0:
-            lines.append(f"    and {more} more")
-        lines += [f"    {note}" for note in feature.notes]
+    lines += features.lines(colocation.features)
     lines += be_lines(colocation)
     if colocation.failed:
         lines += ["Not written:", *(f"  {failure}" for failure in colocation.failed)]

@@ -7,7 +7,7 @@ import json
 from agent.allocate.colocation.be_suppress import BeAmount, Suppression
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import CpuQuota
-from agent.model.settings.colocation import FeatureMode
+from agent.model.settings.feature_modes import FeatureMode
 from agent.view.colocation import ShownFeature, as_json, as_text, shown
 
 AMOUNT = BeAmount(usable=6000, other_pods=2500, applications=0, machine=800, least=None)

@@ -23,7 +23,7 @@ from agent.model.node_slo import (
 )
 from agent.model.pod.annotations import CPU_BURST, OOM_SCORES, RESCTRL
 from agent.model.pod.qos import QoS
-from agent.model.settings.colocation import FeatureMode
+from agent.model.settings.feature_modes import FeatureMode
 from agent.usage.pod_strategies import PodResctrl, PodStrategies
 from agent.usage.strategies import Strategies
 from agent.view.colocation import ShownFeature, shown

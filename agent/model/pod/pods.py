@@ -18,6 +18,7 @@ from agent.model.pod.annotations import (
     SHARED_CONTAINERS,
 )
 from agent.model.pod.qos import QOS_LABEL, KubeClass, QoS, qos_of
+from agent.model.pod.quiet import QUIET_BYTES
 
 
 class ContainerState(enum.StrEnum):
@@ -113,6 +114,7 @@ ANNOTATIONS: Final = {
     EXTENDED_RESOURCE_SPEC: bounds.POD_LIST_BYTES,
     DEVICE_ALLOCATED: bounds.POD_LIST_BYTES,
     DEVICE_LOCALITY: bounds.POD_VALUE_BYTES,
+    **QUIET_BYTES,
 }
 """The annotations that decisions use, with the longest length of each in bytes."""
 

@@ -29,6 +29,7 @@ from agent.model.settings.options import (
     RuntimeEndpoint,
     StateDir,
 )
+from agent.model.settings.quiet import QUIET_FEATURES
 from agent.model.snapshot import CpuPolicy
 
 
@@ -238,6 +239,30 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             description="with colocation: FEATURE=MODE, separated by commas, for features that do "
             "less than colocation says; a MODE is off, observe or act, and FEATURE is one of "
             + ", ".join(FEATURES)
+        ),
+    ] = ""
+    quiet: Annotated[
+        Literal["off", "observe", "act"],
+        msgspec.Meta(
+            description="act: interrupts, daemons and what else disturbs leave the CPUs of owners "
+            "that ask for it; observe: the agent only reports what it would do; off: it gives back "
+            "what it has changed"
+        ),
+    ] = "off"
+    quiet_features: Annotated[
+        str,
+        msgspec.Meta(
+            description="with quiet: FEATURE=MODE, separated by commas, for features that do less "
+            "than quiet says; a MODE is off, observe or act, and FEATURE is one of "
+            + ", ".join(QUIET_FEATURES)
+        ),
+    ] = ""
+    quiet_owners: Annotated[
+        str,
+        msgspec.Meta(
+            description="with quiet: the features, separated by commas, or all, that every owner "
+            "of CPUs has whose pod does not ask by an annotation; empty: only pods that ask have "
+            "some"
         ),
     ] = ""
     be_on_owned: Annotated[

@@ -1,14 +1,12 @@
 """What each feature of colocation may do: `colocation` is the switch of all, and
-`colocation-features` has a mode for some, `FEATURE=off|observe|act`, separated by commas, which can
-only lower it."""
+`colocation-features` lowers some."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Final, Protocol
 
-from agent.model.settings.options import SettingsError
+from agent.model.settings.feature_modes import FeatureMode, modes_of
 
 FEATURES: Final = (
     "cpu-priority",
@@ -26,19 +24,6 @@ FEATURES: Final = (
 """The names of the features of `node.colocation`."""
 
 
-class FeatureMode(StrEnum):
-    """What a feature may do, the least first."""
-
-    OFF = "off"
-    """It computes nothing, and gives back what it has changed."""
-    OBSERVE = "observe"
-    """It computes and reports, writes nothing, and gives back what it has changed."""
-    ACT = "act"
-
-
-_ORDER: Final = tuple(FeatureMode)
-
-
 class ColocationModes(Protocol):
     """The options about modes."""
 
@@ -51,21 +36,6 @@ class ColocationModes(Protocol):
 
 def feature_modes(settings: ColocationModes) -> Mapping[str, FeatureMode]:
     """The mode of each of FEATURES. Raises SettingsError."""
-    modes = dict.fromkeys(FEATURES, FeatureMode(settings.colocation))
-    named: set[str] = set()
-    entries = (entry.strip() for entry in settings.colocation_features.split(","))
-    for entry in filter(None, entries):
-        name, _, text = (part.strip() for part in entry.partition("="))
-        if name not in modes:
-            raise _error(entry, f"{name!r} is none of {', '.join(FEATURES)}")
-        if text not in _ORDER:
-            raise _error(entry, f"{text!r} is none of {', '.join(FeatureMode)}")
-        if name in named:
-            raise _error(entry, f"{name!r} has a mode already")
-        named.add(name)
-        modes[name] = min(modes[name], FeatureMode(text), key=_ORDER.index)
-    return modes
-
-
-def _error(entry: str, reason: str) -> SettingsError:
-    return SettingsError(f"colocation-features: {entry!r}: {reason}")
+    return modes_of(
+        "colocation-features", FEATURES, settings.colocation, settings.colocation_features
+    )

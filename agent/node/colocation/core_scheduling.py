@@ -7,7 +7,8 @@ from collections import Counter
 from agent.allocate.colocation.core_scheduling import core_group
 from agent.cgroup.core_scheduling import CoreGroups
 from agent.cgroup.limits import CORE_GROUP
-from agent.node.colocation.moment import Key, Moment, WantedFiles
+from agent.node.colocation.moment import Moment
+from agent.node.features import Key, WantedFiles
 
 
 class CoreScheduling:

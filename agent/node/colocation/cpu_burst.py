@@ -37,7 +37,8 @@ from agent.model.pod.apiobjects import ApiPod
 from agent.model.pod.qos import QoS
 from agent.model.pod.resource_request import pod_cpu_limit_milli
 from agent.model.snapshot import PodWanted
-from agent.node.colocation.moment import ColocatedPod, Key, Moment, WantedFiles
+from agent.node.colocation.moment import ColocatedPod, Moment
+from agent.node.features import Key, WantedFiles
 from agent.node.usage import CgroupUse
 
 _CLASSES: Final = (QoS.LS, QoS.SYSTEM)

@@ -7,7 +7,8 @@ from typing import Final
 from agent.allocate.colocation import priority
 from agent.allocate.colocation.priority import KernelPriority
 from agent.cgroup.hierarchy import CgroupError, Controllers
-from agent.node.colocation.moment import Moment, WantedFiles
+from agent.node.colocation.moment import Moment
+from agent.node.features import WantedFiles
 
 _FILES: Final = {
     priority.BVT: KernelPriority.GROUP_IDENTITY,

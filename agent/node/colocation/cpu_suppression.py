@@ -29,7 +29,8 @@ from agent.model.linux_resources import (
 )
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.qos import QoS, is_qos_root
-from agent.node.colocation.moment import ColocatedPod, Key, Moment, WantedFiles
+from agent.node.colocation.moment import ColocatedPod, Moment
+from agent.node.features import Key, WantedFiles
 from agent.view import colocation
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ from agent.host import files
 from agent.model.node_slo import BlkioQos, IoBlock, IoConfig
 from agent.model.pod.annotations import BLKIO_QOS
 from agent.model.pod.qos import kube_class
-from agent.node.colocation.moment import Key, Moment, WantedFiles
+from agent.node.colocation.moment import Moment
+from agent.node.features import Key, WantedFiles
 from agent.usage.pod_strategies import CLASS_FIELDS
 from agent.usage.sampler import kubepods, qos_groups
 

@@ -46,7 +46,8 @@ from agent.model.node_slo import ResourceThreshold
 from agent.model.pod.apiobjects import OFFERED_RESOURCES, ApiPod
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
-from agent.node.colocation.moment import ColocatedPod, Moment, WantedFiles
+from agent.node.colocation.moment import ColocatedPod, Moment
+from agent.node.features import WantedFiles
 from agent.usage.node_metric import priority_class_of_pod
 from agent.usage.pod_pressure import PodPressure
 from agent.usage.sampler import POD_SECONDS, Counted

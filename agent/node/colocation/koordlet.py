@@ -27,7 +27,7 @@ from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import kube_class
 from agent.model.verdict import Code
 from agent.node import koordlet_process
-from agent.node.colocation.moment import Key
+from agent.node.features import Key
 from agent.rpc.grpc import RpcError
 from agent.usage.sampler import kubepods, qos_groups
 

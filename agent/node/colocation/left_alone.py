@@ -9,7 +9,8 @@ import msgspec
 
 from agent.model.node_slo import System
 from agent.model.pod.annotations import NETWORK_QOS
-from agent.node.colocation.moment import Moment, WantedFiles
+from agent.node.colocation.moment import Moment
+from agent.node.features import WantedFiles
 from agent.usage.pod_strategies import CLASS_FIELDS
 
 _NETWORK: Final = (

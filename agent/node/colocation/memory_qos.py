@@ -14,7 +14,8 @@ from agent.cgroup import limits
 from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model.linux_resources import UNLIMITED
-from agent.node.colocation.moment import ColocatedPod, Key, Moment, WantedFiles
+from agent.node.colocation.moment import ColocatedPod, Moment
+from agent.node.features import Key, WantedFiles
 from agent.usage.sampler import kubepods, qos_groups
 
 RECLAIM: Final = "memory.reclaim"

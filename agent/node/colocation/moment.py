@@ -1,9 +1,8 @@
-"""What the features of colocation decide by, and what they want."""
+"""What the features of colocation decide by."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, Protocol
 
 import msgspec
 
@@ -14,11 +13,6 @@ from agent.model.pod.qos import QoS
 from agent.node.usage import sampled_pod
 from agent.usage.pod_strategies import PodStrategies, class_of, of_pod
 from agent.usage.strategies import Strategies
-
-CHECK_SECONDS: Final = 5.0
-"""What does not change is compared with what the machine has so often."""
-Key = tuple[str, str]
-"""A group and a file of it."""
 
 
 class ColocatedPod(msgspec.Struct, frozen=True):
@@ -43,28 +37,6 @@ class Moment(msgspec.Struct, frozen=True):
     strategies: Strategies = Strategies()
     decision: Decision | None = None
     """Of the last pass; None before the first."""
-
-
-class WantedFiles(msgspec.Struct, frozen=True):
-    """What a feature wants."""
-
-    files: Mapping[Key, str] = {}
-    """The contents of files."""
-    problem: str = ""
-    """Why it can't have, on this machine or now, what a strategy wants."""
-    notes: tuple[str, ...] = ()
-    """What people are told about them beside their number."""
-
-
-class Feature(Protocol):
-    """A feature. It is called from the thread of the passes."""
-
-    name: str
-    """One of `model.settings.colocation.FEATURES`."""
-
-    def wanted(self, moment: Moment) -> WantedFiles:
-        """What it wants now. Files that it wants no more get their values back. A feature that is
-        off gets a moment without pods and strategies."""
 
 
 def colocated(

@@ -12,7 +12,8 @@ from typing import Final
 
 from agent.cgroup.hierarchy import OOM_SCORE_ADJ
 from agent.model.pod.annotations import OOM_SCORES, OOM_SCORES_SPEC
-from agent.node.colocation.moment import ColocatedPod, Key, Moment, WantedFiles
+from agent.node.colocation.moment import ColocatedPod, Moment
+from agent.node.features import Key, WantedFiles
 
 _MOST_NAMED: Final = 3
 

@@ -14,7 +14,7 @@ from agent.cri.client import Cri
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
-from agent.node.originals import control_groups, core_groups
+from agent.node.originals import group_values
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.usage import sampled_pod
 from agent.usage import COLOCATION_FILE, STRATEGIES_FILE
@@ -34,11 +34,11 @@ def values_now(settings: RestoreSettings, title: str) -> PodValues | None:
         pod = next((pod for pod in pods if pod.title == title), None)
         if pod is None:
             return None
-        resctrl = control_groups(settings.root, hierarchy)
         path = Path(settings.state_dir) / "journal"
-        core_sched = core_groups(hierarchy, lambda: journal.peek(path)[1])
         controllers = Controllers(
-            settings.cgroup_root, hierarchy.handles, {"resctrl": resctrl, "core_sched": core_sched}
+            settings.cgroup_root,
+            hierarchy.handles,
+            group_values(settings.root, hierarchy, lambda: journal.peek(path)[1]),
         )
         return values_of(pod, controllers, settings.state_dir)
     finally:

@@ -27,13 +27,8 @@ from agent.cgroup.limits import RESCTRL_GROUP, SCHEMATA
 from agent.cgroup.resctrl import ControlGroups
 from agent.host.files import Tree, reason
 from agent.model.node_slo import ResctrlQos
-from agent.node.colocation.moment import (
-    CHECK_SECONDS,
-    ColocatedPod,
-    Key,
-    Moment,
-    WantedFiles,
-)
+from agent.node.colocation.moment import ColocatedPod, Moment
+from agent.node.features import CHECK_SECONDS, Key, WantedFiles
 from agent.usage.pod_strategies import CLASS_FIELDS, PodResctrl
 
 RETRY_SECONDS: Final = 60.0

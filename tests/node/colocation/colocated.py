@@ -22,7 +22,8 @@ from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import KubeClass
 from agent.model.settings.agent import AgentSettings
-from agent.model.settings.colocation import FeatureMode, feature_modes
+from agent.model.settings.colocation import feature_modes
+from agent.model.settings.feature_modes import FeatureMode
 from agent.node.colocation import cpu_suppression
 from agent.node.colocation.cpu_burst import CpuBursting
 from agent.node.colocation.cpu_priority import CpuPriority
@@ -31,10 +32,11 @@ from agent.node.colocation.disk_qos import DiskQos
 from agent.node.colocation.koordlet import KoordletTakeover
 from agent.node.colocation.left_alone import LeftAloneNetwork, LeftAloneSystem
 from agent.node.colocation.memory_qos import PodMemoryQos
-from agent.node.colocation.moment import Feature
+from agent.node.colocation.moment import Moment
 from agent.node.colocation.oom_scores import OomScores
 from agent.node.colocation.resctrl import CacheAndBandwidth
 from agent.node.colocation.writer import Colocation
+from agent.node.features import Feature
 from agent.node.sources import Sources
 from agent.usage import COLOCATION_FILE
 from agent.usage.strategies import Strategies
@@ -168,7 +170,7 @@ class ColocatedNode:
         )
         return self.colocation
 
-    def features(self) -> tuple[Feature, ...]:
+    def features(self) -> tuple[Feature[Moment], ...]:
         """All but the suppression."""
         return (
             *self._with_resctrl(),
@@ -193,7 +195,7 @@ class ColocatedNode:
             return ()
         return (CacheAndBandwidth(self.resctrl, self.journal, lambda: self.now),)
 
-    def further_features(self) -> tuple[Feature, ...]:
+    def further_features(self) -> tuple[Feature[Moment], ...]:
         """Those of a node of a subclass."""
         return ()
 

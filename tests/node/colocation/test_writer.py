@@ -9,7 +9,7 @@ import pytest
 from agent.cgroup import limits
 from agent.cgroup.limits import IDLE, weight_file
 from agent.model.node_slo import MemoryQos
-from agent.model.settings.colocation import FeatureMode
+from agent.model.settings.feature_modes import FeatureMode
 from agent.node.colocation.cpu_priority import CpuPriority
 from agent.node.colocation.moment import CHECK_SECONDS, Feature, Moment, WantedFiles
 from agent.node.colocation.writer import TOLD_SECONDS

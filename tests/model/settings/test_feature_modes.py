@@ -1,11 +1,12 @@
-"""The modes of the features of colocation."""
+"""The modes of features, by those of colocation."""
 
 from __future__ import annotations
 
 import pytest
 
 from agent.model.settings.agent import AgentSettings
-from agent.model.settings.colocation import FEATURES, FeatureMode, feature_modes
+from agent.model.settings.colocation import FEATURES, feature_modes
+from agent.model.settings.feature_modes import FeatureMode
 from agent.model.settings.options import SettingsError
 
 

@@ -1,0 +1,95 @@
+"""What the features of quiet CPUs decide by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+
+import msgspec
+
+from agent.allocate.pools import Decision
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.topology import Topology
+from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.pods import Pod
+from agent.model.pod.quiet import QuietWishes, quiet_wishes
+
+
+class QuietOwner(msgspec.Struct, frozen=True):
+    """A pod that owns CPUs and asks for at least one feature."""
+
+    uid: str
+    title: str
+    cpus: CpuSet
+    wishes: QuietWishes
+    alone: bool
+    """Whether no other pod runs on its CPUs: BE pods do on those of LSR pods."""
+    pod: Pod
+    containers: Mapping[str, CpuSet]
+    """The CPUs of each of its containers with CPUs of its own, by name."""
+
+
+class QuietMoment(msgspec.Struct, frozen=True, dict=True):
+    """The owners and the machine of one second.
+
+    `pods`: are all pods that the agent manages.
+    `decision`: is that of the last pass; None for the moment of a feature that is off."""
+
+    owners: tuple[QuietOwner, ...] = ()
+    topology: Topology | None = None
+    decision: Decision | None = None
+    pods: tuple[Pod, ...] = ()
+
+    def asking(self, feature: str) -> Iterator[QuietOwner]:
+        """The owners that ask for a feature."""
+        return (owner for owner in self.owners if feature in owner.wishes.features)
+
+    def quiet(self, feature: str) -> CpuSet:
+        """The CPUs of the owners that ask for a feature."""
+        return union(owner.cpus for owner in self.asking(feature))
+
+    @cached_property
+    def unowned(self) -> CpuSet:
+        """The online CPUs that no pod owns."""
+        if self.topology is None or self.decision is None:
+            return EMPTY
+        return self.topology.online - union(owner.cpus for owner in self.decision.owners)
+
+    def left(self, feature: str) -> CpuSet:
+        """Where to what disturbs these owners goes: the CPUs that nobody owns, else those of owners
+        that do not ask for the feature; empty if there are none."""
+        if self.topology is None:
+            return EMPTY
+        return self.unowned or self.topology.online - self.quiet(feature)
+
+
+def quiet_owners(
+    pods: Iterable[Pod], decision: Decision, default: frozenset[str]
+) -> tuple[tuple[QuietOwner, ...], dict[str, tuple[AnnotationError, ...]]]:
+    """The owners that ask for something, and by the titles of pods the errors in annotations.
+
+    `default`: has the features of an owner that does not ask."""
+    by_uid = {pod.uid: pod for pod in pods}
+    owners, errors = [], {}
+    for owner in decision.owners:
+        for uid in (owner.uid, *owner.sharers):
+            pod = by_uid.get(uid)
+            if pod is None:
+                continue
+            wishes, of_pod = quiet_wishes(pod.annotations, default)
+            if of_pod:
+                errors[pod.title] = of_pod
+            if wishes.features:
+                wanted = decision.pods.get(uid)
+                containers = {
+                    each.name: CpuSet.parse(of.cpuset)
+                    for each in pod.containers
+                    if wanted is not None
+                    and (of := wanted.of(each.name)).exclusive
+                    and of.cpuset is not None
+                }
+                alone = not owner.cpus & decision.be_pool
+                owners.append(
+                    QuietOwner(uid, pod.title, owner.cpus, wishes, alone, pod, containers)
+                )
+    return tuple(owners), errors

@@ -1,0 +1,108 @@
+"""Writes what the features of quiet CPUs want, and gives back what they want no more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from agent.allocate.pools import Decision
+from agent.cgroup import limits
+from agent.cgroup.hierarchy import Controllers
+from agent.cgroup.journal import Journal
+from agent.model.cpu.topology import Topology
+from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.pods import Pod
+from agent.model.settings.feature_modes import FeatureMode
+from agent.node.features import MOST_NAMED, Feature, FeatureState, FeatureWriter, Key, ShownFile
+from agent.node.quiet.moment import QuietMoment, quiet_owners
+from agent.node.sources import SourceName, Sources
+from agent.view.quiet import ShownQuiet, ShownQuietOwner
+
+_NOTHING: Final = QuietMoment()
+"""What a feature that is off sees."""
+CHECK_SECONDS: Final = 1.0
+"""What does not change is read so often: other programs write the same files."""
+
+
+class QuietCpus:
+    """`follow` and `step` are called from the thread of the passes.
+
+    `default`: has the features of an owner that does not ask.
+    `path`: is the file for people."""
+
+    def __init__(
+        self,
+        controllers: Controllers,
+        journal: Journal,
+        features: Sequence[Feature[QuietMoment]],
+        modes: Mapping[str, FeatureMode],
+        default: frozenset[str],
+        sources: Sources,
+        path: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._default = default
+        self._sources = sources
+        self._shown = ShownFile(path, clock)
+        self._moment: QuietMoment | None = None
+        self._errors: Mapping[str, tuple[AnnotationError, ...]] = {}
+        acts = FeatureMode.ACT in modes.values()
+        held = frozenset(key for key in journal.values if acts and limits.is_of_quiet(key[1]))
+        self._writer = FeatureWriter(
+            controllers,
+            journal,
+            features,
+            modes,
+            _NOTHING,
+            lambda group, file: limits.is_of_quiet(file),
+            held,
+            clock,
+            CHECK_SECONDS,
+        )
+
+    @property
+    def state(self) -> FeatureState:
+        """What the last step has brought."""
+        return self._writer.state
+
+    def holds(self) -> Collection[Key]:
+        """The files that features have now: passes leave them alone."""
+        return self._writer.held
+
+    def follow(self, pods: Iterable[Pod], topology: Topology, decision: Decision) -> None:
+        """Takes the owners of a pass, and writes what they change at once."""
+        pods = tuple(pods)
+        owners, self._errors = quiet_owners(pods, decision, self._default)
+        moment = QuietMoment(owners, topology, decision, pods)
+        if moment != self._moment:
+            self._moment = moment
+            self.step()
+
+    def step(self) -> None:
+        """Computes, writes what differs, and gives back what is wanted no more. It does nothing
+        before the first pass. Never raises."""
+        if self._moment is None:
+            return
+        try:
+            self._writer.step(self._moment)
+        except Exception as failure:  # noqa: BLE001  a fault must not end the passes
+            self._sources.report(SourceName.QUIET, [self._writer.fault("quiet CPUs", failure)])
+            return
+        faults = [
+            f"pod {title}: {error}" for title, errors in self._errors.items() for error in errors
+        ]
+        self._sources.report(SourceName.QUIET, (*self._writer.problems(), *faults[:MOST_NAMED]))
+        self._shown.tell(
+            ShownQuiet(
+                self._writer.shown(),
+                tuple(
+                    ShownQuietOwner(
+                        owner.title, str(owner.cpus), tuple(sorted(owner.wishes.features))
+                    )
+                    for owner in self._moment.owners
+                ),
+                self.state.failed[:MOST_NAMED],
+                tuple(faults[:MOST_NAMED]),
+            )
+        )
