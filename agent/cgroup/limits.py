@@ -253,7 +253,7 @@ def _ordered(steps: list[ValueWrite], nested_nodes: bool) -> Iterator[ValueWrite
     that group has changed.
     """
     top_down = sorted(
-        steps, key=lambda step: (step.group.count("/"), step.group, step.file in _BURSTS)
+        steps, key=lambda step: (step.group.count("/"), step.group, step.file in _LAST)
     )
     above = {ancestor for step in steps if step.file == MEMS for ancestor in ancestors(step.group)}
     shrinking = []
@@ -471,7 +471,7 @@ def _entry(step: ValueWrite, before: OriginalValue | None) -> OriginalValue:
 
 
 QUOTA: Final = "cpu.cfs_quota_us"
-_PERIOD: Final = "cpu.cfs_period_us"
+PERIOD: Final = "cpu.cfs_period_us"
 SHARES: Final = "cpu.shares"
 MEMORY: Final = "memory.limit_in_bytes"
 MEMORY_AND_SWAP: Final = "memory.memsw.limit_in_bytes"
@@ -542,9 +542,9 @@ def _with_period(controllers: Controllers, group: str, file: str, text: str) -> 
     GroupGone."""
     if file != QUOTA:
         return text
-    period = controllers.read(group, _PERIOD)
+    period = controllers.read(group, PERIOD)
     if period is None:
-        raise CgroupError(f"{group!r} has no {_PERIOD}")
+        raise CgroupError(f"{group!r} has no {PERIOD}")
     return f"{text} {period}"
 
 
@@ -671,8 +671,8 @@ def _memory_max_text(limit_bytes: int, present: str) -> str:
     return "max" if limit_bytes == UNLIMITED else str(limit_bytes)
 
 
-def _idle_amount(text: str) -> int:
-    """A group that is idle gets less."""
+def _less(text: str) -> int:
+    """A group that is idle gets less, and so does one whose quota is for a longer period."""
     return -int(text)
 
 
@@ -706,7 +706,8 @@ IDLE: Final = "cpu.idle"
 BVT: Final = "cpu.bvt_warp_ns"
 BURST: Final = "cpu.cfs_burst_us"
 MAX_BURST: Final = "cpu.max.burst"
-_BURSTS: Final = (BURST, MAX_BURST)
+_LAST: Final = (PERIOD, BURST, MAX_BURST)
+"""They follow the quota of their group where both grow."""
 MEMORY_MIN: Final = "memory.min"
 MEMORY_LOW: Final = "memory.low"
 MEMORY_HIGH: Final = "memory.high"
@@ -773,7 +774,8 @@ _OF_QUIET: Final[Mapping[str, Callable[[str], Any]]] = {
 }
 """What two contents are compared by."""
 _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
-    IDLE: _idle_amount,
+    IDLE: _less,
+    PERIOD: _less,
     BVT: int,
     BURST: int,
     MAX_BURST: int,
@@ -793,7 +795,7 @@ _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
 }
 """The files that only strategies and features of quiet CPUs set: what two contents are compared
 by."""
-_OF_SHARED: Final = frozenset({QUOTA, MAX, MEMORY_MIN, MEMORY_LOW, IO_MAX, *_DISK_WEIGHTS})
+_OF_SHARED: Final = frozenset({QUOTA, PERIOD, MAX, MEMORY_MIN, MEMORY_LOW, IO_MAX, *_DISK_WEIGHTS})
 """The files that strategies set on groups that pods share."""
 _OF_MACHINE: Final = frozenset(_COSTS)
 

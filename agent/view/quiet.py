@@ -63,4 +63,4 @@ def as_text(quiet: ShownQuiet) -> str:
 
 def as_json(quiet: ShownQuiet) -> str:
     """The same as JSON."""
-    return printable_json(quiet)
+    return printable_json(msgspec.json.format(msgspec.json.encode(quiet)).decode()) + "\n"

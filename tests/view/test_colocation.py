@@ -8,7 +8,8 @@ from agent.allocate.colocation.be_suppress import BeAmount, Suppression
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import CpuQuota
 from agent.model.settings.feature_modes import FeatureMode
-from agent.view.colocation import ShownFeature, as_json, as_text, shown
+from agent.view.colocation import as_json, as_text, shown
+from agent.view.features import ShownFeature
 
 AMOUNT = BeAmount(usable=6000, other_pods=2500, applications=0, machine=800, least=None)
 
@@ -25,7 +26,7 @@ def test_the_terms_of_what_be_pods_get_are_told() -> None:
     assert as_text(told) == (
         "Colocation on this node:\n"
         "  cpu-suppression  act      nothing\n"
-        "  cpu-priority     observe  would have 4 files of cgroups; it would write 3 of them:\n"
+        "  cpu-priority     observe  would have 4 files; it would write 3 of them:\n"
         "    /a cpu.idle: 0 -> 1\n"
         "    and 2 more\n"
         "  cpu-burst        off\n"

@@ -26,7 +26,8 @@ from agent.model.pod.qos import QoS
 from agent.model.settings.feature_modes import FeatureMode
 from agent.usage.pod_strategies import PodResctrl, PodStrategies
 from agent.usage.strategies import Strategies
-from agent.view.colocation import ShownFeature, shown
+from agent.view.colocation import shown
+from agent.view.features import ShownFeature
 from agent.view.pod_values import CPUSET, FileValue, PodValues, as_json, as_text, explained
 
 BATCH = QosClass(

@@ -24,6 +24,7 @@ from agent.model.cpu.topology import Topology
 from agent.model.linux_resources import (
     NO_QUOTA,
     PERIOD_MICROSECONDS,
+    UNLIMITED,
     CpuQuota,
     LinuxResources,
 )
@@ -38,6 +39,10 @@ log = logging.getLogger(__name__)
 _NOTHING: Final = Suppression()
 GROW_SECONDS: Final = 5.0
 """BE pods lose CPUs at once, and get some back so long after the last change: each is a pass."""
+LONGEST_PERIOD_MICROSECONDS: Final = 1_000_000
+"""The kernel allows no longer one. When a period begins after BE pods were throttled, a service
+that wakes then waits for them up to a tick, and ten periods a second have ten such moments
+(docs/benchmarks.md)."""
 
 
 def last(path: str) -> Suppression:
@@ -115,8 +120,8 @@ class CpuSuppression:
         return new
 
     def _quotas(self, of_all: CpuQuota, pods: Iterable[ColocatedPod]) -> dict[Key, str]:
-        """The quota of the kubelet's group of all BE pods. On v1 no group in it may have a larger
-        one."""
+        """The quota of the kubelet's group of all BE pods, in the longest period. On v1 no group in
+        it may have a larger one."""
         quotas: dict[Key, str] = {}
         originals = self._journal.values  # sorted at each read
         for pod in pods:
@@ -124,7 +129,7 @@ class CpuSuppression:
             if pod.qos is not QoS.BE or not is_qos_root(above):
                 continue
             with contextlib.suppress(CgroupError, ValueError):  # a group that is gone has none
-                quotas |= self._quota(above, of_all)
+                quotas |= self._of_all(above, of_all)
             if self._controllers.version("cpu") != 1:
                 continue
             for group in (pod.group, *pod.containers.values()):
@@ -133,6 +138,13 @@ class CpuSuppression:
                     if be_suppress.within(own, of_all) != own:
                         quotas |= self._quota(group, of_all)
         return quotas
+
+    def _of_all(self, group: str, quota: CpuQuota) -> dict[Key, str]:
+        if self._controllers.version("cpu") == 1:
+            text = limits.quota_text(quota, f"{UNLIMITED} {LONGEST_PERIOD_MICROSECONDS}")
+            period = str(LONGEST_PERIOD_MICROSECONDS)
+            return {(group, limits.QUOTA): text, (group, limits.PERIOD): period}
+        return {(group, limits.MAX): limits.max_text(quota, f"max {LONGEST_PERIOD_MICROSECONDS}")}
 
     def _quota(self, group: str, quota: CpuQuota) -> dict[Key, str]:
         resources = LinuxResources(quota=quota)

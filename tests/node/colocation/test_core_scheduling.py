@@ -21,9 +21,9 @@ from agent.model.node_slo import KIND, CpuQos, NodeSlo, QosClass, QosPolicies, R
 from agent.model.pod.annotations import CORE_GROUP_LABEL, CORE_POLICY_LABEL
 from agent.model.pod.qos import KubeClass
 from agent.node.colocation.core_scheduling import CoreScheduling
-from agent.node.colocation.moment import CHECK_SECONDS, Feature
 from agent.node.colocation.pod_values import values_of
-from agent.node.colocation.writer import Colocation, WouldWrite
+from agent.node.colocation.writer import Colocation
+from agent.node.features import CHECK_SECONDS, Feature, WouldWrite
 from agent.node.sources import SourceName
 from agent.usage.strategies import Strategies
 from agent.view.pod_values import FileValue

@@ -86,12 +86,12 @@ def test_a_quota_of_be_pods_stays_while_an_agent_starts_again(tmp_path: Path) ->
     topology = machine(2, 4)
     node.colocation.follow(topology, decided(topology))
     node.colocation.step()
-    assert node.value(everyone, MAX) == "250000 100000"
+    assert node.value(everyone, MAX) == "2500000 1000000"
     node.use = None
     node.start().follow(topology, decided(topology))
     assert (everyone, MAX) in node.colocation.holds()
     node.colocation.step()
-    assert node.value(everyone, MAX) == "250000 100000"
+    assert node.value(everyone, MAX) == "2500000 1000000"
     node.strategies = Strategies()
     node.colocation.step()
     assert node.value(everyone, MAX) == "max 100000"
@@ -142,20 +142,30 @@ def test_the_quota_of_all_be_pods_is_never_below_that_of_one_of_them(node: Coloc
     node.use = used(3.5)
     node.colocation.step()
     groups = (everyone, batch, f"{batch}/main", other)
-    assert [node.value(group, QUOTA) for group in groups] == ["250000"] * 3 + ["50000"]
+    assert [node.value(group, QUOTA) for group in groups] == [
+        "2500000",
+        "250000",
+        "250000",
+        "50000",
+    ]
     shared = (f"{node.groups.top}/kubepods", f"{node.groups.top}/kubepods/burstable")
     assert [node.value(group, QUOTA) for group in shared] == ["-1", "-1"]
     assert node.colocation.be_cpus() is None
     node.use = used(5.0)
     node.colocation.step()
-    assert [node.value(group, QUOTA) for group in groups] == ["100000"] * 3 + ["50000"]
+    assert [node.value(group, QUOTA) for group in groups] == [
+        "1000000",
+        "100000",
+        "100000",
+        "50000",
+    ]
     resized = f"{other}/main"
     node.groups.path(other, QUOTA).write_text("60000")
     node.groups.path(resized, QUOTA).write_text("60000")
     node.use = used(7.0)
     node.colocation.step()
     groups = (*groups, resized)
-    assert [node.value(group, QUOTA) for group in groups] == ["2000"] * 5
+    assert [node.value(group, QUOTA) for group in groups] == ["20000", *["2000"] * 4]
     node.groups.path(resized, QUOTA).write_text("1000")
     node.start()
     limits.restore(node.controllers, node.journal)

@@ -40,7 +40,7 @@ from agent.model.pod.qos import QoS
 from agent.model.snapshot import NOTHING, PodWanted
 from agent.model.verdict import Code
 from agent.node.colocation.koordlet import ABSENT_SECONDS, SEARCH_SECONDS, KoordletTakeover
-from agent.node.colocation.moment import CHECK_SECONDS
+from agent.node.features import CHECK_SECONDS
 from agent.rpc.grpc import RpcError
 from agent.usage.strategies import Strategies
 from tests.builders import machine
@@ -262,7 +262,7 @@ def test_suppression_writes_over_the_quota_of_koordlet(left: KoordletNode) -> No
     left.leave()
     left.node.strategies, left.node.use = SUPPRESSES, IN_USE
     left.step()
-    assert left.quota_of(left.everyone) == 250_000
+    assert left.quota_of(left.everyone) == 2_500_000, "in a period of 1 s"
     left.restore()
     assert_without_koordlet(left)
 
@@ -349,4 +349,4 @@ def test_nothing_is_written_while_a_koordlet_runs(left: KoordletNode, tmp_path: 
     assert (left.quota_of(left.everyone), left.values(left.everyone, IDLE)) == (150_000, ["1"])
     left.node.now += ABSENT_SECONDS
     left.step()
-    assert (left.quota_of(left.everyone), left.values(left.everyone, IDLE)) == (250_000, ["0"])
+    assert (left.quota_of(left.everyone), left.values(left.everyone, IDLE)) == (2_500_000, ["0"])

@@ -10,7 +10,7 @@ from agent.cgroup.hierarchy import OOM_SCORE_ADJ
 from agent.model.pod.annotations import OOM_SCORES, OOM_SCORES_SPEC
 from agent.node.colocation.oom_scores import OomScores
 from agent.node.colocation.pod_values import values_of
-from agent.node.colocation.writer import WouldWrite
+from agent.node.features import WouldWrite
 from agent.node.sources import SourceName
 from agent.view.pod_values import FileValue
 from tests.node.colocation.colocated import ColocatedNode

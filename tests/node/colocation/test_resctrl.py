@@ -30,9 +30,9 @@ from agent.model.settings.agent import RestoreSettings
 from agent.model.snapshot import PodWanted, Wanted
 from agent.node import originals
 from agent.node.colocation.koordlet import KoordletTakeover
-from agent.node.colocation.moment import CHECK_SECONDS
 from agent.node.colocation.resctrl import RETRY_SECONDS, CacheAndBandwidth, machine
 from agent.node.enforcement import Enforcement, Freed
+from agent.node.features import CHECK_SECONDS
 from agent.node.runtime_view import RuntimeState
 from agent.usage import COLOCATION_FILE
 from agent.usage.strategies import Strategies

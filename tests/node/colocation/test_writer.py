@@ -11,15 +11,15 @@ from agent.cgroup.limits import IDLE, weight_file
 from agent.model.node_slo import MemoryQos
 from agent.model.settings.feature_modes import FeatureMode
 from agent.node.colocation.cpu_priority import CpuPriority
-from agent.node.colocation.moment import CHECK_SECONDS, Feature, Moment, WantedFiles
-from agent.node.colocation.writer import TOLD_SECONDS
+from agent.node.colocation.moment import Moment
+from agent.node.features import CHECK_SECONDS, TOLD_SECONDS, Feature, WantedFiles
 from agent.node.sources import SourceName
 from agent.telemetry.metrics import AgentMetrics
 from agent.telemetry.usage_metrics import follow_colocation
 from agent.usage import COLOCATION_FILE
 from agent.usage.strategies import Strategies
 from agent.view import colocation
-from agent.view.colocation import ShownFeature
+from agent.view.features import ShownFeature
 from tests.cgroup.real_groups import RealGroups
 from tests.node.colocation.colocated import ColocatedNode, memory_qos
 

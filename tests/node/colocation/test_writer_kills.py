@@ -203,7 +203,7 @@ class KilledNode(ColocatedNode):
 
     def check_floors(self) -> None:
         text = self.value("/kubepods/besteffort", MAX).split()[0]
-        assert text == "max" or int(text) >= be_suppress.LEAST_QUOTA_MICROSECONDS
+        assert text == "max" or int(text) >= 10 * be_suppress.LEAST_QUOTA_MICROSECONDS
         for group in (self.service, f"{self.service}/main"):
             quota = int(self.value(group, MAX).split()[0])
             assert quota >= 100 * LIMIT_MILLI

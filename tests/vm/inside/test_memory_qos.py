@@ -21,7 +21,7 @@ from agent.model.node_slo import MemoryQos
 from agent.model.pod.apiobjects import ApiContainer
 from agent.model.pod.qos import QOS_LABEL
 from agent.node.colocation.memory_qos import PodMemoryQos
-from agent.node.colocation.writer import CHECK_SECONDS
+from agent.node.features import CHECK_SECONDS
 from agent.usage.strategies import Strategies
 from tests.cgroup.real_groups import RealGroups
 from tests.node.colocation.colocated import ROOT, ColocatedNode, memory_qos

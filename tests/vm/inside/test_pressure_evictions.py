@@ -22,7 +22,7 @@ from agent.model.pod.qos import QOS_LABEL
 from agent.model.settings.agent import AgentSettings
 from agent.node.cluster_view import ClusterState
 from agent.node.colocation.evictions import EvictionRequests, Evictions, rules
-from agent.node.colocation.moment import Feature
+from agent.node.features import Feature
 from agent.node.usage import UsageView
 from agent.telemetry.metrics import AgentMetrics
 from agent.usage import sampler
