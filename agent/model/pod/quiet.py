@@ -25,8 +25,17 @@ import msgspec
 
 from agent.model import bounds
 from agent.model.pod.annotations import AnnotationError, text_of
-from agent.model.settings.quiet import quiet_features
 
+QUIET_FEATURES: Final = (
+    "partitions",
+    "interrupts",
+    "host-slices",
+    "workqueues",
+    "packet-steering",
+    "c-states",
+    "frequency",
+)
+"""The names of the features of `node.quiet`."""
 QUIET: Final = "topolet.io/quiet"
 CRIO_LOAD_BALANCING: Final = "cpu-load-balancing.crio.io"
 CRIO_INTERRUPTS: Final = "irq-load-balancing.crio.io"
@@ -71,6 +80,20 @@ def quiet_wishes(
         except AnnotationError as error:
             errors.append(error)
     return wishes, tuple(errors)
+
+
+def quiet_features(text: str) -> frozenset[str]:
+    """The features that a list names. Raises ValueError."""
+    words = [word for word in (part.strip() for part in text.split(",")) if word]
+    if words == ["all"]:
+        return frozenset(QUIET_FEATURES)
+    if words == ["none"]:
+        return frozenset()
+    allowed = ("all", "none", *QUIET_FEATURES)
+    for word in words:
+        if word not in QUIET_FEATURES:
+            raise ValueError(bounds.unknown_value("feature", word, allowed))
+    return frozenset(words)
 
 
 def _own(annotations: Mapping[str, str], wishes: QuietWishes) -> QuietWishes:

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from agent.model.devices.visibility import UnrequestedGpus
+from agent.model.pod.quiet import QUIET_FEATURES
 from agent.model.settings.colocation import FEATURES
 from agent.model.settings.options import (
     HOLD_SECONDS,
@@ -29,7 +30,6 @@ from agent.model.settings.options import (
     RuntimeEndpoint,
     StateDir,
 )
-from agent.model.settings.quiet import QUIET_FEATURES
 from agent.model.snapshot import CpuPolicy
 
 
