@@ -53,6 +53,7 @@ from peers import agent as agents
 from peers import cluster as clusters
 from peers.agent import Agent
 from peers.cluster import NODE, Cluster, NoClusterError
+from peers.machine import CpuTimes, cpu_hierarchy, enter, weigh, within
 from peers.runtime import NoRuntimeError, Program, Runtime, workloads
 
 from agent.cgroup.hierarchy import Controllers, Hierarchy
@@ -61,7 +62,6 @@ from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
 from agent.node.contention import CgroupTasks
 from tests import tools
-from tests.fixtures.cgroups import make_cgroup, remove_cgroups, roots
 from tests.fixtures.pods import PodSpec
 from tests.fixtures.ports import free_port
 
@@ -159,20 +159,6 @@ class Load(msgspec.Struct, frozen=True):
     def late(self, share: float) -> float:
         """The time that this share of them did not exceed, in ms."""
         return self.late_ms[min(len(self.late_ms) - 1, int(share * len(self.late_ms)))]
-
-
-class CpuTimes(msgspec.Struct, frozen=True):
-    """Seconds of all CPUs together."""
-
-    idle: float
-    stolen: float
-    all: float
-
-    @classmethod
-    def now(cls) -> CpuTimes:
-        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-        hertz = os.sysconf("SC_CLK_TCK")
-        return cls((ticks[3] + ticks[4]) / hertz, ticks[7] / hertz, sum(ticks) / hertz)
 
 
 def cached(name: str, make: Callable[[Path], None], build: bool) -> Path:
@@ -370,40 +356,14 @@ class Service(msgspec.Struct, frozen=True):
     late_ms: Callable[[], list[float]]
 
 
-def weigh(group: str, shares: int) -> None:
-    """Writes a weight as the kubelet does."""
-    folder = cpu_folder(group)
-    if (folder / "cpu.shares").exists():
-        (folder / "cpu.shares").write_text(str(shares))
-    else:
-        (folder / "cpu.weight").write_text(str(1 + (shares - 2) * 9999 // 262142))
-
-
-def cpu_folder(group: str) -> Path:
-    """The group's folder of the controller of CPU time."""
-    top = next((root for root in roots() if (root / "cpu.shares").exists()), roots()[0])
-    return top / group.strip("/")
-
-
 @contextmanager
 def apart() -> Iterator[None]:
     """The processes of the benchmark have a group of their own, as the machine's services beside
     the kubelet's: otherwise batch, whose weight is that of all pods, would starve them."""
     group = f"/topolet-colocation-{os.getpid()}"
-    folder = cpu_folder(group)
-    before = Hierarchy().group_of(os.getpid()) or "/"
-    make_cgroup(group)
-    weigh(group, WEIGHT)
-    enter(folder)
-    try:
+    with within(group):
+        weigh(group, WEIGHT)
         yield
-    finally:
-        enter(cpu_folder(before))
-        remove_cgroups(group)
-
-
-def enter(folder: Path) -> None:
-    (folder / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def client_seconds() -> float:
@@ -432,7 +392,7 @@ def server(node: Node, program: Path, seconds: float) -> Service:
             time.sleep(0.05)
 
     def in_time() -> None:
-        enter(cpu_folder("/"))  # only threads of the first group may have a real-time priority
+        enter(cpu_hierarchy(), "/")  # only threads of the first group may have a real-time priority
         os.sched_setaffinity(0, {node.client_cpu})
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(REALTIME))
 

@@ -1,4 +1,4 @@
-// The workloads of benchmarks/culprit.py and benchmarks/colocation.py, one of which the first argument
+// The workloads of benchmarks/culprit.py, colocation.py and quiet.py, one of which the first argument
 // names. It runs until it is killed. SIGUSR1 starts THREADS more threads in `duty`, SIGUSR2 ends them.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -7,6 +7,7 @@
 #include <linux/if_packet.h>
 #include <net/ethernet.h>
 #include <net/if.h>
+#include <netinet/if_ether.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -16,14 +17,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/timerfd.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { THREADS = 3, MIB = 1 << 20, PAGE = 4096, BATCH = 64, PACKET = 1400, CONNECTIONS = 64 };
+enum { ASK_US = 200, WRITEBACK_US = 100000 };
 
 static volatile sig_atomic_t crowded;
 
@@ -156,6 +160,58 @@ static void dirty(const char *path, size_t size) {
             if (pwrite(file, content + at, MIB, at) != MIB) fail("pwrite");
 }
 
+// ARP requests for an address, each sent a little after the answer to the one before: packets that
+// leave the machine and come back, whatever else its network permits.
+static void ask(const char *interface, const char *address) {
+    int file = socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ARP));
+    struct sockaddr_ll to = {.sll_family = AF_PACKET,
+                             .sll_protocol = htons(ETH_P_ARP),
+                             .sll_ifindex = if_nametoindex(interface)};
+    struct ifreq own = {0};
+    struct timeval longest = {0, 10000};
+    struct {
+        struct ether_header header;
+        struct ether_arp arp;
+    } __attribute__((packed)) request = {0}, reply;
+    if (file < 0 || bind(file, (struct sockaddr *)&to, sizeof to)) fail(interface);
+    setsockopt(file, SOL_SOCKET, SO_RCVTIMEO, &longest, sizeof longest);
+    strncpy(own.ifr_name, interface, IFNAMSIZ - 1);
+    if (ioctl(file, SIOCGIFHWADDR, &own)) fail("SIOCGIFHWADDR");
+    memcpy(request.header.ether_shost, own.ifr_hwaddr.sa_data, ETH_ALEN);
+    memcpy(request.arp.arp_sha, own.ifr_hwaddr.sa_data, ETH_ALEN);
+    int inet = socket(AF_INET, SOCK_DGRAM, 0);
+    if (inet < 0 || ioctl(inet, SIOCGIFADDR, &own)) fail("SIOCGIFADDR");
+    memcpy(request.arp.arp_spa, &((struct sockaddr_in *)&own.ifr_addr)->sin_addr, 4);
+    inet_pton(AF_INET, address, request.arp.arp_tpa);
+    memset(request.header.ether_dhost, 0xff, ETH_ALEN);
+    request.header.ether_type = htons(ETH_P_ARP);
+    request.arp.ea_hdr = (struct arphdr){htons(ARPHRD_ETHER), htons(ETH_P_IP), ETH_ALEN, 4,
+                                         htons(ARPOP_REQUEST)};
+    for (;;) {
+        if (send(file, &request, sizeof request, 0) < 0 && errno != ENOBUFS) fail("send");
+        if (recv(file, &reply, sizeof reply, 0) < 0 && errno != EAGAIN) fail("recv");
+        usleep(ASK_US);
+    }
+}
+
+// Reads pages of a file in an order of its own, each from the device.
+static void reads(const char *path, size_t size) {
+    int file = open(path, O_RDONLY | O_DIRECT);
+    void *page = aligned_alloc(PAGE, PAGE);
+    if (file < 0 || !page) fail(path);
+    for (unsigned step = 0;; step += 7919)
+        if (pread(file, page, PAGE, step % (size / PAGE) * PAGE) != PAGE) fail("pread");
+}
+
+// Writes a file to the page cache, again and again, and lets the kernel's threads write it back.
+static void writeback(const char *path, size_t size) {
+    char *content = (char *)random_pages(size);
+    int file = open(path, O_WRONLY);
+    if (file < 0) fail(path);
+    for (;; usleep(WRITEBACK_US))
+        if (pwrite(file, content, size, 0) != (ssize_t)size || syncfs(file)) fail(path);
+}
+
 static void mergeable(size_t size) {
     if (madvise(random_pages(size), size, MADV_MERGEABLE)) fail("madvise");
     for (;;) pause();
@@ -261,6 +317,9 @@ int main(int count_of_words, char **words) {
     if (!strcmp(name, "timers")) timers(number, second);
     if (!strcmp(name, "packets")) packets(first);
     if (!strcmp(name, "dirty")) dirty(first, (size_t)second * MIB);
+    if (!strcmp(name, "ask")) ask(first, count_of_words > 3 ? words[3] : "");
+    if (!strcmp(name, "reads")) reads(first, (size_t)second * MIB);
+    if (!strcmp(name, "writeback")) writeback(first, (size_t)second * MIB);
     if (!strcmp(name, "mergeable")) mergeable((size_t)number * MIB);
     if (!strcmp(name, "count")) count(first);
     if (!strcmp(name, "engine")) engine(first, second, count_of_words > 4 ? atoi(words[4]) : 0);

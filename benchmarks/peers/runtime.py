@@ -47,11 +47,12 @@ def with_events() -> Path:
     return programs
 
 
-def workloads(folder: Path) -> Path:
-    """The program of load.c, compiled in the folder. Raises NoRuntimeError."""
+def workloads(folder: Path, name: str = "load") -> Path:
+    """The program of load.c, or of another one here, compiled in the folder. Raises
+    NoRuntimeError."""
     if shutil.which("gcc") is None:
         raise NoRuntimeError("gcc is not installed")
-    source, program = Path(__file__).with_name("load.c"), folder / "load"
+    source, program = Path(__file__).with_name(f"{name}.c"), folder / name
     words = ["gcc", "-O2", "-static", "-pthread", "-o", str(program), str(source)]
     subprocess.run(words, check=True)
     return program
