@@ -1,23 +1,22 @@
 """What disturbs a pod on a CPU of its own: with pinning alone, and with quiet CPUs.
 
-The owner is a container of a private containerd with one CPU of its own, and reads the clock in a
-busy loop (peers/jitter.c). Meanwhile processes of a service of the machine, in `system.slice`, ask
-the gateway of the network and read the disk as fast as it answers, write files that the kernel's
-unbound threads write back, and wake up a thousand times a second; another pod does so too. Each
-interrupt of a device that can be moved begins on the owner's CPU, where it may be on any machine
-without irqbalance. An arm is a way to keep all this from the owner:
+The owner is a container of a private containerd with one CPU of its own, and reads the clock each
+microsecond in a busy loop (peers/jitter.c). Meanwhile processes of a service of the machine, in
+`system.slice`, ask the gateway of the network and read the disk as fast as these answer, write a
+file that the kernel's unbound threads write back, and wake up a thousand times a second, as another
+pod does. Each interrupt of a device that can be moved begins on the owner's CPU, where it may be on
+any machine without irqbalance. An arm is a way to keep all this from the owner:
 
 - `static`: the cpusets that the kubelet's static policy writes, without an agent or a kubelet.
 - `pinned`: the real agent, which has only given the owner its CPU.
 - `partitions`, `interrupts` and so on: one feature of quiet CPUs, which the owner asks for.
 - `all`: all of them.
 
-The arms take turns, each with a new owner; a figure is the median of the turns. A percentile is one
-of time: p99.99 is the gap between two reads in which, or in a shorter one, 99.99 % of the time
-passed. `interrupts` are those of devices on the owner's CPU, `of all` those on all CPUs, a second.
-`others` is the number of CPUs that everything else uses, among it the kernel's threads: on a busy
-machine no figure means much. Interrupts of the 60 s are counted from one second after the start of
-the owner.
+The arms take turns, each with a new owner; a figure is the median of the turns. The percentiles are
+those of the gaps between two reads: 1 µs if nothing disturbs. `interrupts` are those of devices on
+the owner's CPU, `of all` those on all CPUs, a second. `others` is the number of CPUs that all else
+uses, also the kernel's threads: on a busy machine no figure means much. The interrupts of 60 s are
+counted from one second after the start of the owner.
 
 The kernel lets nobody move some interrupts (managed ones, as those of NVMe and virtio-blk queues):
 the owner's CPU is the last one that has none of them, if there is any."""
@@ -66,6 +65,8 @@ START_SECONDS = 1.0
 """From the start of the owner to the first count: as long as peers/jitter.c does not look."""
 TURNS = 3
 DEADLINE_SECONDS = 10.0
+ALLOWED = "smp_affinity_list"
+MOVE_SECONDS = 0.1
 SLICE = "/system.slice"
 DAEMONS = 2
 BUSY_US, IDLE_US = 300, 700
@@ -111,32 +112,32 @@ class Interrupts:
         managed: set[int] = set()
         for name, by_cpu in device_interrupts().items():
             folder = Path("/proc/irq") / name.split()[0]
-            path = folder / "smp_affinity_list"
-            allowed = path.read_text().strip()
+            allowed = (folder / ALLOWED).read_text().strip()
             effective = (folder / "effective_affinity_list").read_text().strip()
             try:
-                path.write_text(allowed)
-                self._before.append((path, allowed, effective))
+                (folder / ALLOWED).write_text(allowed)
+                self._before.append((folder, allowed, effective))
             except OSError:
                 managed.update(CpuSet.parse(effective) if any(by_cpu.values()) else ())
         self.managed = frozenset(managed)
 
     def gather(self, cpu: int) -> None:
         """All of them go to one CPU, and may go where they might before."""
-        for path, allowed, _ in self._before:
-            write_affinity(path, str(cpu), allowed)
+        self._move([str(cpu)] * len(self._before))
 
     def close(self) -> None:
-        for path, allowed, effective in self._before:
-            write_affinity(path, effective, allowed)
+        self._move([effective for _, _, effective in self._before])
 
-
-def write_affinity(path: Path, effective: str, allowed: str) -> None:
-    """A device may have left meanwhile. The kernel keeps the effective CPU while it is allowed."""
-    with suppress(OSError):
-        if effective:
-            path.write_text(effective)
-        path.write_text(allowed)
+    def _move(self, cpus: Sequence[str]) -> None:
+        """The kernel moves an interrupt when the next one comes, and leaves it there while that is
+        allowed. A device may have left meanwhile."""
+        for (folder, _, _), to in zip(self._before, cpus, strict=True):
+            with suppress(OSError):
+                (folder / ALLOWED).write_text(to)
+        time.sleep(MOVE_SECONDS)
+        for folder, allowed, _ in self._before:
+            with suppress(OSError):
+                (folder / ALLOWED).write_text(allowed)
 
 
 def device_interrupts() -> dict[str, dict[int, int]]:
@@ -435,9 +436,9 @@ def run(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
         group = stack.enter_context(service())
         runtime = stack.enter_context(Runtime())
         interrupts = Interrupts()
-        stack.callback(interrupts.close)
         node = Node(folder, runtime, group, interrupts)
         stack.enter_context(loads(node.load, disk))
+        stack.callback(interrupts.close)
         reasons = not_measured(node.shown())
         arms = [name for name in ARMS if name in {PINNED, ALL, *arms} and name not in reasons]
         if options.quick:
