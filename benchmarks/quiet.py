@@ -32,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from signal import SIG_IGN, SIGTERM, signal
@@ -50,8 +50,7 @@ from peers.runtime import NoRuntimeError, Program, Runtime, workloads
 
 from agent.cgroup.hierarchy import Controllers
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.pod.quiet import QUIET
-from agent.model.settings.quiet import QUIET_FEATURES
+from agent.model.pod.quiet import QUIET, QUIET_FEATURES
 from agent.view import quiet as view
 from tests.fixtures.cgroups import roots
 from tests.fixtures.pods import PodSpec
@@ -356,22 +355,19 @@ def measured(node: Node, arms: Sequence[str], turns: int, seconds: float) -> Tur
 def figures_of(turns: Sequence[Turn]) -> dict[str, float]:
     """Medians."""
 
-    def median(name: str) -> float:
-        return statistics.median(getattr(turn, name) for turn in turns)
-
-    def rate(name: str) -> float:
-        return statistics.median(getattr(turn, name) / turn.seconds for turn in turns)
+    def median(figure: Callable[[Turn], float]) -> float:
+        return statistics.median(map(figure, turns))
 
     return {
-        "p999": median("p999_us"),
-        "p9999": median("p9999_us"),
-        "longest": median("longest_us"),
-        "long_gaps": rate("long_gaps"),
-        "interrupts": rate("owner_interrupts"),
-        "of_all": rate("interrupts"),
-        "utilization_percent": median("used_percent"),
-        "stolen_percent": median("stolen_percent"),
-        "others": median("others_cpus"),
+        "p999": median(lambda turn: turn.p999_us),
+        "p9999": median(lambda turn: turn.p9999_us),
+        "longest": median(lambda turn: turn.longest_us),
+        "long_gaps": median(lambda turn: turn.long_gaps / turn.seconds),
+        "interrupts": median(lambda turn: turn.owner_interrupts / turn.seconds),
+        "of_all": median(lambda turn: turn.interrupts / turn.seconds),
+        "utilization_percent": median(lambda turn: turn.used_percent),
+        "stolen_percent": median(lambda turn: turn.stolen_percent),
+        "others": median(lambda turn: turn.others_cpus),
     }
 
 

@@ -6,15 +6,18 @@ import importlib
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from agent.model.settings.quiet import QUIET_FEATURES
+from agent.model.pod.quiet import QUIET_FEATURES
 
 ROOT = Path(__file__).resolve().parents[2]
+QUICK = (sys.executable, "benchmarks/quiet.py", "--quick", "--output", "json")
+WORKQUEUES = Path("/sys/devices/virtual/workqueue/cpumask")
 
 
 @pytest.fixture
@@ -51,21 +54,10 @@ def test_figures_are_medians_and_each_feature_has_a_row(quiet: ModuleType) -> No
 @pytest.mark.timeout(180)
 @pytest.mark.long
 def test_a_real_owner_measures_beside_all_that_disturbs(quiet: ModuleType) -> None:
-    """How long its gaps are depends on the machine's other load, but the benchmark lets devices
-    interrupt it, and everything of the machine is afterwards as it was."""
-
-    def affinities() -> dict[str, str]:
-        paths = Path("/proc/irq").glob("*/smp_affinity_list")
-        return {str(path): path.read_text() for path in paths}
-
-    before = affinities()
-    done = subprocess.run(
-        [sys.executable, "benchmarks/quiet.py", "--quick", "--output", "json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """How long its gaps are depends on the machine's other load, but devices interrupt it, and
+    everything of the machine is afterwards as it was."""
+    before = of_the_machine()
+    done = subprocess.run(QUICK, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     table = {row["case"]: row for row in json.loads(done.stdout)}
     if reason := table["owner_interrupts_60s"].get("skipped"):
@@ -74,4 +66,38 @@ def test_a_real_owner_measures_beside_all_that_disturbs(quiet: ModuleType) -> No
     assert table["pinned"]["of_all"] > 0
     assert table["owner_interrupts_60s"]["seconds"] == quiet.QUICK_SECONDS
     assert {"jitter_p9999_vs_pinned", "static"} <= table.keys()
-    assert affinities() == before
+    assert of_the_machine() == before
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.long
+def test_a_run_that_is_ended_gives_everything_back(quiet: ModuleType) -> None:
+    """It ends while unbound work is kept from the owner's CPU."""
+    before = of_the_machine()
+    with subprocess.Popen(QUICK, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        while WORKQUEUES.read_text() == before[WORKQUEUES]:
+            if process.poll() is not None:
+                assert process.stdout is not None
+                pytest.skip(process.stdout.read())
+            time.sleep(0.05)
+        process.terminate()
+    assert process.returncode == 1
+    assert of_the_machine() == before
+    assert not [
+        path
+        for path in Path("/proc").glob("[0-9]*/cgroup")
+        if f"topolet-quiet-{process.pid}." in text_of(path)
+    ]
+
+
+def of_the_machine() -> dict[Path, str]:
+    paths = (WORKQUEUES, *Path("/proc/irq").glob("*/smp_affinity_list"))
+    return {path: text_of(path) for path in paths}
+
+
+def text_of(path: Path) -> str:
+    """It is empty if its process has ended."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
