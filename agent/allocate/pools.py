@@ -101,6 +101,9 @@ class Decision(msgspec.Struct, frozen=True):
     """The NUMA nodes of the containers with devices that share a pool."""
     be_pool: CpuSet = EMPTY
     """The CPUs of the BE pool, also those that suppression takes from it."""
+    pauses: CpuSet = EMPTY
+    """Where pause containers run; empty where each runs as a container of its pod that is not in
+    `containers`."""
 
 
 def decide(

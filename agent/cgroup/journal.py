@@ -73,6 +73,10 @@ class Journal:
         """The other files, sorted by group and name."""
         return dict(sorted(self._values.items()))
 
+    def value(self, group: str, file: str) -> OriginalValue | None:
+        """The entry of a file other than `cpuset.cpus`; None without one."""
+        return self._values.get((group, file))
+
     def __contains__(self, key: str | tuple[str, str]) -> bool:
         """Whether the group's cpuset, or the file of a group, has an entry."""
         return (key in self._originals) if isinstance(key, str) else (key in self._values)

@@ -84,7 +84,6 @@ from agent.model.pod.qos import is_qos_root
 if TYPE_CHECKING:
     from fractions import Fraction
 
-_EFFECTIVE_MEMS = "cpuset.mems.effective"
 _REFUSALS = frozenset({errno.EBUSY, errno.EINVAL, errno.ERANGE})
 """Errors for a value that the state of the group does not allow. All other errors are faults."""
 
@@ -200,19 +199,20 @@ class LimitsPass:
             self._controllers.write(step.group, step.file, _written(step.file, step.new))
         except CgroupError as error:
             cause = error.__cause__
-            clears = step.file == MEMS and not step.new
+            clears = step.file in _EFFECTIVE and not step.new
             if not (clears and isinstance(cause, OSError) and cause.errno == errno.ENOSPC):
                 raise
-            self._write_nodes_above(step)
+            self._write_effective_above(step)
 
-    def _write_nodes_above(self, step: ValueWrite) -> None:
-        """Writes the parent's nodes to a v2 group with processes: the kernel (as 6.1) refuses to
+    def _write_effective_above(self, step: ValueWrite) -> None:
+        """Writes what the parent has to a v2 group with processes: the kernel (as 6.1) refuses to
         let it inherit again."""
         above = parent(step.group)
-        nodes = self._present(above, _EFFECTIVE_MEMS)
-        self._controllers.write(step.group, step.file, nodes)
-        self._steps[step.group, step.file] = msgspec.structs.replace(step, new=nodes)
-        self._notes[step.group, step.file] = f"is used, so it got every node of {above!r}"
+        file, what = _EFFECTIVE[step.file]
+        effective = self._present(above, file)
+        self._controllers.write(step.group, step.file, effective)
+        self._steps[step.group, step.file] = msgspec.structs.replace(step, new=effective)
+        self._notes[step.group, step.file] = f"is used, so it got every {what} of {above!r}"
 
     def _read_back(self, step: ValueWrite) -> None:
         group, file = step.group, step.file
@@ -244,18 +244,23 @@ def _refused(reason: Exception | str) -> bool:
     return by_kernel or isinstance(reason, _UnfitValueError)
 
 
-def _ordered(steps: list[ValueWrite], nested_nodes: bool) -> Iterator[ValueWrite]:
+def _ordered(steps: list[ValueWrite], nested: bool) -> Iterator[ValueWrite]:
     """First the files that others depend on, then values that grow, from the top, then values that
     shrink, from the bottom.
 
-    `nested_nodes`: a group's memory nodes must contain those of every group in it, as on v1. If a
-    group gets other nodes and a group below it changes too, it has the old and the new nodes until
-    that group has changed.
+    `nested`: a group's memory nodes and CPUs must contain those of every group in it, as on v1. If
+    a group gets others and a group below it changes too, it has the old and the new ones until that
+    group has changed.
     """
     top_down = sorted(
         steps, key=lambda step: (step.group.count("/"), step.group, step.file in _LAST)
     )
-    above = {ancestor for step in steps if step.file == MEMS for ancestor in ancestors(step.group)}
+    above = {
+        (ancestor, step.file)
+        for step in steps
+        if step.file in _EFFECTIVE
+        for ancestor in ancestors(step.group)
+    }
     shrinking = []
     yield from (step for step in top_down if step.file == MIGRATE)
     for step in top_down:
@@ -263,14 +268,19 @@ def _ordered(steps: list[ValueWrite], nested_nodes: bool) -> Iterator[ValueWrite
             continue
         if not grows(step.file, step.old, step.new):
             shrinking.append(step)
-        elif nested_nodes and step.file == MEMS and step.group in above:
-            both = nodes(step.old) | nodes(step.new)
+        elif nested and (step.group, step.file) in above:
+            both = _both(step)
             if both != nodes(step.new):
                 shrinking.append(step)
             yield msgspec.structs.replace(step, new=str(both))
         else:
             yield step
     yield from reversed(shrinking)
+
+
+def _both(step: ValueWrite) -> CpuSet:
+    """The old and the new CPUs or nodes."""
+    return nodes(step.old) | nodes(step.new)
 
 
 def apply(
@@ -464,7 +474,10 @@ def _entry(step: ValueWrite, before: OriginalValue | None) -> OriginalValue:
     CgroupError."""
     value = step.old if before is None else original(before, step.old)
     # The kernel changes nodes and caches when it loses some, and a write may have a step between.
-    written = () if step.file in (MEMS, MIGRATE, SCHEMATA) else (step.old, step.new)
+    kept = step.file not in (MEMS, MIGRATE, SCHEMATA)
+    written = [step.old, step.new] if kept else []
+    if step.file == SLICE_CPUS:
+        written.append(str(_both(step)))
     return OriginalValue(
         step.group, step.file, value, tuple(each for each in written if each != value)
     )
@@ -757,7 +770,13 @@ PARTITION: Final = "cpuset.cpus.partition"
 EXCLUSIVE: Final = "cpuset.cpus.exclusive"
 LOAD_BALANCE: Final = "cpuset.sched_load_balance"
 SLICE_CPUS: Final = "slice.cpus"
-"""The CPUs of a slice of the host."""
+"""The CPUs of a group of the host (`host_slices`)."""
+_EFFECTIVE: Final = {
+    MEMS: ("cpuset.mems.effective", "node"),
+    SLICE_CPUS: ("cpuset.cpus.effective", "CPU"),
+}
+"""By a file from which a v2 group inherits while it is empty: the file with what is in force, and
+what is in it."""
 _OF_QUIET: Final[Mapping[str, Callable[[str], Any]]] = {
     PARTITION: str,
     EXCLUSIVE: nodes,

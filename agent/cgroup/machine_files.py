@@ -6,12 +6,14 @@ files of cgroups are.
 | `irq.affinity`             | `/24`          | `/proc/irq/24/smp_affinity_list`                   |
 | `irq.default_affinity`     | `/`            | `/proc/irq/default_smp_affinity`                   |
 | `workqueue.cpus`           | `/`            | `/sys/devices/virtual/workqueue/cpumask`           |
-|                            | `/writeback`   | that of one workqueue                              |
 | `queue.rps_cpus`           | `/eth0/rx-0`   | `/sys/class/net/eth0/queues/rx-0/rps_cpus`         |
 | `queue.xps_cpus`           | `/eth0/tx-0`   | `/sys/class/net/eth0/queues/tx-0/xps_cpus`         |
 | `cpuidle.disable`          | `/cpu3/state2` | `cpuidle/state2/disable` of the CPU                |
 | `pm_qos.resume_latency_us` | `/cpu3`        | `power/pm_qos_resume_latency_us` of the CPU        |
 | `cpufreq.governor`         | `/cpu3`        | `cpufreq/scaling_governor` of the CPU              |
+
+From 6.8 the kernel takes the CPUs of isolated partitions off the mask of workqueues itself, and
+keeps what was written in `cpumask_requested`: that is what is read there.
 
 CPUs are Linux lists here, empty for none, also where the file has a mask. A file that is read-only
 (a single CPU has no `rps_cpus`), or a device that left, is as a group that has ended."""
@@ -35,6 +37,8 @@ class _MachineFile(NamedTuple):
     """It has the folders of the groups."""
     name: str
     mask: bool = False
+    read_name: str = ""
+    """The file beside it that is read where it exists."""
 
 
 IRQ_AFFINITY: Final = "irq.affinity"
@@ -48,7 +52,9 @@ GOVERNOR: Final = "cpufreq.governor"
 _FILES: Final = {
     IRQ_AFFINITY: _MachineFile("proc/irq", "smp_affinity_list"),
     IRQ_DEFAULT: _MachineFile("proc/irq", "default_smp_affinity", mask=True),
-    WORKQUEUE_CPUS: _MachineFile("sys/devices/virtual/workqueue", "cpumask", mask=True),
+    WORKQUEUE_CPUS: _MachineFile(
+        "sys/devices/virtual/workqueue", "cpumask", mask=True, read_name="cpumask_requested"
+    ),
     RPS_CPUS: _MachineFile("sys/class/net", "rps_cpus", mask=True),
     XPS_CPUS: _MachineFile("sys/class/net", "xps_cpus", mask=True),
     CPUIDLE_DISABLE: _MachineFile(_CPU, "disable"),
@@ -84,6 +90,9 @@ class MachineFiles:
     def read(self, group: str, file: str) -> str:
         """Raises CgroupError, GroupGone."""
         path = self.path(group, file)
+        beside = os.path.join(os.path.dirname(path), _FILES[file].read_name)
+        if _FILES[file].read_name and os.path.exists(beside):
+            path = beside
         try:
             text = files.read(path, _MAX_BYTES).decode("ascii", "replace").strip()
             return str(CpuSet.parse_mask(text)) if _FILES[file].mask else text
@@ -112,7 +121,7 @@ class MachineFiles:
         """Raises CgroupError for an invalid group or an unknown name."""
         if file not in _FILES:
             raise CgroupError(f"this machine has no file {file!r}")
-        folder, name, _ = _FILES[file]
+        folder, name, *_ = _FILES[file]
         first, *rest = below(group).lstrip("/").split("/")
         parts = (first, _BETWEEN[file], *rest) if file in _BETWEEN else (first, *rest)
         return os.path.join(self._root, folder, *filter(None, parts), name)

@@ -701,18 +701,27 @@ class _Agent:
             holders.append(self.colocation.holds)
             enforcement.be_cpus = self.colocation.be_cpus
         if settings.quiet != "off":
-            self.quiet = self._quiet_cpus(settings, controllers, journal)
+            self.quiet = self._quiet_cpus(settings, hierarchy, controllers, journal)
             holders.append(self.quiet.holds)
+            enforcement.pause_cpus = self.quiet.pause_cpus
         enforcement.held = lambda: {key for holds in holders for key in holds()}
         return enforcement
 
     def _quiet_cpus(
-        self, settings: AgentSettings, controllers: Controllers, journal: Journal
+        self,
+        settings: AgentSettings,
+        hierarchy: Hierarchy,
+        controllers: Controllers,
+        journal: Journal,
     ) -> QuietCpus:
+        from agent.node.quiet.host_slices import HostSlices
         from agent.node.quiet.workqueues import Workqueues
         from agent.node.quiet.writer import QuietCpus
 
-        features: tuple[Feature[QuietMoment], ...] = (Workqueues(settings.root),)
+        features: tuple[Feature[QuietMoment], ...] = (
+            HostSlices(controllers, hierarchy, journal),
+            Workqueues(settings.root),
+        )
         return QuietCpus(
             controllers,
             journal,

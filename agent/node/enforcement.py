@@ -103,6 +103,8 @@ class Enforcement:
         """Returns the files, by group and name, that strategies have: passes leave them alone."""
         self.be_cpus: Callable[[], CpuSet | None] = lambda: None
         """Returns the CPUs that suppression leaves to BE pods; None for all of their pool."""
+        self.pause_cpus: Callable[[tuple[Pod, ...], Topology, Decision], CpuSet] = _no_cpus
+        """Returns where pause containers run; empty where they run as other containers do."""
 
     def pause(self) -> bool:
         """Drops the queued updates of the runtime, which the next decision may contradict. Returns
@@ -183,6 +185,7 @@ class Enforcement:
         and updates the runtime. The result includes `freed`."""
         sandboxes = sandbox_cpusets(runtime.pods, decision)
         outcome = writer.apply(self._hierarchy, self._journal, sandboxes)
+        ended = self._restore_sandboxes(runtime, sandboxes)
         limits = wanted_limits(runtime.pods, decision)
         if self.memory_stays:
             limits = {group: of_group.without("mems") for group, of_group in limits.items()}
@@ -216,15 +219,32 @@ class Enforcement:
         self._update_runtime(runtime, decision)
         writes = (
             Written(WriteReason.DECISION, outcome, others),
-            Written(WriteReason.LIMIT_ENDED, values=restored),
+            Written(WriteReason.LIMIT_ENDED, ended, restored),
         )
-        return Applied((*freed.outcomes, outcome), others, titles, failures, refused, writes)
+        cpusets = (*freed.outcomes, outcome, ended)
+        return Applied(cpusets, others, titles, failures, refused, writes)
 
     @property
     def memory_stays(self) -> bool:
         """Whether the memory nodes of running containers must not change: cgroup v2 migrates their
         pages then, which needs the setting; v1 leaves the pages where they are."""
         return not self._migrate_memory and self._controllers.version("cpuset") != 1
+
+    def _restore_sandboxes(
+        self, runtime: RuntimeState, wanted: Mapping[str, CpuSet]
+    ) -> WriteOutcome:
+        """Restores the cpusets of pause containers that have none to get any more."""
+        ended = {
+            sandbox.group
+            for pod in runtime.pods
+            for sandbox in pod.sandboxes
+            if sandbox.group is not None
+            and sandbox.group not in wanted
+            and sandbox.group in self._journal
+        }
+        if not ended:
+            return WriteOutcome()
+        return writer.restore(self._hierarchy, self._journal, only=ended)
 
     def _restore_limits(
         self, runtime: RuntimeState, wanted: Mapping[str, LinuxResources]
@@ -415,12 +435,16 @@ def wanted_cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSe
     return wanted
 
 
+def _no_cpus(pods: tuple[Pod, ...], topology: Topology, decision: Decision) -> CpuSet:
+    return EMPTY
+
+
 def sandbox_cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSet]:
     """By group: the cpusets of pause containers."""
     return {
         sandbox.group: cpus
         for pod in pods
-        if (cpus := _parsed(decision.pods[pod.uid].each.cpuset)) is not None
+        if (cpus := decision.pauses or _parsed(decision.pods[pod.uid].each.cpuset)) is not None
         for sandbox in pod.sandboxes
         if sandbox.group is not None
     }

@@ -20,6 +20,7 @@ import msgspec
 from agent.cgroup import limits as limit_files
 from agent.cgroup import writer
 from agent.cgroup.hierarchy import CgroupError, Controllers, GroupValues, Hierarchy
+from agent.cgroup.host_slices import SliceCpus
 from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
 from agent.cgroup.machine_files import KINDS, MachineFiles
 from agent.cgroup.order import ValueOutcome, WriteOutcome, WriteState, parent
@@ -309,6 +310,7 @@ def group_values(
     return {
         "resctrl": control_groups(root, hierarchy),
         "core_sched": core_groups(hierarchy, entries),
+        "slice": lambda: SliceCpus(hierarchy),
         **dict.fromkeys(KINDS, machine_files),
     }
 

@@ -347,7 +347,10 @@ class Reconciler:
             decision = self._decided[1]
         else:
             decision = pools.decide(**msgspec.structs.asdict(decision_input))
-            self._decided = decision_input, decision
+        pauses = self._enforcement.pause_cpus(resolved.pods, seen.topology, decision)
+        if pauses != decision.pauses:
+            decision = msgspec.structs.replace(decision, pauses=pauses)
+        self._decided = decision_input, decision
         self._locality.decided(decision.places)
         if self._claims is not None:
             self._claims.follow(self._left_to_claims(seen, resolved, decision))

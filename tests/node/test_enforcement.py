@@ -17,11 +17,13 @@ from agent.cgroup.limits import MIGRATE
 from agent.cri.client import Cri, Sandbox
 from agent.discover import cpus
 from agent.kube.events import Regarding
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import Created
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState, Pod
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted
 from agent.node.change_log import LIMIT_REFUSED, PodEvents
 from agent.node.enforcement import Enforcement, Freed
@@ -288,3 +290,28 @@ def test_pages_move_with_memory_nodes_until_no_decision_sets_these(world: World)
         assert not applied.failures
         contents.append(world.limit(group, MIGRATE))
     assert contents == ["1", "1", "0"]
+
+
+def test_pause_containers_leave_the_cpus_of_owners_and_come_back(world: World) -> None:
+    """Also one on a static kubelet's node, which no other decision moves."""
+    cpusets = {"s-own": "1", "s-shared": "0-3"}
+    for name, cpus_before in cpusets.items():
+        world.group(f"kubepods/pod/{name}", cpus_before)
+    pauses_of = {
+        name: Container(name, "", ContainerState.RUNNING, f"/kubepods/pod/{name}")
+        for name in cpusets
+    }
+    pods = tuple(
+        Pod(name, "ns", name, {}, {}, "burstable", 0, sandboxes=(pause,))
+        for name, pause in pauses_of.items()
+    )
+    wanted = {"s-own": Wanted(LinuxResources("1")), "s-shared": Wanted()}
+    of_pods = {uid: PodWanted(uid, QoS.LS, each) for uid, each in wanted.items()}
+    of_world = enforcement(world.cpuset.parent, world.runtime)
+    contents = []
+    for pauses in (CpuSet([0]), CpuSet([2, 3]), EMPTY):
+        decision = Decision((), {}, (), of_pods, pauses=pauses)
+        applied = of_world.apply(RuntimeState(pods, {}), decision, Freed((), {}))
+        assert all(outcome.ok for outcome in applied.cpusets)
+        contents.append([world.cpus(f"kubepods/pod/{name}") for name in cpusets])
+    assert contents == [["0", "0"], ["2-3", "2-3"], ["1", "0-3"]]

@@ -56,11 +56,14 @@ class QuietMoment(msgspec.Struct, frozen=True, dict=True):
         return self.topology.online - union(owner.cpus for owner in self.decision.owners)
 
     def left(self, feature: str) -> CpuSet:
-        """Where to what disturbs these owners goes: the CPUs that nobody owns, else those of owners
-        that do not ask for the feature; empty if there are none."""
+        """Where to what disturbs these owners goes: the CPUs that nobody owns, if there are some
+        without those that the kernel isolates, else those of owners that do not ask for the
+        feature; empty if there are none."""
         if self.topology is None:
             return EMPTY
-        return self.unowned or self.topology.online - self.quiet(feature)
+        unowned = self.unowned
+        not_asking = self.topology.online - self.quiet(feature)
+        return unowned - self.topology.isolated or unowned or not_asking
 
 
 def quiet_owners(

@@ -1,5 +1,7 @@
-"""Unbound kernel work leaves the CPUs of owners: the masks of workqueues
-(Documentation/core-api/workqueue.rst, affinity scopes)."""
+"""Unbound kernel work leaves the CPUs of owners: the mask of all workqueues. A workqueue that has a
+mask of its own runs on what both have, and on the first alone if they have nothing in common, so
+that is not written (Documentation/core-api/workqueue.rst; kernel/workqueue.c,
+wqattrs_actualize_cpumask)."""
 
 from __future__ import annotations
 

@@ -10,11 +10,13 @@ from agent.allocate.pools import Decision
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import Controllers
 from agent.cgroup.journal import Journal
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pods import Pod
 from agent.model.settings.feature_modes import FeatureMode
 from agent.node.features import MOST_NAMED, Feature, FeatureState, FeatureWriter, Key, ShownFile
+from agent.node.quiet.host_slices import HOST_SLICES, pause_cpus
 from agent.node.quiet.moment import QuietMoment, quiet_owners
 from agent.node.sources import SourceName, Sources
 from agent.view.quiet import ShownQuiet, ShownQuietOwner
@@ -42,6 +44,7 @@ class QuietCpus:
         path: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._modes = modes
         self._default = default
         self._sources = sources
         self._shown = ShownFile(path, clock)
@@ -69,6 +72,14 @@ class QuietCpus:
     def holds(self) -> Collection[Key]:
         """The files that features have now: passes leave them alone."""
         return self._writer.held
+
+    def pause_cpus(self, pods: tuple[Pod, ...], topology: Topology, decision: Decision) -> CpuSet:
+        """Where a pass puts the pause containers of all pods; empty where each runs as the other
+        containers of its pod do."""
+        if self._modes[HOST_SLICES] is not FeatureMode.ACT:
+            return EMPTY
+        owners, _ = quiet_owners(pods, decision, self._default)
+        return pause_cpus(QuietMoment(owners, topology, decision, pods))
 
     def follow(self, pods: Iterable[Pod], topology: Topology, decision: Decision) -> None:
         """Takes the owners of a pass, and writes what they change at once."""

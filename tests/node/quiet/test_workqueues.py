@@ -1,0 +1,110 @@
+"""The mask of workqueues on the real kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from agent.cgroup import limits
+from agent.cgroup.hierarchy import Controllers
+from agent.cgroup.machine_files import WORKQUEUE_CPUS, MachineFiles
+from agent.model.cpu.cpuset import CpuSet
+from agent.node.quiet.workqueues import Workqueues
+from tests.node.quiet.quiet_host import QuietHost
+
+MASKS: Final = Path("/sys/devices/virtual/workqueue")
+
+
+@pytest.fixture
+def masks() -> Iterator[CpuSet]:
+    """The CPUs of all workqueues, which come back whatever a test does."""
+    if os.geteuid() or not os.access(MASKS / "cpumask", os.W_OK):
+        pytest.skip("needs root and a writable mask of workqueues")
+    cpus = CpuSet(os.sched_getaffinity(0))
+    text = (MASKS / "cpumask").read_text()
+    if len(cpus) < 2 or not cpus <= CpuSet.parse_mask(text):
+        pytest.skip("needs two CPUs that workqueues use")
+    yield cpus
+    (MASKS / "cpumask").write_text(text)
+
+
+def host(folder: Path, cpus: CpuSet) -> QuietHost:
+    """An agent whose feature writes this machine's mask."""
+    controllers = Controllers("/sys/fs/cgroup", others={"workqueue": MachineFiles})
+    host = QuietHost(folder, controllers, lambda journal: Workqueues("/"))
+    host.cpus = cpus
+    return host
+
+
+def rescuers_of(workqueue: str) -> list[int]:
+    """The threads that do the work of a workqueue when no memory is left: on its CPUs."""
+    name, threads = f"kworker/R-{workqueue}\n", []
+    for comm in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            if comm.read_text() == name:
+                threads.append(int(comm.parent.name))
+    return threads
+
+
+def mask() -> CpuSet:
+    return CpuSet.parse_mask((MASKS / "cpumask").read_text())
+
+
+def test_unbound_work_leaves_the_cpus_of_owners_and_comes_back(
+    tmp_path: Path, masks: CpuSet
+) -> None:
+    first = CpuSet([0])
+    node = host(tmp_path, masks)
+    node.own(masks - first)
+    node.step()
+    assert not node.quiet.state.failed
+    assert mask() == first
+    own = CpuSet.parse_mask((MASKS / "writeback/cpumask").read_text())
+    assert own == masks, "the workqueue's own mask stays, and is wider"
+    for rescuer in rescuers_of("writeback"):
+        assert CpuSet(os.sched_getaffinity(rescuer)) == first
+    node.leave()
+    node.step()
+    assert mask() == masks
+    assert not node.journal.values
+
+
+def test_the_mask_of_a_killed_agent_is_restored(tmp_path: Path, masks: CpuSet) -> None:
+    node = host(tmp_path, masks)
+    node.own(masks - CpuSet([0]))
+    node.step()
+    node.start()
+    assert limits.restore(node.controllers, node.journal).ok
+    assert mask() == masks
+
+
+def test_unbound_work_stays_while_owners_have_all_cpus(tmp_path: Path, masks: CpuSet) -> None:
+    node = host(tmp_path, masks)
+    node.own(masks)
+    node.step()
+    assert mask() == masks
+    assert node.shown().problem == "owners have all CPUs, and unbound work needs some"
+
+
+def test_what_the_kernel_takes_off_for_partitions_is_not_the_original_mask(tmp_path: Path) -> None:
+    """Else those CPUs would be lost when the partition ends before the owner does."""
+    folder = tmp_path / "sys/devices/virtual/workqueue"
+    folder.mkdir(parents=True)
+    (folder / "cpumask").write_text("3\n")
+    values = MachineFiles(str(tmp_path))
+    assert values.read("/", WORKQUEUE_CPUS) == "0-1", "as before 6.8"
+    (folder / "cpumask_requested").write_text("f\n")
+    assert values.read("/", WORKQUEUE_CPUS) == "0-3"
+
+
+def test_a_kernel_without_the_mask_is_told(tmp_path: Path) -> None:
+    controllers = Controllers(str(tmp_path))
+    node = QuietHost(tmp_path, controllers, lambda journal: Workqueues(str(tmp_path)))
+    node.own("1")
+    node.step()
+    assert node.shown().problem.startswith("this kernel has no ")
