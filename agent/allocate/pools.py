@@ -22,6 +22,10 @@ pod without a Koordinator class is LS, unless a kubelet with the static policy a
 If no CPU is left to share, pools are empty, running containers stay where they are, and no
 container is created.
 
+A mixed container runs on its pool too, beside the CPUs that it owns. Both are in one cgroup, where
+a CPU quota would throttle it on its own CPUs, so it has none: its weight alone bounds it on the
+pool.
+
 A container with devices that shares a pool runs on the part of the pool on the NUMA nodes of its
 devices (`locality`), unless a scheduler bound its pod to NUMA nodes."""
 
@@ -51,7 +55,14 @@ from agent.allocate.reserved_cpus import (
     PoolRules,
     kubelet_assignments,
 )
-from agent.allocate.shares import claims, numa_nodes, pool_of, shared_cpus, sharing_containers
+from agent.allocate.shares import (
+    claims,
+    mixing_containers,
+    numa_nodes,
+    pool_of,
+    shared_cpus,
+    sharing_containers,
+)
 from agent.model.bounds import reason as shortened
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.policies import DeviceLocality
@@ -61,8 +72,10 @@ from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, LinuxResources
 from agent.model.pod.annotations import (
     DEVICE_LOCALITY,
     EXTENDED_RESOURCE_SPEC,
+    MIXED_CONTAINERS,
     AnnotationError,
     device_locality,
+    mixed_containers,
 )
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import (
@@ -167,9 +180,10 @@ def decide(
     wanted = {}
     for pod in pods:
         cpus = own_cpus[pod.uid]
-        if DEVICE_LOCALITY in pod.annotations:
+        if not pod.annotations.keys().isdisjoint((DEVICE_LOCALITY, MIXED_CONTAINERS)):
             try:
                 device_locality(pod.annotations, DeviceLocality.PREFER)
+                mixed_containers(pod.annotations)
             except AnnotationError as error:
                 refusals.add(pod, RefusalCause.INVALID, error.reason, error.key)
         for name, reason in cpus.blocked.items():
@@ -559,15 +573,17 @@ class _PodValues(msgspec.Struct, frozen=True):
         return Wanted(resources, exclusive=True)
 
     def claimed(self, pod: Pod, claim: ContainerClaim) -> Wanted:
-        """The values of a container with CPUs of a claim. If it runs on the shared pool too, its
-        limit stays."""
-        pool = shared_cpus(pod, self.pools) if claim.shared else EMPTY
-        resources = LinuxResources(
-            str(claim.cpus | pool),
-            self._claimed_mems(pod, claim.cpus) if claim.bind_memory else None,
-            quota=None if claim.shared else NO_QUOTA,
+        """The values of a container with CPUs of a claim."""
+        mems = self._claimed_mems(pod, claim.cpus) if claim.bind_memory else None
+        return Wanted(LinuxResources(str(claim.cpus), mems, quota=NO_QUOTA), exclusive=True)
+
+    def mixed(self, pod: Pod, wanted: Wanted) -> Wanted:
+        """The values of a container with CPUs of its own that runs on its pool too."""
+        own, pool = wanted.own, shared_cpus(pod, self.pools)
+        resources = msgspec.structs.replace(
+            wanted.resources, cpuset=str(own | pool), quota=NO_QUOTA
         )
-        return Wanted(resources, exclusive=True)
+        return msgspec.structs.replace(wanted, resources=resources, shared=str(pool - own))
 
     def _claimed_mems(self, pod: Pod, cpus: CpuSet) -> str | None:
         if self._kubelet_binds(pod):
@@ -611,13 +627,15 @@ class _PodValues(msgspec.Struct, frozen=True):
         named |= {name: self.shared(pod, placed[name]) for name in decided_names(pod, placed)}
         named |= {name: self.own(pod, each_own) for name, each_own in cpus.by_policy.items()}
         named |= {name: self.claimed(pod, claim) for name, claim in cpus.of_claims.items()}
-        unlimited = any(not claim.shared for claim in cpus.of_claims.values())
-        lifted = bool(own or cpus.by_policy or unlimited)
         for name, assigned in (kubelets or {}).items():
-            if name in cpus.of_claims:
-                continue
-            named[name] = self.given(pod, assigned) if assigned else Wanted()
-            lifted = lifted or named[name].resources.quota is not None
+            if name not in cpus.of_claims:
+                named[name] = self.given(pod, assigned) if assigned else Wanted()
+        mixing = decided_names(pod, mixing_containers(pod))
+        mixing |= {name for name, claim in cpus.of_claims.items() if claim.shared}
+        for name in mixing:
+            if (wanted := named.get(name, each)).exclusive:
+                named[name] = self.mixed(pod, wanted)
+        lifted = any(of.resources.quota is not None for of in (each, *named.values()))
         named |= {name: Wanted(LinuxResources(str(given))) for name, given in cpus.of_dra.items()}
         for name, reason in cpus.blocked.items():
             wanted = named.get(name, each)

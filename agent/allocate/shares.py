@@ -10,6 +10,7 @@ from agent.model.linux_resources import LEAST_SHARES, MAX_SHARES
 from agent.model.pod.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
+    mixed_containers,
     resource_status,
     shared_containers,
 )
@@ -81,6 +82,15 @@ def sharing_containers(pod: Pod) -> tuple[str, ...]:
     can't be read."""
     try:
         return shared_containers(pod.annotations)
+    except AnnotationError:
+        return ()
+
+
+def mixing_containers(pod: Pod) -> tuple[str, ...]:
+    """The pod's containers that run on its pool beside the CPUs that they own; none if the
+    annotation can't be read."""
+    try:
+        return mixed_containers(pod.annotations)
     except AnnotationError:
         return ()
 

@@ -155,12 +155,24 @@ def _without_own_cpus(
     decision."""
     if not wanted.get("exclusive") or (wanted.get("kubelet") and container.cpuset):
         return ""
-    if cpus and cpu_mask(container.cpuset) == cpu_mask(cpus):
+    mask = cpu_mask(container.cpuset)
+    if cpus and mask == cpu_mask(cpus):
         return ""
+    if "shared" in wanted and mask is not None:
+        # The share of a mixed container follows its pool: the snapshot may be newer than the share.
+        own = (cpu_mask(cpus) or 0) & ~_share(wanted)
+        if own and own & ~mask == 0:
+            return ""
+        cpus = _list(own)
     place = f"CPUs {container.cpuset}" if container.cpuset else "any CPU"
     return (
         f"pod {title} owns CPUs {cpus}, but its container {container.name} would start on {place}"
     )
+
+
+def _share(wanted: dict[str, Any]) -> int:
+    """The CPUs of its pool on which a mixed container runs beside its own."""
+    return cpu_mask(wanted.get("shared", "")) or 0
 
 
 def _as_decided(container: ValidatedContainer, cpus: str) -> bool:
@@ -175,12 +187,13 @@ def _as_decided(container: ValidatedContainer, cpus: str) -> bool:
 def _assigned_unread(container: ValidatedContainer, wanted: dict[str, Any], cpus: str) -> str:
     """Whether a static kubelet assigned CPUs to the container that the agent has not read, so that
     other containers may still be there (`agent.hooks.cpuset`)."""
-    assigned = cpu_mask(container.cpuset) or 0
+    share = _share(wanted)
+    assigned = (cpu_mask(container.cpuset) or 0) & ~share
     if not cpus or not _may_own(container):
         return ""
     if assigned.bit_count() * _SHARES_PER_CPU != container.shares:
         return ""
-    decided = cpu_mask(cpus) or 0
+    decided = (cpu_mask(cpus) or 0) & ~share
     if decided & ~assigned == 0 if wanted.get("kubelet") else decided == assigned:
         return ""
     return (

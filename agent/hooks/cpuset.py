@@ -37,8 +37,16 @@ from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, LinuxResources
 from agent.model.notice import MOUNTED_AT
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pods import Pod
-from agent.model.pod.qos import DEFAULT_POOL, QoS, pool_cpus
-from agent.model.snapshot import NOTHING, NUMA_NODES, Snapshot, Wanted, excludes
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import (
+    NOTHING,
+    NUMA_NODES,
+    OWN_CPUS,
+    SHARED_CPUS,
+    Snapshot,
+    Wanted,
+    excludes,
+)
 from agent.model.verdict import Wait
 
 
@@ -131,7 +139,7 @@ def create(
     if pod.uid in snapshot.unplaced and not wanted.exclusive and has_devices():
         return Wait(_UNPLACED)
     assigned = _assigned_by_kubelet(request, snapshot)
-    decided_cpus = CpuSet.parse(wanted.cpuset or "")
+    decided_cpus = wanted.own or CpuSet.parse(wanted.cpuset or "")
     # A container with a claim has its CPUs beside those that the kubelet assigned.
     agent_read_them = (
         assigned <= decided_cpus if claims_more else wanted.kubelet and decided_cpus <= assigned
@@ -141,14 +149,11 @@ def create(
     if wanted.blocked:
         return Wait(wanted.blocked)
     if wanted.exclusive:
-        # A container with CPUs of its own may run on the shared pool too.
-        pool = pool_cpus(snapshot.pools.get(DEFAULT_POOL.name, ()))
-        cpus = decided_cpus - pool or decided_cpus
         same = {pod.uid, *_sharing_claims(pod.uid, snapshot)}
         for container in assumed:
             own = container.uid in same and container.exclusive
-            if not own and not container.seen_by(snapshot) and container.may_hold(cpus):
-                return Wait(f"{container.title} may hold one of CPUs {cpus}")
+            if not own and not container.seen_by(snapshot) and container.may_hold(decided_cpus):
+                return Wait(f"{container.title} may hold one of CPUs {decided_cpus}")
     return _override(wanted, request.requested)
 
 
@@ -191,9 +196,9 @@ def local_request(request: CreateContainer, snapshot: Snapshot) -> int:
 
 
 def reads_cpus(request: CreateContainer, snapshot: Snapshot, wanted: Wanted) -> bool:
-    """Whether the container gets a file with its CPUs, which may change: it has devices, or owns
-    CPUs that the node-local policy may replace."""
-    if wanted.numa_nodes:
+    """Whether the container gets a file with its CPUs, which may change: it has devices, is mixed,
+    or owns CPUs that the node-local policy may replace."""
+    if wanted.numa_nodes or wanted.shared is not None:
         return True
     dynamic = wanted.exclusive and snapshot.cpu_policy == "dynamic"
     return dynamic and bool(local_request(request, snapshot))
@@ -201,8 +206,7 @@ def reads_cpus(request: CreateContainer, snapshot: Snapshot, wanted: Wanted) -> 
 
 def _outdated(decided: Wanted, cpus: int) -> bool:
     """Whether the decision was made for another number of CPUs."""
-    held = CpuSet.parse(decided.cpuset or "")
-    return decided.exclusive and not decided.blocked and len(held) != cpus
+    return decided.exclusive and not decided.blocked and len(decided.own) != cpus
 
 
 def update(
@@ -236,9 +240,16 @@ def changes(
         return UNCHANGED
     wanted = answer.wanted
     mounts = (Mount(cpus_folder, MOUNTED_AT),) if cpus_folder else ()
-    is_new = isinstance(request, CreateContainer)
-    variables = ((NUMA_NODES, wanted.numa_nodes),) if is_new and wanted.numa_nodes else ()
+    variables = _variables(wanted) if isinstance(request, CreateContainer) else ()
     return Changes(wanted.resources.missing_in(request.requested), mounts, variables)
+
+
+def _variables(wanted: Wanted) -> tuple[tuple[str, str], ...]:
+    """The variables that tell the container its place."""
+    variables = [(NUMA_NODES, wanted.numa_nodes)] if wanted.numa_nodes else []
+    if wanted.shared is not None:
+        variables += [(OWN_CPUS, str(wanted.own)), (SHARED_CPUS, wanted.shared)]
+    return tuple(variables)
 
 
 def _assigned_by_kubelet(request: CreateContainer, snapshot: Snapshot) -> CpuSet:
@@ -264,8 +275,24 @@ def _override(wanted: Wanted, requested: LinuxResources) -> Keep | Override:
     """A request with CPUs that the kubelet assigned keeps them: they are never older than the
     agent's decision."""
     if wanted.kubelet and requested.cpuset:
-        wanted = wanted.without("cpuset")
+        mixed = wanted.shared is not None
+        wanted = _beside(wanted, requested) if mixed else wanted.without("cpuset")
     return Keep() if wanted.unmanaged and not wanted.numa_nodes else Override(wanted)
+
+
+def _beside(wanted: Wanted, requested: LinuxResources) -> Wanted:
+    """The values of a mixed container with the CPUs of the request instead of its own, if these
+    are not among them. The agent's own requests have the share of a decision too, which may be
+    older than the snapshot's."""
+    try:
+        own = CpuSet.parse(requested.cpuset or "")
+    except CpuSetError:
+        return wanted.without("cpuset")
+    if wanted.own <= own:
+        return wanted
+    shared = CpuSet.parse(wanted.shared or "") - own
+    resources = msgspec.structs.replace(wanted.resources, cpuset=str(own | shared))
+    return msgspec.structs.replace(wanted, resources=resources, shared=str(shared))
 
 
 def _without_owned(requested: str, snapshot: Snapshot) -> Answer:
@@ -284,7 +311,7 @@ def _share(
     """The pod's pool without the CPUs of owners that the pool excludes."""
     excluded = pool_of(pod).excluded
     owned = union(owner.cpus for owner in snapshot.owners if owner.qos in excluded) | union(
-        container.cpus or EMPTY
+        (container.cpus or EMPTY) - CpuSet.parse(container.given.shared or "")
         for container in assumed
         if container.exclusive and container.uid != pod.uid and not container.seen_by(snapshot)
     )

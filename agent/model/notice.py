@@ -20,13 +20,18 @@ FOLDER: Final = "containers"
 FILE_NAME: Final = "cpus"
 
 
-class Notice(msgspec.Struct, frozen=True):
-    """What a pod is told about its CPUs."""
+class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a container is told about its CPUs: lists in the kernel's form."""
 
     cpus: str
-    """A list in the kernel's form."""
     generation: int
     """It grows by one with each change."""
+    own: str | None = None
+    """In a mixed container: the CPUs on which nobody else runs."""
+    shared: str | None = None
+    """In a mixed container: its share of the pool."""
+    leaving: str = ""
+    """The CPUs that it is about to lose."""
 
 
 _decoder = msgspec.json.Decoder(Notice)

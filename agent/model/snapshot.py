@@ -15,7 +15,7 @@ import msgspec
 
 from agent.model import bounds
 from agent.model.bounds import JsonError
-from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.devices.visibility import NodeVisibility, Visibility
 from agent.model.linux_resources import NO_RESOURCES, LinuxResources
 from agent.model.pod.qos import Pools, QoS
@@ -23,6 +23,10 @@ from agent.model.pod.qos import Pools, QoS
 NUMA_NODES: Final = "TOPOLET_NUMA_NODES"
 """The variable of a container with devices that tells frameworks where to bind threads and
 memory."""
+OWN_CPUS: Final = "TOPOLET_OWN_CPUS"
+"""The variable of a mixed container with the CPUs that nobody else runs on, as a list."""
+SHARED_CPUS: Final = "TOPOLET_SHARED_CPUS"
+"""The variable of a mixed container with its share of the pool, as a list."""
 
 
 class Wanted(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -41,6 +45,16 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     numa_nodes: str = ""
     """The NUMA nodes of its CPUs, as a list, for its variable NUMA_NODES; "" for a container
     without devices, which has no such variable."""
+    shared: str | None = None
+    """Those of its CPUs that are its pool's, as a list, beside the ones that it owns; "" while the
+    pool is empty, None for a container that is not mixed."""
+
+    @property
+    def own(self) -> CpuSet:
+        """The CPUs that its pod owns; empty if that owns none."""
+        if not self.exclusive:
+            return EMPTY
+        return CpuSet.parse(self.resources.cpuset or "") - CpuSet.parse(self.shared or "")
 
     @property
     def cpuset(self) -> str | None:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from agent.allocate.visibility.pod_devices import DeviceVisibility
 from agent.kubelet.podresources import CorrectedLister, Known
-from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_files import DeviceFiles
 from agent.model.devices.device_object import Device, DeviceType
 from agent.model.devices.visibility import Visibility
@@ -120,7 +120,7 @@ def _cpus(wanted: Wanted) -> CpuSet | None:
     """The CPUs of an owner; PodResources lists exclusive CPUs only."""
     if wanted.cpuset is None:
         return None
-    return CpuSet.parse(wanted.cpuset) if wanted.exclusive else EMPTY
+    return wanted.own
 
 
 class _Devices:

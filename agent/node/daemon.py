@@ -678,7 +678,7 @@ class _Agent:
         own = Cri(options.socket_path(settings.runtime_endpoint))
         updater = RuntimeUpdater(own, hierarchy.exists)
         closing.callback(updater.close)
-        notices = CpuNotices(settings.state_dir)
+        notices = CpuNotices(settings.state_dir, settings.shrink_warning_seconds)
         enforcement = Enforcement(
             hierarchy,
             controllers,

@@ -160,6 +160,8 @@ class Enforcement:
         # Before the others get their CPUs: an excluded container leaves none of the agent's values.
         excluded, failed = self.originals.restore_excluded(unmanaged)
         failures += failed
+        if self._notices is not None:
+            failures += self._notices.warn(decision, _running(runtime.pods))
         cpusets = {**wanted_cpusets(runtime.pods, decision), **narrowed}
         outcome = writer.apply(self._hierarchy, self._journal, cpusets)
         # A created owner gets only CPUs that no container holds after these writes.
@@ -394,6 +396,16 @@ def _parted(outcome: WriteOutcome, groups: Collection[str]) -> tuple[WriteOutcom
 def _containers(runtime: RuntimeState) -> Iterable[Container]:
     """Containers that run on this kernel."""
     return (each for pod in runtime.pods for each in pod.containers if not each.virtual)
+
+
+def _running(pods: Iterable[Pod]) -> set[tuple[str, str]]:
+    """The running containers by pod uid and name."""
+    return {
+        (pod.uid, each.name)
+        for pod in pods
+        for each in pod.containers
+        if each.state is ContainerState.RUNNING
+    }
 
 
 def _starting(runtime: RuntimeState, container: Container, topology: Topology) -> CpuSet:

@@ -84,6 +84,7 @@ from agent.node.violations import (
     find_shortfalls,
     running_on,
     settled,
+    without_shares,
 )
 
 if TYPE_CHECKING:
@@ -307,6 +308,7 @@ class Reconciler:
 
     def _decide(self, seen: Observation, resolved: Resolved) -> Decision:
         cpus, last = resolved.kubelet.cpus, self._publisher.local_owners
+        own_holds = without_shares(resolved.holds, self._publisher.last)
         of_plugins = self._kubelet.device_nodes(resolved.kubelet)
         announced = self._announced_containers.missing_from(resolved.pods, time.monotonic())
         local = None
@@ -315,7 +317,7 @@ class Reconciler:
                 seen.topology,
                 resolved.pods,
                 announced,
-                resolved.holds,
+                own_holds,
                 last,
                 {**cpus.of_dra, **cpus.claims.containers},
                 of_plugins,
@@ -337,7 +339,7 @@ class Reconciler:
             pods=resolved.pods,
             kubelet=cpus,
             owned_before=self._publisher.scheduled_owners,
-            running_on=running_on(resolved.pods, resolved.holds),
+            running_on=running_on(resolved.pods, own_holds),
             rules=self._rules(resolved, seen.topology),
             local=local,
             locality=locality,

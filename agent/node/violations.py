@@ -29,7 +29,7 @@ from agent.model.pod.annotations import (
 )
 from agent.model.pod.pods import ContainerState, Pod
 from agent.model.pod.qos import CPU_OWNERS, QoS, pool_of_class
-from agent.model.snapshot import Owner
+from agent.model.snapshot import Owner, Snapshot
 
 
 class ContainerOverlap(msgspec.Struct, frozen=True):
@@ -101,8 +101,21 @@ def settled(decision: Decision, before: Mapping[str, CpuSet]) -> tuple[Owner, ..
     return tuple(owners)
 
 
+def without_shares(holds: Mapping[str, CpuSet], last: Snapshot | None) -> Mapping[str, CpuSet]:
+    """By container id, the CPUs that it holds, without the share of a mixed container in the last
+    decision."""
+    shares = {
+        container_id: CpuSet.parse(wanted.shared)
+        for container_id, wanted in (last.containers.items() if last else ())
+        if wanted.shared
+    }
+    return {**holds, **{id_: holds[id_] - cpus for id_, cpus in shares.items() if id_ in holds}}
+
+
 def running_on(pods: tuple[Pod, ...], holds: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
-    """By pod uid, the CPUs of its running containers, without those that share a pool."""
+    """By pod uid, the CPUs of its running containers, without those that share a pool.
+
+    `holds`: by container id, without shares of mixed containers."""
     running = {}
     for pod in pods:
         sharing = sharing_containers(pod)
@@ -166,7 +179,7 @@ def find_shortfalls(
             promised = given[container.name] if by_kubelet else claimed
             if not promised or (container.name in sharing and not by_kubelet):
                 continue
-            own = CpuSet.parse(wanted.cpuset or "") if wanted.exclusive else EMPTY
+            own = wanted.own
             if wanted.unmanaged:
                 # The state does not show to which containers of the pod the kubelet gave CPUs.
                 own = owned.get(pod.uid, EMPTY)
@@ -275,10 +288,11 @@ def count_differing(
             if cpus is None or container.state is not ContainerState.RUNNING:
                 continue
             wanted = decision.pods[pod.uid].of(container.name)
+            alone = cpus - CpuSet.parse(wanted.shared or "")
             if claimed and container.name not in sharing:
-                differing[CpuSource.ANNOTATION] += cpus != claimed
+                differing[CpuSource.ANNOTATION] += alone != claimed
             if container.name in given and (wanted.kubelet or wanted.unmanaged):
-                differing[CpuSource.CHECKPOINT] += cpus != given[container.name]
+                differing[CpuSource.CHECKPOINT] += alone != given[container.name]
             if wanted.cpuset is not None:
                 differing[CpuSource.DECISION] += cpus != CpuSet.parse(wanted.cpuset)
     return differing

@@ -276,6 +276,8 @@ def _state(pod: PodWanted, owner: Owner | None, by_policy: bool) -> tuple[str, s
 def _of_container(wanted: Wanted) -> str:
     if wanted.blocked:
         return "waits"
+    if wanted.shared is not None:
+        return f"own {wanted.own} beside its pool{', by the kubelet' if wanted.kubelet else ''}"
     if wanted.kubelet:
         return "own, by the kubelet"
     return "own" if wanted.exclusive else "not managed" if wanted.cpuset is None else "shared"

@@ -91,9 +91,10 @@ def _sorted(snapshot: Snapshot) -> list[PodWanted]:
 def _row(pod: PodWanted) -> tuple[str, str, str, str]:
     of_kubelet = [each for each in pod.containers.values() if each.kubelet]
     if of_kubelet:
-        cpus = union(CpuSet.parse(each.cpuset or "") for each in of_kubelet)
+        cpus = union(each.own for each in of_kubelet)
         refused = f"; claim not honoured: {pod.refused}" if pod.refused else ""
-        return pod.title, pod.qos.value, str(cpus) or "-", f"own, by the kubelet{refused}"
+        note = f"own, by the kubelet{refused}{_mixed(pod)}"
+        return pod.title, pod.qos.value, str(cpus) or "-", note
     wanted = pod.each
     note = "own" if wanted.exclusive else "shared"
     if wanted.cpuset is None:
@@ -101,8 +102,18 @@ def _row(pod: PodWanted) -> tuple[str, str, str, str]:
     elif wanted.blocked or pod.refused:
         note += f"; {wanted.blocked or 'claim refused: ' + pod.refused}"
     for name, other in sorted(pod.containers.items()):
-        note += f"; {name} on {other.cpuset or other.blocked}"
+        if other.shared is None:
+            note += f"; {name} on {other.cpuset or other.blocked}"
+    note += _mixed(pod)
     return pod.title, pod.qos.value, str(CpuSet.parse(wanted.cpuset or "")) or "-", note
+
+
+def _mixed(pod: PodWanted) -> str:
+    return "".join(
+        f"; {name} on {each.own} of its own and {each.shared or 'none'} of its pool"
+        for name, each in sorted(pod.containers.items())
+        if each.shared is not None
+    )
 
 
 TALL_LINES = 56

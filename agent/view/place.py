@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.snapshot import PodWanted, Snapshot, Wanted
 from agent.view.format import printable, printable_json
 
@@ -24,6 +25,16 @@ class ContainerPlace(msgspec.Struct, frozen=True):
     """Whether the pod owns the CPUs."""
     far: str = ""
     """Why it is not as near to its devices as its policy says; empty if it is."""
+    shared: str | None = None
+    """Those of its CPUs that it shares with its pool; null if it owns all, or none."""
+
+    @property
+    def text(self) -> str:
+        """Its CPUs for people."""
+        if self.shared is None:
+            return f"CPUs {self.cpus}{' of its own' if self.exclusive else ''}"
+        own = CpuSet.parse(self.cpus) - CpuSet.parse(self.shared)
+        return f"CPUs {own} of its own and {self.shared or 'none'} of its pool"
 
 
 class PodOnNode(msgspec.Struct, frozen=True):
@@ -49,7 +60,12 @@ def shown(snapshot: Snapshot, title: str) -> PodOnNode | None:
 def _of(pod: PodWanted, name: str, wanted: Wanted) -> ContainerPlace:
     far = pod.far.get(name, "")
     return ContainerPlace(
-        name, wanted.cpuset or "", wanted.numa_nodes, wanted.exclusive, far if name else ""
+        name,
+        wanted.cpuset or "",
+        wanted.numa_nodes,
+        wanted.exclusive,
+        far if name else "",
+        wanted.shared,
     )
 
 
@@ -69,10 +85,9 @@ def _line(at: ContainerPlace) -> str:
     who = f"container {at.name}" if at.name else "any other container"
     if not at.cpus:
         return f"{who}: its CPUs are not Topolet's"
-    cpus = f"CPUs {at.cpus}{' of its own' if at.exclusive else ''}"
     if not at.numa_nodes:
-        return f"{who}: {cpus}; it has no devices that are known here"
-    nodes = f"{cpus} on NUMA nodes {at.numa_nodes}"
+        return f"{who}: {at.text}; it has no devices that are known here"
+    nodes = f"{at.text} on NUMA nodes {at.numa_nodes}"
     if at.far:
         return f"{who}: {nodes}; {at.far}"
     near = "it has devices" if at.exclusive else "near to its devices"

@@ -56,11 +56,11 @@ def test_cpus_of_a_claim_whose_pod_is_not_known_are_kept_for_it() -> None:
 
 
 def test_a_mixed_container_runs_on_the_pool_too() -> None:
-    """Its limit stays: it bounds what the container uses of the pool."""
     decision = decided(claims("0-1", x=claim("0-1", shared=True)), pod("p", "LS"), pod("q", "LS"))
     mixed = decision.pods["p"].of("x")
-    assert (mixed.cpuset, mixed.exclusive, mixed.resources.quota) == ("0-7", True, None)
-    assert decision.pods["p"].group.quota is None
+    assert (mixed.cpuset, mixed.shared, str(mixed.own)) == ("0-7", "2-7", "0-1")
+    assert mixed.exclusive
+    assert mixed.resources.quota == decision.pods["p"].group.quota == NO_QUOTA
     assert cpus_of(decision, "q", "x") == "2-7"
 
 

@@ -112,6 +112,40 @@ def test_a_pod_that_uses_the_claim_of_another_runs_on_its_cpus() -> None:
     assert "pod ns/other owns CPUs 4-5" in refusal(container(pod("ls"), "3-5"), sharing, ())
 
 
+@pytest.mark.parametrize(
+    ("cpus", "why"),
+    [
+        ("2-7", ""),
+        ("4-7", ""),
+        ("1,4-7", ""),
+        ("2-6", "owns CPUs 4-7, but its container main would start on CPUs 2-6"),
+        ("", "owns CPUs 4-7, but its container main would start on any CPU"),
+        ("0-7", "would start on CPUs 0-7, but pod ns/other owns CPUs 0"),
+    ],
+)
+def test_a_mixed_container_has_its_own_cpus_and_none_of_others(cpus: str, why: str) -> None:
+    """Its share may be that of another moment: the snapshot has 2-3."""
+    mixed = Wanted(LinuxResources("2-7"), exclusive=True, shared="2-3")
+    owners = (*BASE.owners, Owner("other", "ns/other", QoS.LSE, "0"))
+    pods = {"own": PodWanted("ns/own", QoS.LSE, mixed)}
+    refused = refusal(container(pod("own"), cpus), changed(owners=owners, pods=pods))
+    assert why in refused
+    assert bool(refused) == bool(why)
+
+
+def test_a_mixed_container_of_a_static_kubelet_waits_for_its_checkpoint() -> None:
+    mixed = Wanted(LinuxResources("2-5"), exclusive=True, kubelet=True, shared="2-3")
+    read_by_agent = changed(
+        kubelet_static=True,
+        owners=(Owner("own", "ns/own", QoS.LS, "4-5", kubelet=True),),
+        pods={"own": PodWanted("ns/own", QoS.LS, mixed)},
+    )
+    of_pod = pod("own", kube="guaranteed")
+    assert refusal(container(of_pod, "2-5", shares=2048), read_by_agent) == ""
+    unread = refusal(container(of_pod, "2-3,6-7", shares=2048), read_by_agent)
+    assert "has not read that the kubelet assigned CPUs" in unread
+
+
 def test_without_a_snapshot_only_claims_are_refused() -> None:
     assert refusal(container(pod("new")), None) == ""
     assert refusal(container(pod("new", status=STATUS)), None) != ""

@@ -268,6 +268,70 @@ def test_a_container_with_devices_gets_their_numa_nodes_as_a_variable(kubelets: 
     assert changes.resources.cpuset == (None if kubelets else "2-3")
 
 
+MIXED = Wanted(LinuxResources("0-3", quota=NO_QUOTA), exclusive=True, shared="0,2-3")
+
+
+def mixing(wanted: Wanted = MIXED, **changes: object) -> Snapshot:
+    """Container `main` of pod `own` is mixed: it owns CPU 1."""
+    owner = PodWanted("ns/own", QoS.LSE, OWN, {"main": wanted})
+    return snapshot(pods={**BASE.pods, "own": owner}, containers={"c": wanted}, **changes)
+
+
+def test_a_mixed_container_knows_its_own_cpus_and_its_share() -> None:
+    creation = request("own", cpus="0-7")
+    answer = cpuset.create(creation, mixing(), [])
+    assert isinstance(answer, Override)
+    changes = cpuset.changes(creation, answer)
+    assert changes.resources.cpuset == "0-3"
+    assert dict(changes.environment) == {
+        "TOPOLET_OWN_CPUS": "1",
+        "TOPOLET_SHARED_CPUS": "0,2-3",
+    }
+    assert cpuset.reads_cpus(creation, mixing(), MIXED)
+
+
+def test_only_the_own_cpus_of_a_mixed_container_are_waited_for() -> None:
+    creation = request("own")
+    on_pool = assumed("ls", 0, 2, 3)
+    assert cpuset.create(creation, mixing(), [on_pool]) == Override(MIXED)
+    waiting = cpuset.create(creation, mixing(), [assumed("ls", 1, 2)])
+    assert isinstance(waiting, Wait)
+    assert waiting.reason.endswith("may hold one of CPUs 1")
+    new = assumed("own", 0, 1, 2, 3, given=MIXED)
+    shared = cpuset.create(request("new", "LS"), mixing(), [new])
+    assert shared == override(0, 2, 3), "its share stays everybody's"
+
+
+KUBELETS_MIXED = Wanted(
+    LinuxResources("0,2-5", quota=NO_QUOTA), exclusive=True, kubelet=True, shared="0,4-5"
+)
+
+
+@pytest.mark.parametrize(
+    ("requested", "cpus", "own"),
+    [
+        ("2-3", "0,2-5", "2-3"),
+        ("3-4", "0,3-5", "3-4"),
+        ("0,2-3,6", "0,2-5", "2-3"),
+    ],
+    ids=["the kubelet's", "resized", "the agent's, of an earlier decision"],
+)
+def test_a_static_kubelets_cpus_are_those_of_a_mixed_container_beside_its_share(
+    requested: str, cpus: str, own: str
+) -> None:
+    update = UpdateContainer("c", LinuxResources(requested))
+    answer = cpuset.update(update, mixing(KUBELETS_MIXED), None)
+    assert isinstance(answer, Override)
+    assert (answer.wanted.cpuset, str(answer.wanted.own)) == (cpus, own)
+
+
+def test_a_static_kubelets_mixed_container_waits_for_its_checkpoint() -> None:
+    answer = cpuset.create(whole_cpus("2-3"), static(KUBELETS_MIXED), [])
+    assert isinstance(answer, Override)
+    assert answer.wanted.cpuset == "0,2-5"
+    assert isinstance(cpuset.create(whole_cpus("4-5"), static(KUBELETS_MIXED), []), Wait)
+
+
 def test_an_update_changes_no_variable() -> None:
     snap = snapshot(containers={"c": Wanted(LinuxResources("2-3"), numa_nodes="1")})
     update = UpdateContainer("c", LinuxResources("2-3"))

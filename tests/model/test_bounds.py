@@ -47,6 +47,7 @@ OF_OBJECT, OBJECT_LIST = bounds.OBJECT_VALUE_BYTES, bounds.OBJECT_LIST_BYTES
 READERS: list[tuple[str, Read, int]] = [
     (annotations.RESOURCE_STATUS, _status, TEXT),
     (annotations.SHARED_CONTAINERS, annotations.shared_containers, WORD),
+    (annotations.MIXED_CONTAINERS, annotations.mixed_containers, WORD),
     (
         annotations.DEVICE_LOCALITY,
         lambda texts: annotations.device_locality(texts, DeviceLocality.OFF),

@@ -36,7 +36,7 @@ from agent.model.notifications import (
     PodAnnounced,
     SnapshotRequest,
 )
-from agent.model.pod.annotations import RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.pod.annotations import MIXED_CONTAINERS, RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.pod.pods import ContainerState
 from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import Snapshot
@@ -260,11 +260,19 @@ class Churn(RuleBasedStateMachine):
         claim=claims,
         notified=st.booleans(),
         sidecar=st.booleans(),
+        mixed=st.booleans(),
     )
     def create_pod(
-        self, qos: str, claim: str, notified: bool, sidecar: bool = False, guaranteed: bool = False
+        self,
+        qos: str,
+        claim: str,
+        notified: bool,
+        sidecar: bool = False,
+        guaranteed: bool = False,
+        mixed: bool = False,
     ) -> None:
-        """`sidecar`: the second container of the pod is a sidecar, which shares the pool."""
+        """`sidecar`: the second container of the pod is a sidecar, which shares the pool.
+        `mixed`: the first one runs on the pool beside its own CPUs."""
         self.pod_number += 1
         uid = f"p{self.pod_number}"
         self.host.classes[uid] = QoS(qos or "LS")
@@ -273,6 +281,8 @@ class Churn(RuleBasedStateMachine):
         annotations = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
         if sidecar:
             annotations[SHARED_CONTAINERS] = "n1"
+        if mixed:
+            annotations[MIXED_CONTAINERS] = "n0"
         self.host.make_group(parent)
         if notified:
             self.announced.add(uid)
@@ -454,8 +464,11 @@ class Churn(RuleBasedStateMachine):
         claim=claims,
         wanted=st.lists(st.integers(1, 5), min_size=1, max_size=2),
         start=st.booleans(),
+        mixed=st.booleans(),
     )
-    def kubelet_admits_pod(self, qos: str, claim: str, wanted: list[int], start: bool) -> None:
+    def kubelet_admits_pod(
+        self, qos: str, claim: str, wanted: list[int], start: bool, mixed: bool = False
+    ) -> None:
         """The kubelet assigns CPUs to a pod before its sandbox is created, also CPUs that another
         pod claims: it knows only its own assignments, and reserves CPU 0."""
         host = self.host
@@ -466,7 +479,7 @@ class Churn(RuleBasedStateMachine):
         host.static = True
         host.kubelet[f"p{self.pod_number + 1}"] = free
         host.write_kubelet()
-        self.create_pod(qos, claim, notified=True, guaranteed=True)
+        self.create_pod(qos, claim, notified=True, guaranteed=True, mixed=mixed)
         self.create_container(f"p{self.pod_number}", start=start)
 
     def unlabelled(self, uid: str) -> bool:
@@ -549,7 +562,7 @@ class Churn(RuleBasedStateMachine):
             assert wanted, f"{uid} has no CPU: {snapshot}"
             assert host.kernel.cpus[group] == CpuSet.parse(wanted)
             if uid in host.kubelet:
-                assert CpuSet.parse(wanted) == host.kubelet[uid]
+                assert snapshot.pods[uid].of(name).own == host.kubelet[uid]
         owned = {each.uid: each.cpus for each in snapshot.owners}
         effective = {group: host.kernel.effective(group) for group in host.kernel.cpus}
         assert not host.shared(effective, owned)

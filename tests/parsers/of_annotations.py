@@ -291,14 +291,17 @@ def _annotations() -> Iterator[Target]:
 
 
 def _plain_annotations() -> Iterator[Target]:
-    shared = annotations.SHARED_CONTAINERS
-    yield Target(
-        f"annotation {shared}",
-        lambda text: annotations.shared_containers({shared: text}),
-        mutations.of_text,
-        ("a, b,c", "istio-proxy"),
-        raises={AnnotationError: shared},
-    )
+    for names_key, read_names in (
+        (annotations.SHARED_CONTAINERS, annotations.shared_containers),
+        (annotations.MIXED_CONTAINERS, annotations.mixed_containers),
+    ):
+        yield Target(
+            f"annotation {names_key}",
+            lambda text, key=names_key, read=read_names: read({key: text}),
+            mutations.of_text,
+            ("a, b,c", "istio-proxy"),
+            raises={AnnotationError: names_key},
+        )
     ratio = node_annotations.CPU_NORMALIZATION_RATIO
     yield Target(
         f"annotation {ratio}",

@@ -95,6 +95,15 @@ def test_the_reason_names_the_source_of_an_owners_cpus() -> None:
     assert "policy" in only_pod(by_policy).reason
 
 
+def test_a_mixed_container_shows_both_parts() -> None:
+    mixed = Wanted(LinuxResources("0-4"), exclusive=True, shared="2-4")
+    owner = pod(QoS.LSE, "0-1", exclusive=True, containers={"main": mixed})
+    live_pod = only_pod(live_node({"u": owner}, Owner("u", "ns/a", QoS.LSE, "0-1")))
+    assert (live_pod.own, live_pod.cpus) == ("0-1", "0-4")
+    (container,) = live_pod.containers
+    assert (container.cpus, container.state) == ("0-4", "own 0-1 beside its pool")
+
+
 def test_sharers_and_pods_that_are_not_managed() -> None:
     assert only_pod(live_node({"u": pod(QoS.LS, "0-1,4-7")})).state == "shares a pool"
     assert only_pod(live_node({"u": pod(QoS.LS, None)})).state == "not managed"

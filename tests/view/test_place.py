@@ -22,6 +22,7 @@ POD = PodWanted(
         "wide": Wanted(LinuxResources("0-7"), numa_nodes="0-1"),
         "own": Wanted(LinuxResources("2-3"), exclusive=True, numa_nodes="0"),
         "kept": Wanted(),
+        "mixed": Wanted(LinuxResources("2-7"), exclusive=True, shared="4-7"),
     },
     far={"wide": FAR},
 )
@@ -34,6 +35,8 @@ def test_each_container_has_a_line_with_its_place_and_the_reason() -> None:
     assert place.as_text(shown).splitlines() == [
         "Pod ns/card on its node:",
         "  container kept: its CPUs are not Topolet's",
+        "  container mixed: CPUs 2-3 of its own and 4-7 of its pool; it has no devices that are "
+        "known here",
         "  container near: CPUs 4-7 on NUMA nodes 1; near to its devices",
         "  container own: CPUs 2-3 of its own on NUMA nodes 0; it has devices",
         f"  container wide: CPUs 0-7 on NUMA nodes 0-1; {FAR}",
@@ -41,12 +44,13 @@ def test_each_container_has_a_line_with_its_place_and_the_reason() -> None:
     ]
     printed = json.loads(place.as_json(shown))
     assert (printed["schema_version"], printed["pod"]) == (1, "ns/card")
-    assert printed["containers"][3] == {
+    assert printed["containers"][4] == {
         "name": "wide",
         "cpus": "0-7",
         "numa_nodes": "0-1",
         "exclusive": False,
         "far": FAR,
+        "shared": None,
     }
 
 

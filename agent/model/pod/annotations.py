@@ -29,6 +29,12 @@ NUMA_TOPOLOGY_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 SHARED_CONTAINERS = "topolet.io/shared-containers"
 """Topolet's annotation: names of containers, separated by commas, that do not run on the CPUs that
 their pod owns."""
+MIXED_CONTAINERS = "topolet.io/mixed-containers"
+"""Topolet's annotation: names of containers, separated by commas, that run on their pool too,
+beside the CPUs that they own."""
+CRIO_SHARED = "cpu-shared.crio.io/"
+"""CRI-O's annotation, followed by the name of a container: with `enable` this one is mixed too
+(cri-o: requestedSharedCPUs in internal/runtimehandlerhooks/high_performance_hooks_linux.go)."""
 DEVICE_LOCALITY = "topolet.io/device-locality"
 NUMA_PLACEMENT_OBSERVED = "kai.scheduler/numa-placement-observed"
 """KAI's NUMA plugin reads it. No decision does."""
@@ -371,14 +377,37 @@ def resource_status(annotations: Mapping[str, str]) -> ResourceStatus:
 def shared_containers(annotations: Mapping[str, str]) -> tuple[str, ...]:
     """The containers that stay on the shared pool (sidecars) although their pod owns CPUs, sorted.
     Raises AnnotationError."""
-    text = text_of(annotations, SHARED_CONTAINERS, bounds.POD_VALUE_BYTES)
+    return _container_names(annotations, SHARED_CONTAINERS)
+
+
+def mixed_containers(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """The containers that run on their pool too, beside the CPUs that they own, sorted. Raises
+    AnnotationError."""
+    return _container_names(annotations, MIXED_CONTAINERS)
+
+
+def _container_names(annotations: Mapping[str, str], key: str) -> tuple[str, ...]:
+    text = text_of(annotations, key, bounds.POD_VALUE_BYTES)
     if not text:
         return ()
-    found = {name.strip() for name in text.split(",")} - {""}
-    if len(found) > bounds.MAX_CONTAINERS:
-        why = f"names {len(found)} containers: at most {bounds.MAX_CONTAINERS}"
-        raise AnnotationError(SHARED_CONTAINERS, why)
-    return tuple(sorted(found))
+    names = {name.strip() for name in text.split(",")} - {""}
+    if len(names) > bounds.MAX_CONTAINERS:
+        why = f"names {len(names)} containers: at most {bounds.MAX_CONTAINERS}"
+        raise AnnotationError(key, why)
+    return tuple(sorted(names))
+
+
+def with_crio_names(annotations: Mapping[str, str]) -> Mapping[str, str]:
+    """The annotations, where MIXED_CONTAINERS has the containers of CRI-O's annotations too."""
+    names = sorted(
+        key.removeprefix(CRIO_SHARED)
+        for key, value in annotations.items()
+        if key.startswith(CRIO_SHARED) and value == "enable"
+    )
+    if not names:
+        return annotations
+    own = annotations.get(MIXED_CONTAINERS)
+    return {**annotations, MIXED_CONTAINERS: ",".join([own, *names] if own else names)}
 
 
 def _moved(

@@ -14,8 +14,10 @@ from agent.model.pod.annotations import (
     DEVICE_LOCALITY,
     EXTENDED_RESOURCE_SPEC,
     GPU_ISOLATION_PROVIDER,
+    MIXED_CONTAINERS,
     RESOURCE_STATUS,
     SHARED_CONTAINERS,
+    with_crio_names,
 )
 from agent.model.pod.qos import QOS_LABEL, KubeClass, QoS, qos_of
 from agent.model.pod.quiet import QUIET_BYTES
@@ -111,6 +113,7 @@ _MAX_LABEL_CHARACTERS: Final = 63  # of a value that the API server accepts
 ANNOTATIONS: Final = {
     RESOURCE_STATUS: bounds.POD_TEXT_BYTES,
     SHARED_CONTAINERS: bounds.POD_VALUE_BYTES,
+    MIXED_CONTAINERS: bounds.POD_VALUE_BYTES,
     EXTENDED_RESOURCE_SPEC: bounds.POD_LIST_BYTES,
     DEVICE_ALLOCATED: bounds.POD_LIST_BYTES,
     DEVICE_LOCALITY: bounds.POD_VALUE_BYTES,
@@ -137,7 +140,7 @@ def pod_metadata(
     """The metadata of a pod that decisions use."""
     return PodMetadata(
         {key: labels[key][: _MAX_LABEL_CHARACTERS + 1] for key in LABELS if key in labels},
-        bounds.kept(annotations, ANNOTATIONS),
+        bounds.kept(with_crio_names(annotations), ANNOTATIONS),
         unequal,
         batch_excess,
     )

@@ -491,6 +491,15 @@ class AgentSettings(KubeletStateSettings, frozen=True):
         ),
     ] = ""
     hold_seconds: HoldSeconds = HOLD_SECONDS
+    shrink_warning_seconds: Annotated[
+        float,
+        msgspec.Meta(
+            ge=0,
+            le=0.2,
+            description="time that a mixed container has between the warning in its file of CPUs "
+            "and the loss of CPUs, for which a new owner of these waits too, seconds; 0: none",
+        ),
+    ] = 0.1
     hook_failure_policy: HookFailurePolicy = HOOK_FAILURE_POLICY
     log_level: LogLevel = LOG_LEVEL
     log_format: LogFormatOption = LOG_FORMAT

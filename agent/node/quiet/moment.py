@@ -26,7 +26,8 @@ class QuietOwner(msgspec.Struct, frozen=True):
     """Whether no other pod runs on its CPUs: BE pods do on those of LSR pods."""
     pod: Pod
     containers: Mapping[str, CpuSet]
-    """The CPUs of each of its containers with CPUs of its own, by name."""
+    """The CPUs of each of its containers that runs on CPUs of its own alone, by name: mixed ones
+    are not here."""
 
 
 class QuietMoment(msgspec.Struct, frozen=True, dict=True):
@@ -85,11 +86,11 @@ def quiet_owners(
             if wishes.features:
                 wanted = decision.pods.get(uid)
                 containers = {
-                    each.name: CpuSet.parse(of.cpuset)
+                    each.name: of.own
                     for each in pod.containers
                     if wanted is not None
                     and (of := wanted.of(each.name)).exclusive
-                    and of.cpuset is not None
+                    and of.shared is None
                 }
                 alone = not owner.cpus & decision.be_pool
                 owners.append(

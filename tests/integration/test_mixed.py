@@ -1,0 +1,60 @@
+"""A container with CPUs of its own that runs on the pool too."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agent.model.pod.annotations import CRIO_SHARED, MIXED_CONTAINERS
+from tests.fixtures.pods import remove_pod, run_pod
+from tests.integration.harness import NO_FULL_PASS, TestNode
+from tests.waiting import eventually
+
+
+def told(node: TestNode, container: str) -> dict[str, Any]:
+    """What its process reads."""
+    pid = node.direct.container_status(container).pid
+    with open(f"/proc/{pid}/root/run/topolet/cpus", encoding="ascii") as file:
+        read: dict[str, Any] = json.load(file)
+        return read
+
+
+@pytest.mark.parametrize(
+    "annotations", [{MIXED_CONTAINERS: "main"}, {f"{CRIO_SHARED}main": "enable"}]
+)
+def test_a_mixed_container_follows_the_pool_and_is_told(
+    node: TestNode, annotations: dict[str, str]
+) -> None:
+    node.start_agent(NO_FULL_PASS)
+    node.start_proxy()
+    _, mixed = run_pod(node.proxied, node.spec("mixed", "LSR", "1", annotations=annotations))
+    pid = node.direct.container_status(mixed).pid
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        variables = file.read().split(b"\0")
+    assert {b"TOPOLET_OWN_CPUS=1", b"TOPOLET_SHARED_CPUS=0"} <= set(variables)
+    assert node.cpus(mixed) == "0-1"
+    assert node.kernel_value(mixed, "cpu", "cpu.cfs_quota_us") == "-1"
+    whole = {"cpus": "0-1", "own": "1", "shared": "0"}
+    assert told(node, mixed) == {**whole, "generation": 1}
+
+    sandbox, owner = run_pod(node.proxied, node.spec("owner", "LSE", "0"))
+    assert (node.cpus(mixed), node.cpus(owner)) == ("1", "0")
+    # The second generation was the warning.
+    assert told(node, mixed) == {"cpus": "1", "own": "1", "shared": "", "generation": 3}
+
+    node.kill_agent()
+    node.start_agent(NO_FULL_PASS)
+    assert (node.cpus(mixed), node.cpus(owner)) == ("1", "0")
+    assert node.metric("topolet_cgroup_writes_total") == 0
+    remove_pod(node.proxied, sandbox)
+    eventually("the pool has its CPU again", lambda: node.cpus(mixed) == "0-1")
+    eventually("it is told", lambda: told(node, mixed) == {**whole, "generation": 4})
+
+    node.kill_agent()
+    node.start_agent(NO_FULL_PASS)
+    assert node.cpus(mixed) == "0-1"
+    assert node.metric("topolet_cgroup_writes_total") == 0
+    assert node.metric("topolet_cpu_overlaps_total") == 0
+    assert told(node, mixed) == {**whole, "generation": 4}
