@@ -2,9 +2,9 @@
 
 The owner is a container of a private containerd with one CPU of its own, and reads the clock each
 microsecond in a busy loop (peers/jitter.c). Meanwhile processes of a service of the machine, in
-`system.slice`, ask the gateway of the network and read the disk as fast as these answer, write a
-file that the kernel's unbound threads write back, and wake up a thousand times a second, as another
-pod does. Each interrupt of a device that can be moved begins on the owner's CPU, where it may be on
+`system.slice`, ask the gateway of the network and read the disk thousands of times a second, write
+a file, which the kernel's unbound threads write back, and wake up a thousand times a second, as one
+more pod does. Each interrupt of a device that can be moved begins on the owner's CPU, where it may be on
 any machine without irqbalance. An arm is a way to keep all this from the owner:
 
 - `static`: the cpusets that the kubelet's static policy writes, without an agent or a kubelet.
@@ -68,7 +68,7 @@ ALLOWED = "smp_affinity_list"
 MOVE_SECONDS = 0.1
 SLICE = "/system.slice"
 DAEMONS = 2
-BUSY_US, IDLE_US = 300, 700
+BUSY_US, IDLE_US = 200, 800
 """Of a daemon and of the other pod."""
 CPU_SHARES = 1024
 """The weight of a container for each CPU that it requests, as the kubelet writes it."""
@@ -420,8 +420,8 @@ def told(counted: Sequence[Row]) -> Iterator[str]:
         yield f"{row['case']} counts {row['seconds']:g} s: {devices or 'none'}"
 
 
-def run(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
-    """The rows of interrupts and those of arms. Raises NoRuntimeError."""
+def run(options: argparse.Namespace) -> tuple[view.ShownQuiet, list[Row], list[Row]]:
+    """What the agent says, the rows of interrupts and those of arms. Raises NoRuntimeError."""
     if len(os.sched_getaffinity(0)) < 2:
         raise NoRuntimeError("the owner needs a CPU that nothing else needs")
     seconds = QUICK_SECONDS if options.quick else options.seconds
@@ -435,14 +435,15 @@ def run(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
         node = Node(folder, runtime, group, interrupts)
         stack.enter_context(loads(node.load, disk))
         stack.callback(interrupts.close)
-        reasons = not_measured(node.shown())
+        shown = node.shown()
+        reasons = not_measured(shown)
         arms = [name for name in ARMS if name in {PINNED, ALL, *arms} and name not in reasons]
         if options.quick:
             counted = turns = measured(node, arms, 1, seconds)
         else:
             counted = measured(node, (PINNED, ALL), 1, INTERRUPT_SECONDS)
             turns = measured(node, arms, options.turns, seconds)
-        return interrupt_rows(counted), rows(turns, reasons)
+        return shown, interrupt_rows(counted), rows(turns, reasons)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -462,7 +463,7 @@ def main() -> None:
     options = arguments(__doc__, add_arguments)
     signal(SIGTERM, end)
     try:
-        counted, table = run(options)
+        shown, counted, table = run(options)
     except NoRuntimeError as error:
         units = {INTERRUPTS: "interrupts", JITTER: "µs"}
         report(
@@ -471,7 +472,7 @@ def main() -> None:
         )
         return
     if options.output == "text":
-        for line in (*listed(table), "", *told(counted), ""):
+        for line in (view.as_text(shown), *listed(table), "", *told(counted), ""):
             print(line)
     report([*counted, *table], options.output)
 

@@ -27,7 +27,7 @@
 #include <unistd.h>
 
 enum { THREADS = 3, MIB = 1 << 20, PAGE = 4096, BATCH = 64, PACKET = 1400, CONNECTIONS = 64 };
-enum { ASK_US = 200, WRITEBACK_US = 100000 };
+enum { REST_US = 200, WRITEBACK_US = 100000 };
 
 static volatile sig_atomic_t crowded;
 
@@ -190,7 +190,7 @@ static void ask(const char *interface, const char *address) {
     for (;;) {
         if (send(file, &request, sizeof request, 0) < 0 && errno != ENOBUFS) fail("send");
         if (recv(file, &reply, sizeof reply, 0) < 0 && errno != EAGAIN) fail("recv");
-        usleep(ASK_US);
+        usleep(REST_US);
     }
 }
 
@@ -199,7 +199,7 @@ static void reads(const char *path, size_t size) {
     int file = open(path, O_RDONLY | O_DIRECT);
     void *page = aligned_alloc(PAGE, PAGE);
     if (file < 0 || !page) fail(path);
-    for (unsigned step = 0;; step += 7919)
+    for (unsigned step = 0;; step += 7919, usleep(REST_US))
         if (pread(file, page, PAGE, step % (size / PAGE) * PAGE) != PAGE) fail("pread");
 }
 
