@@ -15,7 +15,9 @@ caller.
 
 With --now it looks twice at everything that runs on the pod's node, and prints in one sentence how
 long the pod waited for CPUs in between and who had them, and in further ones who presses on its
-memory or disks or shares its cores. That needs no scheduler either.
+memory or disks or shares its cores. If the pod owns CPUs, it then lists all that still ran there:
+tasks of others, threads and interrupts of the kernel, interrupts of devices, and timers, with the
+feature of --quiet that would take each away, or why nothing can. That needs no scheduler either.
 
 With --values it prints each file of the pod's cgroups that has a value of Topolet, and what decides
 about it: the strategy or annotation, where that comes from, and what it says; and whether the agent
@@ -27,6 +29,8 @@ strategies that the agent of this node follows, and where each one comes from, a
 node colocation` what it does by them, why BE pods have the CPU that they have, and which pod would
 be evicted next; `topolet explain node dra` prints the devices that the agent of this node has for
 ResourceClaims, which claims have their CPUs, and why something is not offered or not given.
+`topolet explain node quiet` prints what leaves the CPUs of owners, and then, as --now, all that
+still ran on the CPUs of each owner; those that ask for quiet CPUs are the first.
 
 Exit code 0: the pod gets a node, or its place is known; 1: it gets none; 2: it can't be explained.
 """
@@ -58,6 +62,7 @@ from agent.view import explanation as explanation_view
 from agent.view import format
 
 if TYPE_CHECKING:
+    from agent.view.disturbers import DisturbedOwner
     from agent.view.dra import ShownDra
     from agent.view.evictions import ShownEvictions
 
@@ -110,8 +115,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="anywhere",
         choices=("anywhere", "here"),
-        help="who disturbs the pod now: takes its CPUs, presses on its memory or disks, or shares "
-        "its cores; here: only if it is this node",
+        help="who disturbs the pod now: takes its CPUs, presses on its memory or disks, shares its "
+        "cores, or runs on CPUs that it owns; here: only if it is this node",
     )
     parser.add_argument(
         "--values",
@@ -226,20 +231,34 @@ def _colocation(arguments: argparse.Namespace, settings: ExplainSettings) -> int
 
 
 def _quiet(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
-    """Prints what leaves the CPUs of owners. Returns the exit code. Raises ExplainError and
-    OSError."""
+    """Prints what leaves the CPUs of owners, and what still runs there. Returns the exit code.
+    Raises ExplainError and OSError."""
+    from agent.cgroup.hierarchy import CgroupError
+    from agent.node import contention, disturbers
+    from agent.rpc.grpc import RpcError
+    from agent.view import disturbers as view
     from agent.view import quiet
 
     path = os.path.join(settings.state_dir, quiet.QUIET_FILE)
+    shown = None
     try:
         shown = quiet.read(path)
     except FileNotFoundError:
-        raise ExplainError(
-            "the agent of this node quiets no CPUs: it does with --quiet=act or observe"
-        ) from None
+        pass
     except JsonError as error:
         raise ExplainError(f"{path}: {error}") from None
-    return _printed((quiet.as_json if arguments.output == "json" else quiet.as_text)(shown))
+    disturbed: tuple[DisturbedOwner, ...] = ()
+    unseen = ""
+    try:
+        disturbed = disturbers.disturbed_now(settings, shown, contention.NOW_SECONDS)
+    except (CgroupError, RpcError) as error:
+        unseen = str(error)
+    if shown is None and not (disturbed or unseen):
+        raise ExplainError(
+            "the agent of this node quiets no CPUs: it does with --quiet=act or observe"
+        )
+    now = view.quiet_now(shown, disturbed, unseen)
+    return _printed(quiet.as_json(now) if arguments.output == "json" else view.as_text(now))
 
 
 def _dra(arguments: argparse.Namespace, settings: ExplainSettings) -> int:

@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 
 from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
-from agent.cri.client import Cri
 from agent.discover.cpus import TopologyView
 from agent.host import files
 from agent.host.daemon import Periodic
@@ -24,9 +23,15 @@ from agent.model.bounds import JsonError
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Pod
-from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
-from agent.node.runtime_view import CgroupLocator, RuntimeView
+from agent.node.disturbers import (
+    OwnersWatch,
+    disturbed_owners,
+    looked_owners,
+    owners_of_node,
+    quiet_of_node,
+    runtime_pods,
+)
 from agent.node.usage import CgroupUse, party_of, sampled_pod
 from agent.usage import WAITS_FILE
 from agent.usage.contention import (
@@ -61,6 +66,7 @@ from agent.view.contention import (
     shown_pressure,
     shown_sharing,
 )
+from agent.view.disturbers import DisturbedOwner
 
 log = logging.getLogger(__name__)
 
@@ -342,7 +348,7 @@ def seen(
 def disturbance_now(settings: RestoreSettings, title: str) -> Disturbance | None:
     """What disturbs a pod of this node in the next NOW_SECONDS; None if the runtime does not have
     the pod. Raises CgroupError, DiscoveryError and RpcError."""
-    pods, now = _look(settings, 0.0)
+    pods, now, own_cpus = _look(settings, 0.0, title)
     of_pod = next((pod for pod in pods if pod.name == title), None)
     if of_pod is None:
         return None
@@ -350,7 +356,7 @@ def disturbance_now(settings: RestoreSettings, title: str) -> Disturbance | None
     disturbance = now.disturbance(of_pod, last.usual.get(title))
     # The driver of the cards is the agent's alone.
     cards = tuple(card for card in last.cards if card.pod == title)
-    return msgspec.structs.replace(disturbance, cards=cards)
+    return msgspec.structs.replace(disturbance, cards=cards, own_cpus=own_cpus)
 
 
 def waits_of_node(settings: RestoreSettings) -> NodeWaits:
@@ -359,7 +365,7 @@ def waits_of_node(settings: RestoreSettings) -> NodeWaits:
     last = _last(settings)
     if abs(time.time() - last.at) < _RECENT_SECONDS:
         return last
-    pods, now = _look(settings, SHORT)
+    pods, now, _ = _look(settings, SHORT)
     return NodeWaits.of(time.time(), now, {}, _longest(now, pods, {}))
 
 
@@ -370,17 +376,28 @@ def _last(settings: RestoreSettings) -> NodeWaits:
         return NodeWaits()
 
 
-def _look(settings: RestoreSettings, least: float) -> tuple[list[Party], Seen]:
-    cri = Cri(options.socket_path(settings.runtime_endpoint))
+def _look(
+    settings: RestoreSettings, least: float, title: str = ""
+) -> tuple[list[Party], Seen, DisturbedOwner | None]:
+    """The pods, what was seen in NOW_SECONDS, and what disturbed the pod with this title on the
+    CPUs that it owns; None if it owns none.
+
+    `least`: waits that are shorter, in seconds of each second, are left out."""
+    hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
     try:
-        hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
-        pods = RuntimeView(cri, CgroupLocator(hierarchy)).observe().pods
-    finally:
-        cri.close()
-    try:
+        pods = runtime_pods(settings, hierarchy)
         topology = TopologyView(settings.root).topology()
         groups = CgroupTasks(Controllers(settings.cgroup_root, hierarchy.handles), hierarchy)
         lookout, looked = Lookout(settings.root, groups), looked_pods(pods)
+        owners = looked_owners(
+            (
+                owner
+                for owner in (owners_of_node(settings.state_dir) if title else ())
+                if any(owner.is_of(pod.uid) for pod in pods if pod.title == title)
+            ),
+            pods,
+        )
+        watch = OwnersWatch(settings.root, hierarchy) if owners else None
         lookout.look(looked)
         before = _moment_now(settings, groups, pods, looked)
         interval = None
@@ -388,8 +405,13 @@ def _look(settings: RestoreSettings, least: float) -> tuple[list[Party], Seen]:
             time.sleep(NOW_SECONDS)
             interval = lookout.look(looked)
         now = _moment_now(settings, groups, pods, looked)
+        disturbed: tuple[DisturbedOwner, ...] = ()
+        if watch is not None:
+            disturbed = disturbed_owners(
+                watch.disturbers(owners, pods), quiet_of_node(settings.state_dir)
+            )
         parties = [pod.party for pod in looked]
-        return parties, seen(
+        of_pods = seen(
             interval,
             siblings(topology),
             before,
@@ -397,6 +419,7 @@ def _look(settings: RestoreSettings, least: float) -> tuple[list[Party], Seen]:
             least=least,
             most=_MOST_PODS if least else None,
         )
+        return parties, of_pods, disturbed[0] if disturbed else None
     finally:
         hierarchy.close()
 

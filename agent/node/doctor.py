@@ -51,6 +51,7 @@ from agent.node import (
     node_findings,
     nri_guard,
     own_processes,
+    quiet_findings,
 )
 from agent.node.drift import Finding, ObservedContainer
 from agent.node.kubelet_view import CpuManagerStateView
@@ -190,6 +191,7 @@ def examine(settings: KubeletStateSettings) -> Examination:
         seen, groups, facts["runtime"], listed = _containers(settings, snapshot, given, hierarchy)
         wrong |= node_findings.of_groups(groups)
         wrong |= koordlet_findings.find(settings, hierarchy, listed, kubelet.configuration)
+        wrong |= quiet_findings.find(settings, listed.pods)
         facts["cgroup_driver"] = node_findings.driver_of(groups)
         with contextlib.suppress(DiscoveryError):  # then the agent is not ready
             if waits := contention.finding(contention.waits_of_node(settings)):

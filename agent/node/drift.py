@@ -216,19 +216,31 @@ def members(hierarchy: Hierarchy) -> Callable[[str], Sequence[int]]:
     none without a procfs. The function raises CgroupError."""
     if own_numbers(hierarchy.proc):
         return hierarchy.processes
-    own = own_root(hierarchy)
+    of_process = group_reader(hierarchy)
     pids: Sequence[int] = ()
-    if own:
-        with contextlib.suppress(OSError):  # no procfs: the processes are not known
-            pids = processes.pids(hierarchy.proc)
+    with contextlib.suppress(OSError):  # no procfs: the processes are not known
+        pids = processes.pids(hierarchy.proc)
     by_group: dict[str, list[int]] = {}
     for pid in pids:
-        with contextlib.suppress(ProcessGoneError, UnreadableError):
+        if (group := of_process(pid)) is not None:
+            by_group.setdefault(group, []).append(pid)
+    return lambda group: by_group.get(group, ())
+
+
+def group_reader(hierarchy: Hierarchy) -> Callable[[int], str | None]:
+    """Returns a function from a process of the hierarchy's procfs to its group, also where this
+    process is in another cgroup namespace; None for one that has ended or is outside."""
+    own = own_root(hierarchy)
+
+    def of_process(pid: int) -> str | None:
+        try:
             with Process(hierarchy.proc, pid) as process:
                 group = of_cpuset(process.groups())
-            if group and own and (full := absolute(group, own)):
-                by_group.setdefault(full, []).append(pid)
-    return lambda group: by_group.get(group, ())
+        except (ProcessGoneError, UnreadableError):
+            return None
+        return absolute(group, own) if group and own else None
+
+    return of_process
 
 
 def observed(

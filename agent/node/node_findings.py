@@ -67,6 +67,11 @@ class NodeCode(enum.StrEnum):
     DEVICE_PLUGIN = "device-plugin-offers-devices"
     STRATEGIES = "strategies-invalid"
     DISTURBED = "pods-disturbed"
+    QUIET_PARTITION = "quiet-partition-invalid"
+    QUIET_INTERRUPTS = "quiet-interrupts-remain"
+    QUIET_TASKS = "quiet-tasks-remain"
+    QUIET_IRQBALANCE = "irqbalance-not-told"
+    QUIET_BOOT = "boot-options-unused"
     LEFT_DANGER = "koordlet-left-danger"
     LEFT_QUOTAS = "koordlet-left-quotas"
     LEFT_CPUS = "koordlet-left-cpus"
@@ -157,6 +162,17 @@ REMEDIES: Final = {
     "force instead",
     NodeCode.DISTURBED: "move or limit what disturbs these pods, give them CPUs of their own or "
     "more of them, or raise their quota (docs/usage.md)",
+    NodeCode.QUIET_PARTITION: "read the kernel's reason (docs/quiet-cpus.md): another group has "
+    "these CPUs, or one above is no partition; the agent tries it again each second",
+    NodeCode.QUIET_INTERRUPTS: "leave interrupts that the kernel manages, or boot with "
+    "isolcpus=managed_irq; topolet explain node quiet names those that the kernel refused to move",
+    NodeCode.QUIET_TASKS: "read why host-slices or partitions could not move them (topolet explain "
+    "node quiet); a process outside of units is moved by its administrator",
+    NodeCode.QUIET_IRQBALANCE: "let the agent reach irqbalance's socket, or start irqbalance with "
+    "IRQBALANCE_BANNED_CPULIST or not at all (docs/quiet-cpus.md)",
+    NodeCode.QUIET_BOOT: "give these CPUs to owners with quiet CPUs, or remove them from the "
+    "kernel's command line: pods that share them run without load balancing, or pay for a tick "
+    "that can stop",
     NodeCode.LEFT_DANGER: f"write 0 there, or {_TAKE_OVER}: one kill would end every pod of the "
     "class, or a kubelet would not start again",
     NodeCode.LEFT_QUOTAS: _TAKE_OVER,
@@ -185,6 +201,10 @@ WARNINGS: Final = frozenset(
         NodeCode.DEVICE_PLUGIN,
         NodeCode.STRATEGIES,
         NodeCode.DISTURBED,
+        NodeCode.QUIET_INTERRUPTS,
+        NodeCode.QUIET_TASKS,
+        NodeCode.QUIET_IRQBALANCE,
+        NodeCode.QUIET_BOOT,
         NodeCode.LEFT_QUOTAS,
         NodeCode.LEFT_CPUS,
         NodeCode.LEFT_PRIORITIES,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -79,13 +79,28 @@ def cpu_times(stat: str) -> dict[int, CpuTimes]:
 _FIELDS: Final = 8
 
 
-def counts(table: str) -> dict[str, dict[int, int]]:
-    """The counts by name and CPU, without zeros, from the text of /proc/interrupts or
+class CounterLine(NamedTuple):
+    """A line of /proc/interrupts or /proc/softirqs."""
+
+    number: str
+    """Of an interrupt of a device; else the short name of a kind."""
+    name: str
+    """The device of a numbered interrupt, the text about one of the kernel, or the kind of a
+    softirq."""
+
+    @property
+    def is_of_device(self) -> bool:
+        """Whether it is no interrupt of the kernel or of each CPU, such as that of a timer."""
+        return self.number.isdecimal() and not self.name.startswith(_CPUS_OWN)
+
+
+def counts(table: str) -> dict[CounterLine, dict[int, int]]:
+    """The counts by line and CPU, without zeros, from the text of /proc/interrupts or
     /proc/softirqs: the first line names the CPUs, the others begin with a number or a kind, and
     end in the names of devices."""
     head, *lines = table.splitlines() or [""]
     cpus = [int(word[3:]) for word in head.split() if word[3:].isdecimal()]
-    by_name: dict[str, dict[int, int]] = {}
+    by_line: dict[CounterLine, dict[int, int]] = {}
     for line in lines[:_MAX_LINES]:
         number, _, columns = line.partition(":")
         words = columns.split(None, len(cpus))
@@ -93,23 +108,22 @@ def counts(table: str) -> dict[str, dict[int, int]]:
         if len(values) < len(cpus) or not all(value.isdecimal() for value in values):
             continue  # such as ERR, which has one number for all CPUs
         tail = words[len(cpus)] if len(words) > len(cpus) else ""
-        of_name = by_name.setdefault(_name(number.strip(), tail), {})
-        for cpu, value in zip(cpus, values, strict=True):
-            if value != "0":
-                of_name[cpu] = of_name.get(cpu, 0) + int(value)
-    return by_name
+        number = number.strip()
+        by_line[CounterLine(number, _name(number, tail))] = {
+            cpu: int(value) for cpu, value in zip(cpus, values, strict=True) if value != "0"
+        }
+    return by_line
 
 
 def _name(number: str, tail: str) -> str:
-    """The device of a numbered interrupt, the text about one of the kernel, or the kind of a
-    softirq."""
     if not number.isdecimal():
         return tail.strip() or number
     if _OF_EACH_CPU.match(tail):
-        return f"CPU's {tail.split()[-1]}"
+        return f"{_CPUS_OWN}{tail.split()[-1]}"
     return device(tail.split()[-1]) if tail.split() else f"interrupt {number}"
 
 
+_CPUS_OWN: Final = "CPU's "
 _OF_EACH_CPU: Final = re.compile(r"GIC\S*\s+(?:1[6-9]|2\d|3[01])\s+(?:Level|Edge)\s+\S")
 """On Arm the interrupts that each CPU has for itself, as that of its timer, are numbered too (GIC:
 private peripheral interrupts)."""
@@ -236,8 +250,18 @@ _CPU: Final = 12
 
 
 def _since(before: str, now: str) -> dict[int, dict[str, int]]:
-    """By CPU and name, the counts between the tables of two moments. Most lines of a large machine
-    do not change; they are not parsed."""
+    """By CPU and name, the counts between the tables of two moments."""
+    numbers: dict[int, dict[str, int]] = {}
+    for line, by_cpu in counts_since(before, now).items():
+        for cpu, number in by_cpu.items():
+            of_cpu = numbers.setdefault(cpu, {})
+            of_cpu[line.name] = of_cpu.get(line.name, 0) + number
+    return numbers
+
+
+def counts_since(before: str, now: str) -> dict[CounterLine, dict[int, int]]:
+    """By line and CPU, the counts between the tables of two moments, without zeros. Most lines of a
+    large machine do not change; they are not parsed."""
     (head_before, *lines_before), (head, *lines) = (
         text.splitlines() or [""] for text in (before, now)
     )
@@ -247,12 +271,17 @@ def _since(before: str, now: str) -> dict[int, dict[str, int]]:
         "\n".join((head_before, *(line for line in lines_before if line not in same)))
     )
     counts_now = counts("\n".join((head, *(line for line in lines if line not in same))))
-    numbers: dict[int, dict[str, int]] = {}
-    for name, of_cpus in counts_now.items():
-        for cpu, number in of_cpus.items():
-            if (since := number - counts_before.get(name, {}).get(cpu, 0)) > 0:
-                numbers.setdefault(cpu, {})[name] = since
-    return numbers
+    differences: dict[CounterLine, dict[int, int]] = {}
+    for line, of_cpus in counts_now.items():
+        of_before = counts_before.get(line, {})
+        grown = {
+            cpu: since
+            for cpu, number in of_cpus.items()
+            if (since := number - of_before.get(cpu, 0)) > 0
+        }
+        if grown:
+            differences[line] = grown
+    return differences
 
 
 class InterruptCounters:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Protocol
@@ -18,7 +17,7 @@ from agent.usage.interrupts import (
     taken,
 )
 from agent.usage.sampler import SYSTEM_SLICE, SampledPod, unit_groups
-from agent.usage.schedstat import Delays, KernelThread, Schedstat
+from agent.usage.schedstat import Delays, KernelThread, Schedstat, queue_name
 from agent.usage.waits import Throttling
 
 _MAX_GROUPS: Final = 512
@@ -243,8 +242,4 @@ def _party(thread: KernelThread, softirqs: Mapping[int, str]) -> Party:
     if thread.name.startswith(_SOFTIRQ_THREAD):
         cpu = next(iter(thread.cpus), -1)
         return Party(PartyKind.INTERRUPTS, softirqs.get(cpu, thread.name))
-    return Party(PartyKind.KERNEL_THREAD, _WORKER.sub(r"\1-", thread.name).rstrip("-"))
-
-
-_WORKER: Final = re.compile(r"(kworker/u?\d+):\d+H?[-+]?")
-"""A kernel names a worker with the queue that it works (+) or has worked for (-)."""
+    return Party(PartyKind.KERNEL_THREAD, queue_name(thread.name))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -30,6 +31,8 @@ class ThreadTimes(msgspec.Struct, frozen=True):
     ran_seconds: float
     delay_seconds: float
     """How long it could have run and did not."""
+    runs: int = 0
+    """How often a CPU began to run it."""
 
 
 class KernelThread(msgspec.Struct, frozen=True):
@@ -38,12 +41,22 @@ class KernelThread(msgspec.Struct, frozen=True):
     """Where it may run."""
 
 
+def queue_name(thread: str) -> str:
+    """The name of a kernel thread; that of a worker has its CPU or pool and its queue, since a
+    worker is named with the queue that it works (+) or has worked for (-)."""
+    return _WORKER.sub(r"\1-", thread).rstrip("-")
+
+
+_WORKER: Final = re.compile(r"(kworker/u?\d+):\d+H?[-+]?")
+
+
 def thread_times(schedstat: str) -> ThreadTimes | None:
     """From the text of a schedstat file; None for a text of another form."""
     words = schedstat.split()
-    if len(words) < _FIELDS or not (words[0].isdecimal() and words[1].isdecimal()):
+    if len(words) < _FIELDS or not all(word.isdecimal() for word in words[:_FIELDS]):
         return None
-    return ThreadTimes(int(words[0]) * _SECONDS, int(words[1]) * _SECONDS)
+    ran, delay, runs = map(int, words[:_FIELDS])
+    return ThreadTimes(ran * _SECONDS, delay * _SECONDS, runs)
 
 
 _FIELDS: Final = 3

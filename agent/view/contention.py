@@ -10,6 +10,8 @@ import msgspec
 
 from agent.usage.contention import CoreSharing, CpuWait, Party, PartyKind
 from agent.usage.pressure import MEMORY, CacheUse, Pressure, SharedCard
+from agent.view import disturbers
+from agent.view.disturbers import DisturbedOwner
 from agent.view.format import printable, printable_json
 
 SCHEMA_VERSION: Final = 1
@@ -86,6 +88,8 @@ class Disturbance(msgspec.Struct, frozen=True):
     cards: tuple[SharedCard, ...] = ()
     caches: tuple[CacheUse, ...] = ()
     """Of the whole machine: which pods are in a group of resctrl is not known here."""
+    own_cpus: DisturbedOwner | None = None
+    """What disturbs it on the CPUs that it owns; None if it owns none, or nobody looked."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -165,7 +169,8 @@ def sentences(of: Disturbance, *, also_without_wait: bool = True) -> list[str]:
 
 
 def as_text(of: Disturbance) -> str:
-    return "".join(f"{line}\n" for line in sentences(of))
+    own = () if of.own_cpus is None else disturbers.lines(of.own_cpus)
+    return "".join(f"{line}\n" for line in (*sentences(of), *own))
 
 
 def as_json(of: Disturbance) -> str:

@@ -50,6 +50,8 @@ def read(path: str) -> ShownQuiet:
 def as_text(quiet: ShownQuiet) -> str:
     """A line for each feature, then the owners."""
     lines = ["Quiet CPUs on this node:", *features.lines(quiet.features)]
+    if not quiet.features:
+        lines = ["The agent of this node quiets no CPUs: it does with --quiet=act or observe."]
     lines += ["Owners that ask for them:"] if quiet.owners else ["No owner asks for them."]
     lines += [
         f"  {owner.title}  CPUs {owner.cpus}  {', '.join(owner.features)}" for owner in quiet.owners

@@ -14,6 +14,14 @@ from tests.fixtures.pods import run_pod
 from tests.integration.harness import TestNode, kernel_group
 from tests.waiting import eventually
 
+STRANGER = """
+import os
+os.sched_setaffinity(0, [1])
+with open("/proc/self/comm", "w") as comm:
+    comm.write("stranger")
+while True:
+    pass
+"""
 CONTROLLERS = ("cpu", "cpuacct", "cpuset")
 
 
@@ -35,6 +43,16 @@ def spin_in(node: TestNode, container: str) -> subprocess.Popen[bytes]:
     return process
 
 
+def explained(node: TestNode, *words: str) -> dict[str, Any]:
+    done = node.run_cli(
+        *("explain", *words, "--output=json", f"--state-dir={node.state}"),
+        f"--runtime-endpoint=unix://{node.containerd.socket}",
+    )
+    assert done.returncode == 0, done.stderr
+    body: dict[str, Any] = json.loads(done.stdout)
+    return body
+
+
 def test_the_neighbour_on_the_same_cpus_is_named(
     node: TestNode, spinning: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -46,12 +64,7 @@ def test_the_neighbour_on_the_same_cpus_is_named(
     spinning += [spin_in(node, container) for container in (owner, api, *[hog] * 4)]
 
     def now(name: str) -> dict[str, Any]:
-        done = node.run_cli(
-            *("explain", name, "--now=here", "--output=json", f"--state-dir={node.state}"),
-            f"--runtime-endpoint=unix://{node.containerd.socket}",
-        )
-        assert done.returncode == 0, done.stderr
-        cpu: dict[str, Any] = json.loads(done.stdout)["cpu"]
+        cpu: dict[str, Any] = explained(node, name, "--now=here")["cpu"]
         return cpu
 
     waits = now("api")
@@ -71,3 +84,28 @@ def test_the_neighbour_on_the_same_cpus_is_named(
     )
     texts = {finding["code"]: finding["text"] for finding in json.loads(done.stdout)["node"]}
     assert "default/api waited " in texts["pods-disturbed"]
+
+
+def test_all_that_runs_on_the_cpus_of_an_owner_is_named(
+    node: TestNode, spinning: list[subprocess.Popen[bytes]]
+) -> None:
+    node.start_agent()
+    _, owner = run_pod(node.direct, node.spec("owner", "LSE", "1"))
+    _, api = run_pod(node.direct, node.spec("api", "LS"))
+    eventually("the pool has one CPU", lambda: (node.cpus(api), node.cpus(owner)) == ("0", "1"))
+    spinning += [spin_in(node, owner), spin_in(node, api)]
+    spinning.append(subprocess.Popen([sys.executable, "-c", STRANGER]))
+
+    own_cpus = explained(node, "owner", "--now=here")["own_cpus"]
+    assert (own_cpus["pod"], own_cpus["cpus"]) == ("default/owner", "1")
+    ran = {one["name"]: one["microseconds"] for one in own_cpus["disturbers"]}
+    assert ran["stranger"] > 10_000
+    assert not {"default/owner", "default/api"} & ran.keys(), "its own, and one on another CPU"
+    assert {one["cpus"] for one in own_cpus["disturbers"]} == {"1"}
+    assert "ticks" in {one["kind"] for one in own_cpus["disturbers"]}
+    assert explained(node, "api", "--now=here")["own_cpus"] is None
+
+    [owner_of_node] = explained(node, "node", "quiet")["disturbed"]
+    assert owner_of_node["pod"] == "default/owner"
+    remedies = {advice["remedy"]: advice["text"] for advice in owner_of_node["advice"]}
+    assert "it is off on this node" in remedies["interrupts"]

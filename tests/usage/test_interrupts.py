@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from agent.usage.interrupts import (
+    CounterLine,
     CpuTimes,
     Interface,
     InterruptCounters,
@@ -119,7 +120,11 @@ def test_the_timers_of_arm_are_no_device() -> None:
 
     before, now = at(0, 0, 0, 0.0), at(900, 100, 10, 0.5)
     assert taken(before, now).seconds == {"nvme0": {0: 0.5}}
-    assert counts(now.interrupts).keys() == {"CPU's arch_timer", "nvme0", "uart"}
+    assert {(line.name, line.is_of_device) for line in counts(now.interrupts)} == {
+        ("CPU's arch_timer", False),
+        ("nvme0", True),
+        ("uart", True),
+    }
 
 
 def test_packets_by_cpu() -> None:
@@ -148,7 +153,10 @@ def test_the_queue_is_not_part_of_the_device(action: str, name: str) -> None:
 
 def test_torn_lines_are_left_out() -> None:
     text = table(" 24:   10", " 25:   x   1  PCI  a", " 26:   1   2", "garbage", "NMI: 1 2 Name it")
-    assert counts(text) == {"interrupt 26": {0: 1, 1: 2}, "Name it": {0: 1, 1: 2}}
+    assert counts(text) == {
+        CounterLine("26", "interrupt 26"): {0: 1, 1: 2},
+        CounterLine("NMI", "Name it"): {0: 1, 1: 2},
+    }
     assert counts("") == {}
     assert cpu_times("cpu0 1 2 3\ncpu1 1 2 3 4 5 x 7 8\ncpu 1 2 3 4 5 6 7 8\nintr 1") == {}
 

@@ -1,0 +1,119 @@
+"""What still disturbs owners that ask for quiet CPUs, as findings of the doctor. Changes
+nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from agent.cgroup.hierarchy import CgroupError, Controllers, Handles
+from agent.host.files import Tree
+from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.pod.pods import Pod
+from agent.model.settings.agent import RestoreSettings
+from agent.model.settings.feature_modes import FeatureMode
+from agent.node.disturbers import disturbed_now, quiet_of_node
+from agent.node.node_findings import NodeCode
+from agent.usage.disturbers import DisturberKind, Remedy
+from agent.view.disturbers import DisturbedOwner, sentence
+from agent.view.quiet import ShownQuiet, ShownQuietOwner
+
+LOOK_SECONDS: Final = 1.0
+"""How long the doctor looks at the CPUs of owners that ask for quiet ones."""
+_NAMED: Final = 5
+_PARTITION: Final = "cpuset.cpus.partition"
+_BOOT: Final = {
+    "isolcpus": "sys/devices/system/cpu/isolated",
+    "nohz_full": "sys/devices/system/cpu/nohz_full",
+}
+"""The CPUs of options of the kernel's command line."""
+
+
+def find(settings: RestoreSettings, pods: Iterable[Pod]) -> dict[NodeCode, str]:
+    """Nothing on a node without owners for which a feature acts. Raises CgroupError and RpcError.
+
+    `pods`: are those of the runtime."""
+    quiet = quiet_of_node(settings.state_dir)
+    acting = _acting(quiet) if quiet else {}
+    if not acting:
+        return {}
+    texts = dict(of_owners(disturbed_now(settings, quiet, LOOK_SECONDS), acting))
+    controllers = Controllers(settings.cgroup_root, Handles(0))
+    isolated = {title for title, features in acting.items() if "partitions" in features}
+    texts[NodeCode.QUIET_PARTITION] = [
+        *invalid_partitions(controllers, (pod for pod in pods if pod.title in isolated))
+    ]
+    own = union(CpuSet.parse(owner.cpus) for owner in quiet.owners) if quiet else EMPTY
+    texts[NodeCode.QUIET_BOOT] = [*wasted(Tree(settings.root), own)]
+    return {code: _some(of_code) for code, of_code in texts.items() if of_code}
+
+
+def _acting(quiet: ShownQuiet) -> Mapping[str, frozenset[str]]:
+    """By title, the features that act for an owner; without owners for which none does."""
+    act = frozenset(feature.name for feature in quiet.features if feature.mode is FeatureMode.ACT)
+
+    def of_owner(owner: ShownQuietOwner) -> frozenset[str]:
+        return act.intersection(owner.features)
+
+    return {owner.title: of_owner(owner) for owner in quiet.owners if of_owner(owner)}
+
+
+def of_owners(
+    owners: Iterable[DisturbedOwner], acting: Mapping[str, frozenset[str]]
+) -> dict[NodeCode, list[str]]:
+    """What disturbs owners although a feature that would take it away acts.
+
+    `acting`: has by title the features that act for an owner."""
+    interrupts: list[str] = []
+    tasks: list[str] = []
+    for owner in owners:
+        features = acting.get(owner.pod, frozenset())
+        for one in owner.disturbers:
+            if one.kind is DisturberKind.INTERRUPTS and one.remedy in features:
+                interrupts.append(f"{owner.pod}: {sentence(one)}")
+            elif one.kind is DisturberKind.TASKS and one.remedy in features:
+                tasks.append(f"{owner.pod}: {sentence(one)}")
+        allowed = sum(
+            advice.allowed
+            for advice in owner.advice
+            if advice.remedy in _OF_TASKS and advice.remedy in features
+        )
+        if allowed:
+            tasks.append(f"{owner.pod}: {allowed} threads of others may run on CPUs {owner.cpus}")
+    return {NodeCode.QUIET_INTERRUPTS: interrupts, NodeCode.QUIET_TASKS: tasks}
+
+
+_OF_TASKS: Final = (Remedy.HOST_SLICES, Remedy.PARTITIONS)
+
+
+def invalid_partitions(controllers: Controllers, pods: Iterable[Pod]) -> Iterator[str]:
+    """The partitions of these pods that the kernel does not honour, with its reason."""
+    for pod in pods:
+        for container in pod.containers:
+            if container.group is None or container.virtual:
+                continue
+            with contextlib.suppress(CgroupError):  # it has just ended
+                state = controllers.read(container.group, _PARTITION) or ""
+                if "invalid" in state:
+                    yield f"{pod.title} {container.name}: {state}"
+
+
+def wasted(tree: Tree, own: CpuSet) -> Iterator[str]:
+    """The CPUs that the boot line takes from the scheduler or its tick, and that no owner with
+    quiet CPUs has.
+
+    `own`: are those that owners have."""
+    for option, path in _BOOT.items():
+        try:
+            cpus = CpuSet.parse(tree.text(path) or "") - own
+        except CpuSetError:  # `(null)` without the option
+            continue
+        if cpus:
+            yield f"{option}= covers CPUs {cpus}"
+
+
+def _some(texts: list[str]) -> str:
+    """The first of them, and the number of the others."""
+    more = len(texts) - _NAMED
+    return "; ".join((*texts[:_NAMED], *([f"and {more} more"] if more > 0 else ())))

@@ -1,0 +1,122 @@
+"""What doctor says about owners that ask for quiet CPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.cgroup.hierarchy import Controllers
+from agent.host.files import Tree
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.pods import Container, ContainerState
+from agent.model.settings.agent import RestoreSettings
+from agent.model.settings.feature_modes import FeatureMode
+from agent.node import quiet_findings
+from agent.node.node_findings import NodeCode
+from agent.node.quiet_findings import invalid_partitions, of_owners, wasted
+from agent.usage.contention import Party, PartyKind
+from agent.usage.disturbers import Disturber, DisturberKind, Disturbers, LookedOwner, Remedy
+from agent.view.disturbers import DisturbedOwner, shown
+from agent.view.features import ShownFeature
+from agent.view.quiet import QUIET_FILE, ShownQuiet, ShownQuietOwner
+from tests.builders import pod
+
+OWN = CpuSet.parse("2-3")
+CRON = Party(PartyKind.UNIT, "system.slice/cron.service")
+DISK = Disturber(DisturberKind.INTERRUPTS, "nvme0", Remedy.INTERRUPTS, OWN, 12.0, numbers=(24,))
+TASK = Disturber(DisturberKind.TASKS, CRON.name, Remedy.HOST_SLICES, OWN, 1.0, CRON, 0.1, threads=2)
+TICK = Disturber(DisturberKind.TICKS, "Local timer interrupts", Remedy.TICKS, OWN, 250.0)
+
+
+def disturbed() -> list[DisturbedOwner]:
+    owner = LookedOwner("ns/trader", OWN, frozenset())
+    seen = Disturbers(owner, 1.0, (TASK, DISK, TICK), allowed={Remedy.PARTITIONS: 7})
+    return [shown(seen, None, ())]
+
+
+@pytest.mark.parametrize(
+    ("acting", "interrupts", "tasks"),
+    [
+        (["interrupts"], ["ns/trader: nvme0 (IRQ 24): 12 a second on CPUs 2-3"], []),
+        (
+            ["host-slices"],
+            [],
+            [
+                "ns/trader: system.slice/cron.service, 2 threads: 100 ms of each second, 1 run a "
+                "second on CPUs 2-3"
+            ],
+        ),
+        (["partitions"], [], ["ns/trader: 7 threads of others may run on CPUs 2-3"]),
+        (["c-states"], [], []),
+    ],
+    ids=["interrupts", "host-slices", "partitions", "none-of-these"],
+)
+def test_only_what_a_feature_should_have_taken_away_is_a_finding(
+    acting: list[str], interrupts: list[str], tasks: list[str]
+) -> None:
+    assert of_owners(disturbed(), {"ns/trader": frozenset(acting)}) == {
+        NodeCode.QUIET_INTERRUPTS: interrupts,
+        NodeCode.QUIET_TASKS: tasks,
+    }
+    assert not any(of_owners(disturbed(), {"ns/other": frozenset(acting)}).values())
+
+
+def test_an_invalid_partition_is_told_with_the_reason(tmp_path: Path) -> None:
+    states = {
+        "valid": "isolated",
+        "member": "member",
+        "invalid": "isolated invalid (Cpu list in cpuset.cpus not exclusive)",
+    }
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
+    (tmp_path / "cpuset.cpus.effective").write_text("0-3\n")
+    for name, state in states.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cpuset.cpus.partition").write_text(f"{state}\n")
+    containers = tuple(
+        Container(name, name, ContainerState.RUNNING, f"/{name}") for name in (*states, "gone")
+    )
+    told = invalid_partitions(Controllers(str(tmp_path)), [pod("a", containers=containers)])
+    assert [*told] == [f"ns/a invalid: {states['invalid']}"]
+
+
+@pytest.mark.parametrize(
+    ("isolated", "nohz_full", "texts"),
+    [
+        ("2-5", "(null)", ["isolcpus= covers CPUs 4-5"]),
+        ("", "2-3", []),
+        ("2", "1-2", ["nohz_full= covers CPUs 1"]),
+        (None, None, []),
+    ],
+)
+def test_boot_options_for_cpus_that_no_quiet_owner_has(
+    tmp_path: Path, isolated: str | None, nohz_full: str | None, texts: list[str]
+) -> None:
+    folder = tmp_path / "sys/devices/system/cpu"
+    folder.mkdir(parents=True)
+    for name, text in (("isolated", isolated), ("nohz_full", nohz_full)):
+        if text is not None:
+            (folder / name).write_text(f"{text}\n")
+    assert [*wasted(Tree(str(tmp_path)), OWN)] == texts
+
+
+@pytest.mark.parametrize(
+    ("mode", "owners"),
+    [(FeatureMode.OBSERVE, ("interrupts",)), (FeatureMode.ACT, ())],
+    ids=["observes", "nobody-asks"],
+)
+def test_a_node_without_quiet_owners_has_no_finding(
+    tmp_path: Path, mode: FeatureMode, owners: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "sys/devices/system/cpu"
+    folder.mkdir(parents=True)
+    (folder / "isolated").write_text("2-3\n")
+    settings = RestoreSettings(root=str(tmp_path), state_dir=str(tmp_path))
+    assert quiet_findings.find(settings, []) == {}
+    quiet = ShownQuiet(
+        (ShownFeature("interrupts", mode, 0),),
+        tuple(ShownQuietOwner("ns/trader", "1", (name,)) for name in owners),
+    )
+    (tmp_path / QUIET_FILE).write_bytes(msgspec.json.encode(quiet))
+    assert quiet_findings.find(settings, []) == {}
