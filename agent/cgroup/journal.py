@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -72,6 +72,11 @@ class Journal:
     def values(self) -> Mapping[tuple[str, str], OriginalValue]:
         """The other files, sorted by group and name."""
         return dict(sorted(self._values.items()))
+
+    @property
+    def files(self) -> Collection[tuple[str, str]]:
+        """The groups and names of the other files, in no order."""
+        return self._values.keys()
 
     def value(self, group: str, file: str) -> OriginalValue | None:
         """The entry of a file other than `cpuset.cpus`; None without one."""

@@ -154,7 +154,12 @@ class LimitsPass:
         step = self._steps.pop((group, file), None)
         state = WriteState.GONE if isinstance(reason, GroupGone) else WriteState.FAILED
         old = step.old if step else None
-        self._settle(group, file, state, old, note=str(reason), refused=_refused(reason))
+        cause = reason.__cause__ if isinstance(reason, CgroupError) else None
+        number = cause.errno if isinstance(cause, OSError) else None
+        refused = number in _REFUSALS or isinstance(reason, _UnfitValueError)
+        self._changes[group, file] = ValueChange(
+            group, file, state, old, note=str(reason), refused=refused, errno=number
+        )
 
     def run(self) -> None:
         """Writes in order, and records the content of each file afterwards."""
@@ -230,18 +235,8 @@ class LimitsPass:
         old: str | None = None,
         new: str | None = None,
         note: str | None = None,
-        *,
-        refused: bool = False,
     ) -> None:
-        self._changes[group, file] = ValueChange(group, file, state, old, new, note, refused)
-
-
-def _refused(reason: Exception | str) -> bool:
-    if not isinstance(reason, CgroupError):
-        return False
-    cause = reason.__cause__
-    by_kernel = isinstance(cause, OSError) and cause.errno in _REFUSALS
-    return by_kernel or isinstance(reason, _UnfitValueError)
+        self._changes[group, file] = ValueChange(group, file, state, old, new, note)
 
 
 def _ordered(steps: list[ValueWrite], nested: bool) -> Iterator[ValueWrite]:
@@ -777,6 +772,8 @@ _EFFECTIVE: Final = {
 }
 """By a file from which a v2 group inherits while it is empty: the file with what is in force, and
 what is in it."""
+IRQBALANCE_BANNED: Final = "irqbalance.banned_cpus"
+"""It is of `cgroup.irqbalance`."""
 _OF_QUIET: Final[Mapping[str, Callable[[str], Any]]] = {
     PARTITION: str,
     EXCLUSIVE: nodes,
@@ -787,6 +784,7 @@ _OF_QUIET: Final[Mapping[str, Callable[[str], Any]]] = {
     WORKQUEUE_CPUS: nodes,
     RPS_CPUS: nodes,
     XPS_CPUS: nodes,
+    IRQBALANCE_BANNED: nodes,
     CPUIDLE_DISABLE: int,
     RESUME_LATENCY: str,
     GOVERNOR: str,

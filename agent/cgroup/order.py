@@ -92,6 +92,8 @@ class ValueChange(msgspec.Struct, frozen=True):
     note: str | None = None
     refused: bool = False
     """The state of the group does not allow the value."""
+    errno: int | None = None
+    """The error of the kernel, if it is one."""
 
 
 class ValueOutcome(msgspec.Struct, frozen=True):

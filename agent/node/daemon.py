@@ -715,12 +715,17 @@ class _Agent:
         journal: Journal,
     ) -> QuietCpus:
         from agent.node.quiet.host_slices import HostSlices
+        from agent.node.quiet.interrupts import QuietInterrupts
+        from agent.node.quiet.packet_steering import PacketSteering
         from agent.node.quiet.workqueues import Workqueues
         from agent.node.quiet.writer import QuietCpus
 
+        root = settings.root
         features: tuple[Feature[QuietMoment], ...] = (
+            QuietInterrupts(root, controllers, journal),
             HostSlices(controllers, hierarchy, journal),
-            Workqueues(settings.root),
+            Workqueues(root),
+            PacketSteering(root, controllers, journal),
         )
         return QuietCpus(
             controllers,

@@ -7,14 +7,14 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import Controllers
 from agent.cgroup.journal import Journal
-from agent.cgroup.order import ValueOutcome, WriteState
+from agent.cgroup.order import ValueChange, ValueOutcome, WriteState
 from agent.host import files
 from agent.host.log_once import Problem
 from agent.model.settings.feature_modes import FeatureMode
@@ -40,6 +40,8 @@ class WantedFiles(msgspec.Struct, frozen=True):
     """Why it can't have, on this machine or now, what is wanted of it."""
     notes: tuple[str, ...] = ()
     """What people are told about them beside their number."""
+    seen: Collection[Key] = frozenset()
+    """The files that the feature has just read, and which have these contents."""
 
 
 SeenT = TypeVar("SeenT", contravariant=True)
@@ -55,6 +57,15 @@ class Feature(Protocol[SeenT]):
     def wanted(self, moment: SeenT) -> WantedFiles:
         """What it wants now. Files that it wants no more get their values back. A feature that is
         off gets a moment in which nothing is wanted."""
+
+
+@runtime_checkable
+class TellsRefusals(Protocol):
+    """A feature that says itself which of its writes fail, in its problem or notes, and when they
+    are tried again: it does not want these files meanwhile."""
+
+    def refused(self, failures: Mapping[Key, ValueChange]) -> None:
+        """Takes the writes that have just failed."""
 
 
 class WouldWrite(msgspec.Struct, frozen=True):
@@ -143,16 +154,13 @@ class FeatureWriter(Generic[MomentT]):
     def step(self, moment: MomentT) -> None:
         """Computes, writes what differs, and gives back what is wanted no more."""
         wanted = {feature.name: self._wanted(feature, moment) for feature in self._features}
-        contents = {
-            key: text
-            for name, of in wanted.items()
-            if self._modes[name] is FeatureMode.ACT
-            for key, text in of.files.items()
-        }
+        acting = [of for name, of in wanted.items() if self._modes[name] is FeatureMode.ACT]
+        contents = {key: text for of in acting for key, text in of.files.items()}
         failed, now = self.state.failed, self._clock()
         # Reading hundreds of files each second costs more than all else.
         if contents != self._contents or now - self._checked_at >= self._check_seconds:
-            failed = self._write(contents)
+            seen = frozenset().union(*(of.seen for of in acting))
+            failed = self._write(contents, seen, wanted)
             self._contents, self._checked_at = contents, now
         would_write = self.state.would_write
         if self._compared_at is None or now - self._compared_at >= CHECK_SECONDS:
@@ -207,13 +215,20 @@ class FeatureWriter(Generic[MomentT]):
             last = self.state.wanted.get(feature.name, WantedFiles())
             return WantedFiles(last.files, self.fault(feature.name, failure))
 
-    def _write(self, wanted: Mapping[Key, str]) -> tuple[str, ...]:
-        """Returns the failures."""
+    def _write(
+        self,
+        wanted: Mapping[Key, str],
+        seen: Collection[Key],
+        by_feature: Mapping[str, WantedFiles],
+    ) -> tuple[str, ...]:
+        """Returns the failures that no feature tells.
+
+        `seen`: are files that have what is wanted."""
         weight = limits.weight_file(self._controllers)
         held = {*wanted, *((group, weight) for group, file in wanted if file == limits.IDLE)}
         ended = {
             (group, file)
-            for group, file in self._journal.values
+            for group, file in self._journal.files
             if (group, file) not in held
             and (
                 (group, file) in self.held
@@ -224,17 +239,33 @@ class FeatureWriter(Generic[MomentT]):
         outcomes = []
         if ended:
             outcomes.append(limits.restore(self._controllers, self._journal, ended))
-        if wanted:
-            outcomes.append(limits.apply_texts(self._controllers, self._journal, wanted))
+        if unsure := {key: text for key, text in wanted.items() if key not in seen}:
+            outcome = limits.apply_texts(self._controllers, self._journal, unsure)
+            outcomes.append(self._untold(outcome, by_feature))
         before, self.held = self.held, frozenset(held)
         return tuple(self._reported(outcomes, before - ended))
+
+    def _untold(self, outcome: ValueOutcome, by_feature: Mapping[str, WantedFiles]) -> ValueOutcome:
+        """Tells features the failures of their writes, and returns the other changes."""
+        failures = {
+            (change.group, change.file): change for change in outcome.having(WriteState.FAILED)
+        }
+        told: set[Key] = set()
+        for feature in self._features if failures else ():
+            own = failures.keys() & by_feature[feature.name].files.keys()
+            if own and isinstance(feature, TellsRefusals):
+                feature.refused({key: failures[key] for key in own})
+                told |= own
+        changes = (each for each in outcome.changes if (each.group, each.file) not in told)
+        return ValueOutcome(tuple(changes), outcome.journal_error)
 
     def _would_write(self, wanted: Mapping[str, WantedFiles]) -> dict[str, WouldWrite]:
         """Reads the files of the features that observe."""
         would: dict[str, WouldWrite] = {}
         for name, of in wanted.items():
             if self._modes[name] is FeatureMode.OBSERVE:
-                writes = limits.differing(self._controllers, of.files)
+                unsure = {key: text for key, text in of.files.items() if key not in of.seen}
+                writes = limits.differing(self._controllers, unsure)
                 first = (f"{one.group} {one.file}: {one.old} -> {one.new}" for one in writes)
                 named = tuple(itertools.islice(first, MOST_NAMED))
                 would[name] = WouldWrite(len(writes), named)

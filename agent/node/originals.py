@@ -307,10 +307,17 @@ def group_values(
     def machine_files() -> GroupValues:
         return MachineFiles(root)
 
+    @functools.cache
+    def irqbalance() -> GroupValues:
+        from agent.cgroup.irqbalance import Irqbalance  # few nodes need it
+
+        return Irqbalance(root, entries)
+
     return {
         "resctrl": control_groups(root, hierarchy),
         "core_sched": core_groups(hierarchy, entries),
         "slice": lambda: SliceCpus(hierarchy),
+        "irqbalance": irqbalance,
         **dict.fromkeys(KINDS, machine_files),
     }
 

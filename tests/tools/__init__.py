@@ -195,7 +195,7 @@ def source(name: str) -> Path | str:
 def unpacked(program: str) -> str | None:
     """A program of the Debian package of its name, installed or as tests/tools/prepare unpacked
     it."""
-    found = sorted(map(str, cache().glob(f"{program}-*/usr/bin/{program}")))
+    found = sorted(map(str, cache().glob(f"{program}-*/usr/*bin/{program}")))
     return shutil.which(program) or next(iter(found), None)
 
 

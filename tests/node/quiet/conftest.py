@@ -1,0 +1,29 @@
+"""The interrupts of this machine for the features of quiet CPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.builders import machine
+from tests.node.quiet.quiet_node import QuietNode, affinities
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[QuietNode]:
+    """This machine, whose interrupts are as before afterwards."""
+    if os.geteuid() or (os.cpu_count() or 1) < 2:
+        pytest.skip("needs root and two CPUs")
+    if not os.path.exists("/proc/irq/default_smp_affinity"):
+        pytest.skip("this kernel has no affinities of interrupts")
+    before = affinities(Path("/"))
+    later = Path("/proc/irq/default_smp_affinity").read_text()
+    yield QuietNode(tmp_path, Path("/"), machine(1, os.cpu_count() or 1), "interrupts")
+    Path("/proc/irq/default_smp_affinity").write_text(later)
+    for number, text in before.items():
+        path = Path(f"/proc/irq/{number}/smp_affinity_list")
+        if path.exists() and path.read_text().strip() != text:
+            path.write_text(text)
