@@ -101,7 +101,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     "the kernel writes the text, and no process chooses it": (
         "allocate.colocation.koordlet_left:_same",
         "cgroup.hierarchy:Controllers.cpu_seconds",
-        "cgroup.limits:_idle_amount",
+        "cgroup.limits:_less",
         "cgroup.limits:_quota_amount",
         "cgroup.limits:_shares_amount",
         "cgroup.limits:LimitsPass._write",
@@ -117,6 +117,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "node.colocation.memory_qos:PodMemoryQos._used",
         "node.colocation.resctrl:_bandwidth",
         "node.colocation.resctrl:machine",
+        "node.quiet.interrupts:_Interrupt.read_node",
         "node.koordlet_metrics:_number",
         "node.reserved_load:cpu_times",
         "usage.disturbers:_interrupted",
@@ -162,6 +163,8 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "scheduler.simulation:_rows",
     ),
     "it is part of the installed program, or only root of the node can write it": (
+        "cgroup.irqbalance:Irqbalance._ask",
+        "cgroup.irqbalance:Irqbalance.read",
         "cgroup.oom_scores:_plan",
         "cgroup.oom_scores:restore",
         "cli.bundle:_journal",
