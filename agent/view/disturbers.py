@@ -196,7 +196,7 @@ _WAYS: Final = {
         "what stays is what it can't move",
     ),
     Remedy.PARTITIONS: _Way(
-        "would take these CPUs from all other groups and from the load balancer",
+        "would take these CPUs from the load balancer, and on cgroup v2 from all other groups",
         "partitions",
         "the partition is not isolated yet, or these have their CPUs by themselves",
     ),

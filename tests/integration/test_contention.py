@@ -8,8 +8,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
+from agent.model.settings.feature_modes import FeatureMode
+from agent.view.features import ShownFeature
+from agent.view.quiet import QUIET_FILE, ShownQuiet, ShownQuietOwner
 from tests.fixtures.pods import run_pod
 from tests.integration.harness import TestNode, kernel_group
 from tests.waiting import eventually
@@ -53,6 +57,16 @@ def explained(node: TestNode, *words: str) -> dict[str, Any]:
     return body
 
 
+def findings(node: TestNode) -> dict[str, str]:
+    """What doctor says about the node, by code."""
+    done = node.run_cli(
+        *("doctor", "--output=json", f"--state-dir={node.state}"),
+        f"--runtime-endpoint=unix://{node.containerd.socket}",
+        f"--kubelet-dir={node.folder / 'kubelet'}",
+    )
+    return {finding["code"]: finding["text"] for finding in json.loads(done.stdout)["node"]}
+
+
 def test_the_neighbour_on_the_same_cpus_is_named(
     node: TestNode, spinning: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -77,13 +91,7 @@ def test_the_neighbour_on_the_same_cpus_is_named(
     series = 'topolet_pod_cpu_taken_ratio{kind="pod",namespace="default",pod="api",'
     series += 'taker="default/hog"}'
     eventually("the agent has noticed it by itself", lambda: node.metric(series) > 0)
-    done = node.run_cli(
-        *("doctor", "--output=json", f"--state-dir={node.state}"),
-        f"--runtime-endpoint=unix://{node.containerd.socket}",
-        f"--kubelet-dir={node.folder / 'kubelet'}",
-    )
-    texts = {finding["code"]: finding["text"] for finding in json.loads(done.stdout)["node"]}
-    assert "default/api waited " in texts["pods-disturbed"]
+    assert "default/api waited " in findings(node)["pods-disturbed"]
 
 
 def test_all_that_runs_on_the_cpus_of_an_owner_is_named(
@@ -109,3 +117,14 @@ def test_all_that_runs_on_the_cpus_of_an_owner_is_named(
     assert owner_of_node["pod"] == "default/owner"
     remedies = {advice["remedy"]: advice["text"] for advice in owner_of_node["advice"]}
     assert "it is off on this node" in remedies["interrupts"]
+
+    assert not {code for code in findings(node) if code.startswith("quiet")}, "nobody asks"
+    # The features themselves would change this machine for others.
+    quiet = ShownQuiet(
+        (ShownFeature("partitions", FeatureMode.ACT, 1),),
+        (ShownQuietOwner("default/owner", "1", ("partitions",)),),
+    )
+    (node.state / QUIET_FILE).write_bytes(msgspec.json.encode(quiet))
+    told = findings(node)
+    assert "default/owner: process stranger: " in told["quiet-tasks-remain"]
+    assert "quiet-interrupts-remain" not in told, "the pod does not ask for it"

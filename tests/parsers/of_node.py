@@ -93,6 +93,7 @@ from agent.scheduler.leader import candidate
 from agent.scheduler.state.records import AgentSelector
 from agent.usage import offered, strategies
 from agent.usage.predictor import Predictor
+from agent.usage.threads import Threads
 from tests.kubelet.state_files import BLOCK, ENTRY, FILLED
 from tests.parsers import mutations
 from tests.parsers.target import Target, json_target, message_target, outcome_of
@@ -1099,8 +1100,12 @@ def _kernel(folder: Path) -> Iterator[Target]:
         "comm": b"kubelet\n",
         "mountinfo": b"31 24 0:27 / /sys/fs/cgroup rw - cgroup2 none rw\n"
         b"32 24 0:28 / /sys/fs/cgroup/cpuset\\040a rw - cgroup none rw,cpuset\n",
+        "schedstat": b"5000000 100 3\n",
+        "stat": b"7 (a) b) S 1 " + b"0 " * 35 + b"3 0\n",
     }
-    (proc / "7").mkdir(exist_ok=True)
+    (proc / "7/task").mkdir(parents=True, exist_ok=True)
+    if not (proc / "7/task/7").is_symlink():
+        (proc / "7/task/7").symlink_to("..")
     hierarchies = _hierarchies(folder / "cgroup")
     for name, content in of_process.items():
         (proc / "7" / name).write_bytes(content)
@@ -1116,6 +1121,7 @@ def _kernel(folder: Path) -> Iterator[Target]:
                 found.append(outcome_of(of.status, UnreadableError))
             found += [own_root(each, str(proc / "7")) for each in hierarchies]
             found.append(allowed_cpus(str(proc), 7))
+            found.append(Threads(str(folder)).since({}))
             return found
         finally:
             (proc / "7" / name).write_bytes(of_process[name])

@@ -132,8 +132,6 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "usage.resctrl:Resctrl._number",
         "usage.resctrl:Resctrl._domains",
         "usage.schedstat:Schedstat.kernel_threads",
-        "usage.threads:Threads._ids",
-        "usage.threads:last_cpu",
         "usage.timers:armed",
         "usage.traffic:_by_operation",
         "usage.waits:limits_reached",

@@ -111,8 +111,8 @@ def test_lines_are_grouped_by_what_would_help() -> None:
         "    -> BE pods may use the CPUs of LSR pods, and not those of LSE pods",
         "  process evil?[2J: 0.031 ms of each second, 1 run a second on CPU 2",
         "  softirq SCHED: 0.49 a second on CPU 2",
-        "    -> partitions would take these CPUs from all other groups and from the load balancer; "
-        "it is off on this node (--quiet)",
+        "    -> partitions would take these CPUs from the load balancer, and on cgroup v2 from all "
+        "other groups; it is off on this node (--quiet)",
         "  kernel thread kworker/2-events: 0.12 ms of each second, 3.2 runs a second on CPU 2",
         "    -> nothing moves them: each CPU has its own, for what interrupts, timers and threads "
         "there leave to do",
