@@ -4,8 +4,8 @@ The owner is a container of a private containerd with one CPU of its own, and re
 microsecond in a busy loop (peers/jitter.c). Meanwhile processes of a service of the machine, in
 `system.slice`, ask the gateway of the network and read the disk thousands of times a second, write
 a file, which the kernel's unbound threads write back, and wake up a thousand times a second, as one
-more pod does. Each interrupt of a device that can be moved begins on the owner's CPU, where it may be on
-any machine without irqbalance. An arm is a way to keep all this from the owner:
+more pod does. Each interrupt of a device that can be moved begins on the owner's CPU, where it may
+be on any machine without irqbalance. An arm is a way to keep all this from the owner:
 
 - `static`: the cpusets that the kubelet's static policy writes, without an agent or a kubelet.
 - `pinned`: the real agent, which has only given the owner its CPU.
