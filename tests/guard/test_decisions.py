@@ -331,12 +331,13 @@ def nodes(draw: st.DrawFn) -> tuple[Snapshot, pb.PodSandbox, int, str]:
     if choice.random() < 0.2:
         sandbox.annotations[RESOURCE_STATUS] = STATUS
     known = announced(messages.pod(sandbox), 0)
-    pods = {
-        each.uid: PodWanted(
-            each.title, each.qos, Wanted(LinuxResources(each.cpuset), exclusive=True)
-        )
-        for each in owners
-    }
+    pods = {}
+    for each in owners:
+        own = Wanted(LinuxResources(each.cpuset), exclusive=True)
+        if choice.random() < 0.3:
+            both = str(CpuSet.parse(each.cpuset) | CpuSet.parse(",".join(free)))
+            own = Wanted(LinuxResources(both), exclusive=True, shared=",".join(free))
+        pods[each.uid] = PodWanted(each.title, each.qos, own)
     pool = pools[pool_of(known).name][0].cpuset
     pods["known"] = PodWanted("ns/known", known.qos, Wanted(LinuxResources(pool)))
     made = Snapshot(1, 100, "b", choice.random() < 0.2, pools, owners, pods, {}, cpu_policy="none")
@@ -377,7 +378,8 @@ def test_what_passes_without_the_plugin_harms_nobody(
         return
     wanted = made.pods.get(sandbox.uid)
     if wanted is not None and wanted.each.exclusive:
-        assert cpus == wanted.each.cpuset
+        assert wanted.each.own <= CpuSet.parse(cpus)
+        assert cpus == wanted.each.cpuset or wanted.each.shared is not None
     known = announced(
         announced_pod(
             sandbox.uid,

@@ -20,12 +20,18 @@ from agent.kube.events import Regarding
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import Created
-from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.pod.annotations import (
+    EXTENDED_RESOURCE_SPEC,
+    MIXED_CONTAINERS,
+    RESOURCE_STATUS,
+    SHARED_CONTAINERS,
+)
 from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted
 from agent.node.change_log import LIMIT_REFUSED, PodEvents
+from agent.node.cpu_notices import CpuNotices
 from agent.node.enforcement import Enforcement, Freed
 from agent.node.reconcile import ReconcileError
 from agent.node.runtime_updater import RuntimeUpdater
@@ -62,6 +68,32 @@ def test_quota_is_lifted_with_exclusive_cpus_and_restored_without_them(world: Wo
     agent.reconcile()
     assert world.limit(f"{OWN}/c-own-app", QUOTA) == "50000"
     assert world.limit(OWN, QUOTA) == "100000"
+
+
+def test_a_mixed_container_keeps_its_cpus_while_it_is_warned(world: World) -> None:
+    owner = world.sandbox("own", "LSR", "1")
+    container = world.container(owner)
+    annotate(world, owner, **owner.annotations, **{MIXED_CONTAINERS: "main"})
+    world.limits(f"{OWN}/{container.id}", QUOTA, "100000")
+    during: list[tuple[str, int]] = []
+
+    def wait(seconds: float) -> None:
+        during.append((world.cpus(f"{OWN}/{container.id}"), world.snapshot().generation))
+
+    agent = world.agent(notices=CpuNotices(str(world.state), 0.1, wait))
+    agent.reconcile()
+    assert world.cpus(f"{OWN}/{container.id}") == "0-3"
+    assert world.limit(f"{OWN}/{container.id}", QUOTA) == world.limit(OWN, QUOTA) == "-1"
+    before = world.snapshot()
+    assert during == []
+    world.sandbox("new", "LSE", "2")
+    agent.reconcile()
+    assert during == [("0-3", before.generation)], "nobody has got the CPU"
+    assert world.cpus(f"{OWN}/{container.id}") == "0-1,3"
+    after = world.snapshot()
+    assert (after.pods["new"].each.cpuset, after.pods["new"].each.blocked) == ("2", "")
+    agent.reconcile()
+    assert len(during) == 1
 
 
 def test_a_quota_that_the_proxy_lifted_at_creation_is_restored(world: World) -> None:

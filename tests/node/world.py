@@ -236,6 +236,7 @@ class World:
         local: NodeLocalCpus | None = None,
         pod_events: PodEvents | None = None,
         append: Append | None = None,
+        notices: CpuNotices | None = None,
     ) -> Reconciler:
         """An agent with new `metrics`; its records go to `records`, or to `append`."""
         self.metrics = AgentMetrics()
@@ -248,7 +249,7 @@ class World:
             devices=True,
         )
         journal = Journal(self.state / "journal")
-        notices = CpuNotices(str(self.state))
+        notices = notices or CpuNotices(str(self.state))
         enforcement = Enforcement(hierarchy, controllers, journal, self.runtime, notices=notices)
         return reconciler(
             self.root,
