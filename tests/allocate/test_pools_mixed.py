@@ -88,7 +88,13 @@ def test_an_empty_pool_leaves_its_own_cpus() -> None:
 
 
 @pytest.mark.parametrize(
-    "names", ["x" * (bounds.POD_VALUE_BYTES + 1), ",".join(map(str, range(257)))]
+    "names",
+    [
+        "x" * (bounds.POD_VALUE_BYTES + 1),
+        ",".join(map(str, range(257))),
+        "dpdk,../dpdk",
+        "x" * 64,
+    ],
 )
 def test_an_annotation_that_cannot_be_read_mixes_nothing_and_is_reported(names: str) -> None:
     decision = decided(mixing(pod("a", "LSR", "0-1"), names))

@@ -4,6 +4,7 @@ where noted."""
 from __future__ import annotations
 
 import enum
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, TypeVar
@@ -358,6 +359,7 @@ def with_allocation(text: str, cpus: CpuSet, amounts: Mapping[int, Mapping[str, 
     return msgspec.json.encode(fields | allocation).decode()
 
 
+_CONTAINER_NAME = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _CPU_RESOURCES = ("cpu", "kubernetes.io/batch-cpu")
 _NO_STATUS = ResourceStatus()
 _NODES = "numaNodeResources"
@@ -382,8 +384,12 @@ def shared_containers(annotations: Mapping[str, str]) -> tuple[str, ...]:
 
 def mixed_containers(annotations: Mapping[str, str]) -> tuple[str, ...]:
     """The containers that run on their pool too, beside the CPUs that they own, sorted. Raises
-    AnnotationError."""
-    return _container_names(annotations, MIXED_CONTAINERS)
+    AnnotationError, also for what is no name of a container: each gets a folder of its name."""
+    names = _container_names(annotations, MIXED_CONTAINERS)
+    for name in names:
+        if not _CONTAINER_NAME.fullmatch(name):
+            raise AnnotationError(MIXED_CONTAINERS, f"{name[:60]!r} is no name of a container")
+    return names
 
 
 def _container_names(annotations: Mapping[str, str], key: str) -> tuple[str, ...]:
