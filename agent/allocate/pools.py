@@ -87,6 +87,7 @@ from agent.model.pod.qos import (
     pool_of_class,
     usable_pools,
 )
+from agent.model.pod.quiet import CRIO_INTERRUPTS, HOUSEKEEPING
 from agent.model.snapshot import LocalOwner, Owner, PodWanted, Wanted
 
 _BE: Final = pool_of_class(QoS.BE)
@@ -198,7 +199,11 @@ def decide(
         if far := {name: text for name, at in placed.items() if (text := at.problem(name))}:
             of_pod = msgspec.structs.replace(of_pod, far=far)
         others = with_devices.get(pod.uid, set()) - placed.keys()
-        wanted[pod.uid] = values.told(pod, of_pod, others) if others else of_pod
+        of_pod = values.told(pod, of_pod, others) if others else of_pod
+        if pod.annotations.get(CRIO_INTERRUPTS) == HOUSEKEEPING:
+            own = union(owner.cpus for owner in owners if owner.is_of(pod.uid))
+            of_pod = _with_housekeeping(topology, of_pod, own)
+        wanted[pod.uid] = of_pod
     return Decision(
         owners,
         pools,
@@ -235,6 +240,19 @@ class _Refusals:
             msgspec.structs.replace(refusal, held=held.get(uid, ""))
             for uid, refusal in sorted(self._by_uid.items())
         )
+
+
+def _with_housekeeping(topology: Topology, pod: PodWanted, own: CpuSet) -> PodWanted:
+    """The values of a pod on whose first own core interrupts stay."""
+    from agent.allocate.quiet.interrupts import housekeeping_cpus  # few pods ask for it
+
+    kept = housekeeping_cpus(topology, own)
+
+    def told(wanted: Wanted) -> Wanted:
+        return msgspec.structs.replace(wanted, housekeeping=str(kept & wanted.own))
+
+    containers = {name: told(wanted) for name, wanted in pod.containers.items()}
+    return msgspec.structs.replace(pod, each=told(pod.each), containers=containers)
 
 
 def _with_local_owners(

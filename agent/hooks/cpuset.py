@@ -39,6 +39,7 @@ from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import (
+    HOUSEKEEPING_CPUS,
     NOTHING,
     NUMA_NODES,
     OWN_CPUS,
@@ -249,6 +250,8 @@ def _variables(wanted: Wanted) -> tuple[tuple[str, str], ...]:
     variables = [(NUMA_NODES, wanted.numa_nodes)] if wanted.numa_nodes else []
     if wanted.shared is not None:
         variables += [(OWN_CPUS, str(wanted.own)), (SHARED_CPUS, wanted.shared)]
+    if wanted.housekeeping:
+        variables.append((HOUSEKEEPING_CPUS, wanted.housekeeping))
     return tuple(variables)
 
 
@@ -277,7 +280,7 @@ def _override(wanted: Wanted, requested: LinuxResources) -> Keep | Override:
     if wanted.kubelet and requested.cpuset:
         mixed = wanted.shared is not None
         wanted = _beside(wanted, requested) if mixed else wanted.without("cpuset")
-    return Keep() if wanted.unmanaged and not wanted.numa_nodes else Override(wanted)
+    return Keep() if wanted.unmanaged and not _variables(wanted) else Override(wanted)
 
 
 def _beside(wanted: Wanted, requested: LinuxResources) -> Wanted:

@@ -27,6 +27,9 @@ OWN_CPUS: Final = "TOPOLET_OWN_CPUS"
 """The variable of a mixed container with the CPUs that nobody else runs on, as a list."""
 SHARED_CPUS: Final = "TOPOLET_SHARED_CPUS"
 """The variable of a mixed container with its share of the pool, as a list."""
+HOUSEKEEPING_CPUS: Final = "HOUSEKEEPING_CPUS"
+"""CRI-O's variable of a container whose pod has `irq-load-balancing.crio.io: housekeeping`: those
+of its own CPUs that keep interrupts, as a list."""
 
 
 class Wanted(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -48,6 +51,9 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     shared: str | None = None
     """Those of its CPUs that are its pool's, as a list, beside the ones that it owns; "" while the
     pool is empty, None for a container that is not mixed."""
+    housekeeping: str = ""
+    """Those of its own CPUs that keep interrupts, for its variable HOUSEKEEPING_CPUS; "" without
+    such a variable."""
 
     @property
     def own(self) -> CpuSet:

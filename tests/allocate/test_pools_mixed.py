@@ -17,6 +17,7 @@ from agent.model.linux_resources import NO_QUOTA
 from agent.model.pod.annotations import MIXED_CONTAINERS, SHARED_CONTAINERS
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import pool_cpus
+from agent.model.pod.quiet import CRIO_INTERRUPTS
 from agent.model.snapshot import Wanted
 from tests.builders import machine, pod
 
@@ -85,6 +86,20 @@ def test_the_share_of_a_pod_that_is_bound_to_numa_nodes_lies_there() -> None:
 def test_an_empty_pool_leaves_its_own_cpus() -> None:
     decision = decided(mixing(pod("a", "LSE", "0-3")), pod("b", "LSE", "4-7"))
     assert parts(decision.pods["a"].of("dpdk")) == ("0-3", "")
+
+
+def test_containers_are_told_which_of_their_cpus_keep_interrupts() -> None:
+    threads = [msgspec.structs.replace(cpu, core=cpu.id // 2 * 2) for cpu in MACHINE.cpus]
+    smt = msgspec.structs.replace(MACHINE, cpus=tuple(threads), smt=True)
+    owner = mixing(pod("a", "LSR", "3-6"), **{CRIO_INTERRUPTS: "housekeeping"})
+    sharing = mixing(pod("b", "LS"), **{CRIO_INTERRUPTS: "housekeeping"})
+    decision = decide(smt, (owner, sharing), KubeletCpus(), {}, {})
+    of_owner = decision.pods["a"]
+    assert (of_owner.of("main").housekeeping, of_owner.of("dpdk").housekeeping) == ("3", "3")
+    assert decision.pods["b"].each.housekeeping == ""
+    other = mixing(pod("a", "LSR", "2-6"), **{CRIO_INTERRUPTS: "housekeeping"})
+    decision = decide(smt, (other,), KubeletCpus(), {}, {})
+    assert decision.pods["a"].of("main").housekeeping == "2-3"
 
 
 @pytest.mark.parametrize(

@@ -290,6 +290,15 @@ def test_a_mixed_container_knows_its_own_cpus_and_its_share() -> None:
     assert cpuset.reads_cpus(creation, mixing(), MIXED)
 
 
+@pytest.mark.parametrize("kubelets", [False, True])
+def test_a_container_is_told_which_of_its_cpus_keep_interrupts(kubelets: bool) -> None:
+    kept = Wanted(LinuxResources("1"), exclusive=True, kubelet=kubelets, housekeeping="1")
+    creation = request("own", cpus="1")
+    answer = cpuset.create(creation, mixing(kept), [])
+    assert isinstance(answer, Override)
+    assert cpuset.changes(creation, answer).environment == (("HOUSEKEEPING_CPUS", "1"),)
+
+
 def test_only_the_own_cpus_of_a_mixed_container_are_waited_for() -> None:
     creation = request("own")
     on_pool = assumed("ls", 0, 2, 3)

@@ -49,6 +49,7 @@ QUIET_BYTES: Final = {
     CRIO_GOVERNOR: 64,
 }
 """These annotations, with the longest length of each in bytes."""
+HOUSEKEEPING: Final = "housekeeping"
 PERFORMANCE: Final = "performance"
 _GOVERNOR: Final = re.compile("[a-z_]{1,16}")  # CPUFREQ_NAME_LEN
 _LATENCY: Final = re.compile("max_latency:([0-9]{1,7})")
@@ -117,14 +118,14 @@ def _switches(annotations: Mapping[str, str], wishes: QuietWishes) -> QuietWishe
             features.discard(feature)
         elif value:
             features.add(feature)
-    housekeeping = annotations.get(CRIO_INTERRUPTS) == "housekeeping"
+    housekeeping = annotations.get(CRIO_INTERRUPTS) == HOUSEKEEPING
     return msgspec.structs.replace(wishes, features=frozenset(features), housekeeping=housekeeping)
 
 
 _SWITCHES: Final = {CRIO_LOAD_BALANCING: "partitions", CRIO_INTERRUPTS: "interrupts"}
 _VALUES: Final[Mapping[str, Collection[str]]] = {
     CRIO_LOAD_BALANCING: ("disable", "enable"),
-    CRIO_INTERRUPTS: ("disable", "enable", "housekeeping"),
+    CRIO_INTERRUPTS: ("disable", "enable", HOUSEKEEPING),
 }
 
 
