@@ -5,8 +5,10 @@ POD is the name of a pod, or a file (.yaml, .yml, .json) with a pod or a workloa
 its request to the scheduler through the API server, with the rights of the caller: --kubeconfig,
 else $KUBECONFIG, ~/.kube/config, or the service account of the pod. It names other pods and
 PodDisruptionBudgets if the caller may list them, in all namespaces or in the namespace of the pod.
-With --objects it reads the cluster from files instead, as `kubectl get -o yaml` writes them: nodes,
-pods -A, noderesourcetopologies, devices, and, if they exist, reservations and poddisruptionbudgets.
+It says which CPUs the pod's ResourceClaims have, if the caller may get them. With --objects it
+reads the cluster from files instead, as `kubectl get -o yaml` writes them: nodes, pods -A,
+noderesourcetopologies, devices, and, if they exist, reservations, poddisruptionbudgets and
+resourceclaims.
 
 With --place it prints where the pod's containers run on its node, why not nearer to their devices,
 and which CPUs its ResourceClaims have, or why they have none. That needs no scheduler: on the node
@@ -48,7 +50,7 @@ import msgspec
 from agent.cli import options
 from agent.kube import documents
 from agent.kube.documents import DocumentError
-from agent.kube.errors import StoreError
+from agent.kube.errors import NotFoundError, StoreError
 from agent.kube.objects import Object, ObjectKey
 from agent.kube.transport import ResponseLimits
 from agent.model import explanation
@@ -466,8 +468,16 @@ def _offline(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequen
     explainer = Explainer(saved.cluster, settings.scheduler_name, budgets=saved.budgets)
     if unknown := explainer.unknown(drained):
         raise ExplainError(f"node {unknown[0]} is not among the saved objects")
+
+    def claim_named(namespace: str, name: str) -> bytes:
+        claim = saved.claims.get(ObjectKey(namespace, name))
+        if claim is None:
+            raise NotFoundError("it is not among the saved objects")
+        return documents.as_json(claim)
+
     pods = _pods(arguments, pod_named, lambda node: list(saved.pods.values()))
-    return explainer.explain_all(map(from_object, pods), drained, name=by_title)
+    explanations = explainer.explain_all(map(from_object, pods), drained, name=by_title)
+    return _with_claims(arguments, explanations, pods, claim_named)
 
 
 def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequence[Explanation]:
@@ -493,14 +503,50 @@ def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequenc
         pods = _pods(arguments, pod_named, pods_of)
         if not pods:
             return ()
-        return endpoint.request_explanations(
+        explanations = endpoint.request_explanations(
             transport,
             settings.release_namespace,
             pods,
             arguments.what_if_drained,
         )
+        return _with_claims(
+            arguments,
+            explanations,
+            pods,
+            lambda namespace, name: transport.get(objects.claim_path(namespace, name)),
+        )
     finally:
         transport.close()
+
+
+def _with_claims(
+    arguments: argparse.Namespace,
+    explanations: Sequence[Explanation],
+    pods: Sequence[Object],
+    claim_named: Callable[[str, str], bytes],
+) -> Sequence[Explanation]:
+    """Adds what the claims of a pod that exists have.
+
+    `claim_named`: raises StoreError and DocumentError."""
+    from agent.model.dra import claim_devices
+    from agent.view import dra
+
+    if arguments.pod is None or _is_file(arguments.pod) or arguments.what_if:
+        return explanations
+    (explained,), pod = explanations, from_object(pods[0])
+    sentences: list[str] = []
+    for name in dict.fromkeys(use.claim for use in pod.claims):
+        try:
+            claim = claim_devices.decode(claim_named(pod.namespace, name))
+        except (DocumentError, ObjectError, StoreError) as error:
+            sentences.append(f"claim {pod.namespace}/{name} can't be read: {error}")
+        else:
+            sentences += dra.of_status(claim)
+    return [msgspec.structs.replace(explained, claims=tuple(sentences))]
+
+
+def _is_file(pod: str) -> bool:
+    return pod.endswith(_FILES) or "/" in pod
 
 
 def _pods_in(path: str, namespace: str, new: bool) -> Iterator[Object]:
@@ -539,6 +585,6 @@ def _pods(
             for node in arguments.what_if_drained
             for pod in drained_pods(pods_of(node), node)
         ]
-    if arguments.pod.endswith(_FILES) or "/" in arguments.pod:
+    if _is_file(arguments.pod):
         return list(_pods_in(arguments.pod, namespace, new))
     return [pod_object(pod_named(arguments.pod), namespace, new=new)]

@@ -163,6 +163,8 @@ class Explanation(_Value, frozen=True):
     """How many nodes were not examined because there are too many."""
     drained: tuple[str, ...] = ()
     """The nodes that count as drained."""
+    claims: tuple[str, ...] = ()
+    """Sentences about its ResourceClaims, which `topolet explain` adds to what a scheduler says."""
 
 
 class Explanations(_Value, frozen=True):

@@ -12,6 +12,7 @@ from agent.allocate.dra.refusals import UnpreparedClaim
 from agent.allocate.dra.requests import LowRequest
 from agent.host import files
 from agent.model import bounds
+from agent.model.dra.claim_devices import ClaimStatus
 from agent.model.dra.prepared_claim import PreparedClaim
 from agent.model.pod.apiobjects import ApiPod
 from agent.view.format import printable, printable_json
@@ -152,6 +153,23 @@ def of_pod(dra: ShownDra, title: str) -> tuple[str, ...]:
     if low := dra.low.get(title):
         sentences.append(low)
     return tuple(sentences)
+
+
+def of_status(claim: ClaimStatus) -> Iterator[str]:
+    """Sentences about a claim as the API server has it; none if it has no device of this driver."""
+    if not claim.allocated:
+        yield f"claim {claim.title} is not allocated yet"
+    for device in claim.devices:
+        where = f"claim {claim.title}: device {device.device} of node {device.pool}"
+        since = f" since {device.since}" if device.since else ""
+        if device.admin:
+            yield f"{where}, which it only looks at"
+        elif not device.cpus:
+            yield f"{where}, which the node has not prepared yet"
+        elif device.trouble:
+            yield f"{where}, CPUs {device.cpus}; {device.trouble}{since}"
+        else:
+            yield f"{where}, CPUs {device.cpus}, ready{since}"
 
 
 def _sentences(claim: ShownClaim) -> Iterator[str]:

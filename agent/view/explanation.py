@@ -34,6 +34,8 @@ def draw(explanation: Explanation, width: int = 100) -> str:
         lines += _cause_lines(cause, width)
     if explanation.bound is not None:
         lines += _wrapped(_bound(explanation.bound), width, "  ")
+    for sentence in explanation.claims:
+        lines += _wrapped(sentence, width, "  ")
     verdicts = sorted(
         explanation.nodes, key=lambda each: (each.node != explanation.winner, each.node)
     )

@@ -61,6 +61,32 @@ def test_what_if_for_a_workload_that_does_not_exist_yet(tmp_path: Path, topolet:
     )
 
 
+def test_the_claims_of_a_pod_are_named_with_their_cpus(tmp_path: Path, topolet: Topolet) -> None:
+    """Those of a pod that exists."""
+    pod = bound("p", "a", "0-7")
+    pod["spec"]["containers"][0].setdefault("resources", {})["claims"] = [{"name": "cpus"}]
+    pod["spec"]["resourceClaims"] = [
+        {"name": "cpus", "resourceClaimName": "eight"},
+        {"name": "gone", "resourceClaimName": "gone"},
+    ]
+    pod["spec"]["containers"][0]["resources"]["claims"].append({"name": "gone"})
+    objects = saved(tmp_path, pod)
+    names = {"driver": "cpu.topolet.io", "pool": "a", "device": "numa-node-0"}
+    claim = {
+        "kind": "ResourceClaim",
+        "metadata": {"name": "eight", "namespace": "default"},
+        "status": {
+            "allocation": {"devices": {"results": [{"request": "cpus", **names}]}},
+            "devices": [{**names, "data": {"cpus": "8-15"}}],
+        },
+    }
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump(claim))
+    text = topolet("explain", "p", objects, NAME).out
+    assert "  claim default/eight: device numa-node-0 of node a, CPUs 8-15, ready\n" in text
+    assert "claim default/gone can't be read: it is not among the saved objects" in text
+    assert "claim " not in topolet("explain", "p", objects, NAME, "--what-if").out
+
+
 def test_what_if_frees_the_resources_of_the_pod(tmp_path: Path, topolet: Topolet) -> None:
     objects = saved(tmp_path, bound("p", "a", "0-7"))
     assert "It is on node a with CPUs 0-7" in topolet("explain", "p", objects, NAME).out

@@ -40,7 +40,7 @@ from agent.model.devices import (
     pci,
     resource_slice,
 )
-from agent.model.dra import cpu_parameters, prepared_claim, resource_claim
+from agent.model.dra import claim_devices, cpu_parameters, prepared_claim, resource_claim
 from agent.model.dra import names as claim_names
 from agent.model.dra.cpu_parameters import ParametersError
 from agent.model.node_slo import NodeSlo, node_slo
@@ -716,6 +716,41 @@ def _objects() -> Iterator[Target]:
             },
         },
         raises={ObjectError: "ResourceSlice "},
+    )
+    yield json_target(
+        "status of a ResourceClaim",
+        claim_devices.decode,
+        {
+            "metadata": {"name": "c", "namespace": "ns", "uid": "u"},
+            "status": {
+                "allocation": {
+                    "devices": {
+                        "results": [
+                            {
+                                "driver": claim_names.DRIVER,
+                                "pool": "n",
+                                "device": "numa-node-0",
+                                "shareID": "s",
+                                "adminAccess": False,
+                            }
+                        ]
+                    }
+                },
+                "devices": [
+                    {
+                        "driver": claim_names.DRIVER,
+                        "pool": "n",
+                        "device": "numa-node-0",
+                        "shareID": "s",
+                        "conditions": [
+                            {"type": "Ready", "status": "False", "lastTransitionTime": "t"}
+                        ],
+                        "data": {"cpus": "0-3"},
+                    }
+                ],
+            },
+        },
+        raises={ObjectError: "ResourceClaim "},
     )
     yield json_target(
         "ResourceClaim",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agent.model.dra.claim_devices import ClaimDevice, ClaimStatus
 from agent.view.dra import (
     ShownClaim,
     ShownClaimRequest,
@@ -10,6 +11,7 @@ from agent.view.dra import (
     as_json,
     as_text,
     of_pod,
+    of_status,
 )
 
 DRA = ShownDra(
@@ -61,6 +63,29 @@ def test_sentences_of_a_pod() -> None:
     assert len(of_pod(DRA, "ns/p")) == 4
     assert len(of_pod(DRA, "ns/q")) == 3
     assert of_pod(DRA, "ns/other") == ()
+
+
+def test_sentences_of_a_claim_of_the_api_server() -> None:
+    node = ("n1", "numa-node-0")
+    claim = ClaimStatus(
+        "ns/a",
+        True,
+        (
+            ClaimDevice(*node, cpus="0-3", since="2026-11-30T17:00:00Z"),
+            ClaimDevice(*node, cpus="4-5", trouble="CPUs 4 are offline"),
+            ClaimDevice(*node, admin=True),
+            ClaimDevice(*node),
+        ),
+    )
+    where = "claim ns/a: device numa-node-0 of node n1"
+    assert [*of_status(claim)] == [
+        f"{where}, CPUs 0-3, ready since 2026-11-30T17:00:00Z",
+        f"{where}, CPUs 4-5; CPUs 4 are offline",
+        f"{where}, which it only looks at",
+        f"{where}, which the node has not prepared yet",
+    ]
+    assert [*of_status(ClaimStatus("ns/b", False))] == ["claim ns/b is not allocated yet"]
+    assert [*of_status(ClaimStatus("ns/gpu", True))] == []
 
 
 def test_names_of_the_cluster_change_no_terminal() -> None:

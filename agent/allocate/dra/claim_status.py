@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
+from agent.model.dra.claim_devices import READY
 from agent.model.dra.names import DRIVER
 from agent.model.dra.prepared_claim import PreparedClaim
 
-READY: Final = "Ready"
 _SHARES_POOL: Final = "shared"
 
 

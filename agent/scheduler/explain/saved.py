@@ -21,6 +21,7 @@ from agent.kube.objects import (
     ObjectKey,
 )
 from agent.model import objects
+from agent.model.dra import resource_claim
 from agent.model.objects import ObjectError
 from agent.model.pod import apiobjects
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
@@ -36,7 +37,8 @@ _WHAT_IF: Final = "what-if"
 
 class SavedCluster:
     """The scheduler's state from the objects of a cluster at one time. `problems`: the objects that
-    can't be read; they count as missing. Kinds that the scheduler does not read are ignored."""
+    can't be read; they count as missing. `claims`: the ResourceClaims, which no scheduler reads.
+    Kinds of which nobody reads anything are ignored."""
 
     def __init__(
         self, saved: Iterable[Object], agents: AgentSelector, rules: AllocatorRules
@@ -50,6 +52,8 @@ class SavedCluster:
         # Pods come in the order of their start, and before the reports that count them.
         pods = sorted(map(_with_uid, by_kind.get(POD.name, [])), key=_started_at)
         self.pods: dict[ObjectKey, Object] = {_key(each, "default"): each for each in pods}
+        claims = by_kind.get(resource_claim.KIND, [])
+        self.claims = {_key(each, "default"): each for each in claims}
         cluster, devices = self.cluster, by_kind.get(DEVICE.name, [])
         self._add(by_kind.get(NODE.name, []), records.node, cluster.nodes_changed)
         policy = rules.scoring.placement if rules.scoring is not None else None
