@@ -1,9 +1,10 @@
 """Check that an agent with these options can run on this node, before it is installed: that the
 container runtime answers on its socket, that the kubelet's folder is the right one, that cgroups
-are usable, and that the options are valid and do not contradict the kubelet's configuration. The
-chart runs the command on some nodes of each pool before it changes anything. It changes nothing.
-Exit code 0: the agent can run; 1: it can't, for the reasons that are printed; 2: wrong usage, or an
-option that is not valid."""
+are usable, with --dra that runtime and kubelet look for the files of a DRA driver, and that the
+options are valid and do not contradict the kubelet's configuration. The chart runs the command on
+some nodes of each pool before it changes anything. It changes nothing. Exit code 0: the agent can
+run; 1: it can't, for the reasons that are printed; 2: wrong usage, or an option that is not
+valid."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ import msgspec
 from agent.cgroup.hierarchy import CgroupError
 from agent.cli import options, processes
 from agent.cri.client import Cri
+from agent.model.dra.names import REGISTRY
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import (
     RUNTIME_ENDPOINT,
@@ -59,12 +61,18 @@ def agent_problems(settings: AgentSettings, mode: Mode) -> Iterator[str]:
     """A sentence for each reason why the agent can't run there. Paths are the host's, and are read
     below `root`; `cgroup_root` is this process's own."""
     root = settings.root
-    yield from _of_runtime(root, socket_path(settings.runtime_endpoint))
+    cdi_dir = settings.cdi_dir if settings.dra else ""
+    yield from _of_runtime(root, socket_path(settings.runtime_endpoint), cdi_dir)
     folder = below(root, settings.kubelet_dir)
     if not os.path.isdir(os.path.join(folder, "pods")):
         yield (
             f"kubelet folder {settings.kubelet_dir}: it is not the kubelet's folder, which has a "
             "folder `pods`; name the one of its --root-dir (kubeletDir of the pool)"
+        )
+    elif settings.dra and not os.path.isdir(os.path.join(folder, REGISTRY)):
+        yield (
+            f"kubelet folder {settings.kubelet_dir}: it has no folder `{REGISTRY}`, where the "
+            "kubelet looks for DRA drivers: restart the kubelet, which makes it"
         )
     try:
         group = own_group_of(settings, os.path.join(root, "proc"))
@@ -86,7 +94,8 @@ def agent_problems(settings: AgentSettings, mode: Mode) -> Iterator[str]:
         )
 
 
-def _of_runtime(root: str, path: str) -> Iterator[str]:
+def _of_runtime(root: str, path: str, cdi_dir: str) -> Iterator[str]:
+    """`cdi_dir`: where the agent writes CDI files, "" if it writes none."""
     place = below(root, path)
     if not _is_socket(place):
         sockets = [each for each in _RUNTIME_SOCKETS if _is_socket(below(root, each))]
@@ -96,8 +105,16 @@ def _of_runtime(root: str, path: str) -> Iterator[str]:
     cri = Cri(place, _ANSWER_SECONDS)
     try:
         cri.version()
+        dirs = cri.cdi_dirs() if cdi_dir else None
     except RpcError as error:
         yield f"runtime {path}: it does not answer: {error}"
+    else:
+        if dirs is not None and below(root, cdi_dir) not in {below(root, each) for each in dirs}:
+            read = f"reads CDI files in {', '.join(dirs)}" if dirs else "reads no CDI files"
+            yield (
+                f"cdi-dir {cdi_dir}: the runtime {read}, so that containers do not learn the CPUs "
+                "of their claims: change the option, or enable_cdi and cdi_spec_dirs of containerd"
+            )
     finally:
         cri.close()
 

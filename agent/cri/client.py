@@ -108,6 +108,12 @@ class Cri:
         reply = self.call("Version", pb.VersionRequest(), pb.VersionResponse)
         return f"{reply.runtime_name} {reply.runtime_version}"
 
+    def cdi_dirs(self) -> tuple[str, ...] | None:
+        """The folders of the runtime's CDI files; none if it reads none, None if it does not tell
+        (CRI-O)."""
+        request = pb.StatusRequest(verbose=True)
+        return cdi_dirs_of(self._verbose("Status", request, pb.StatusResponse, "config"))
+
     def sandboxes(self) -> list[Sandbox]:
         """All sandboxes, ready or not, with the labels and annotations that `pod_metadata`
         keeps."""
@@ -155,10 +161,12 @@ class Cri:
         """Closes the connection; a later call opens it again."""
         self._channel.close()
 
-    def _verbose(self, method: str, request: Message, reply: type[Message]) -> str:
+    def _verbose(
+        self, method: str, request: Message, reply: type[Message], entry: str = "info"
+    ) -> str:
         """The JSON of a verbose status, "" without one. Nothing else of the reply is decoded."""
         try:
-            return _info_of(self._reply(method, request))
+            return _info_of(self._reply(method, request), entry)
         except wire.WireError as error:
             raise _unreadable(method, reply, error) from None
 
@@ -190,9 +198,9 @@ def _items(raw: bytes) -> Iterator[bytes]:
         yield each
 
 
-def _info_of(raw: bytes) -> str:
-    """The JSON under `info` in a reply, "" without one. Raises WireError; RpcError for a status
-    that exceeds the limits."""
+def _info_of(raw: bytes, entry: str) -> str:
+    """The JSON under this entry of `info` in a reply, "" without one. Raises WireError; RpcError
+    for a status that exceeds the limits."""
     info = ""
     for number, (field, kind, payload) in enumerate(wire.fields(raw)):
         if number >= _MAX_INFO_ENTRIES:
@@ -201,7 +209,7 @@ def _info_of(raw: bytes) -> str:
             continue
         if len(payload) > MAX_INFO_BYTES:
             raise RpcError(Code.RESOURCE_EXHAUSTED, f"info has more than {MAX_INFO_BYTES} bytes")
-        if wire.text(payload, _KEY) == "info":
+        if wire.text(payload, _KEY) == entry:
             info = wire.text(payload, _VALUE)
     if info.count(",") > _MAX_INFO_VALUES < _STRINGS.sub("", info).count(","):
         raise RpcError(Code.RESOURCE_EXHAUSTED, f"info has more than {_MAX_INFO_VALUES} values")
@@ -315,7 +323,28 @@ class _Info(msgspec.Struct, rename={"spec": "runtimeSpec"}):
     spec: _Spec | None = None
 
 
+class _RuntimeConfig(msgspec.Struct):
+    """Of containerd: 1.7 reads CDI files only if told so, 2.4 always."""
+
+    enabled: bool = msgspec.field(default=True, name="enableCDI")
+    dirs: tuple[str, ...] | msgspec.UnsetType | None = msgspec.field(
+        default=msgspec.UNSET, name="cdiSpecDirs"
+    )
+
+
 _info_decoder = msgspec.json.Decoder(_Info)
+_config_decoder = msgspec.json.Decoder(_RuntimeConfig)
+
+
+def cdi_dirs_of(config: str) -> tuple[str, ...] | None:
+    """`config`: the runtime's configuration as JSON. None if it does not tell or can't be read."""
+    try:
+        found = bounds.decode(_config_decoder, config or "{}")
+    except bounds.JsonError:
+        return None
+    if isinstance(found.dirs, msgspec.UnsetType):
+        return None
+    return (found.dirs or ()) if found.enabled else ()
 
 
 def status_of(info: str) -> VerboseStatus:

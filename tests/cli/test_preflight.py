@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import json
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from agent.cli.preflight import NRI_SOCKET, PROXY_SOCKET, Mode, agent_problems, below
 from agent.model.settings.agent import AgentSettings
+from agent.proto import cri_pb2 as pb
 from tests.cli.conftest import Topolet
+from tests.faults.runtime import SimulatedRuntime
 from tests.node.procfs import process
 
 
@@ -24,15 +28,19 @@ KUBELET = "/var/lib/kubelet"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
+    return host(tmp_path)
+
+
+def host(folder: Path) -> Path:
     """A host with a kubelet, and links as distributions have them."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "var").mkdir()
-    (tmp_path / "var/run").symlink_to("/run")
-    (tmp_path / f"data{KUBELET}/pods").mkdir(parents=True)
-    (tmp_path / "var/lib").mkdir()
-    (tmp_path / "var/lib/kubelet").symlink_to(f"/data{KUBELET}")
-    process(tmp_path, 7, "/usr/bin/kubelet", "--cpu-manager-policy=static")
-    return tmp_path
+    (folder / "run").mkdir()
+    (folder / "var").mkdir()
+    (folder / "var/run").symlink_to("/run")
+    (folder / f"data{KUBELET}/pods").mkdir(parents=True)
+    (folder / "var/lib").mkdir()
+    (folder / "var/lib/kubelet").symlink_to(f"/data{KUBELET}")
+    process(folder, 7, "/usr/bin/kubelet", "--cpu-manager-policy=static")
+    return folder
 
 
 def found(root: Path, mode: Mode = Mode.RECONCILE, **settings: object) -> list[str]:
@@ -74,6 +82,45 @@ def test_a_runtime_that_nobody_serves_does_not_answer(root: Path) -> None:
     listening(root / "run/c.sock").close()
     (wrong,) = found(root, runtime_endpoint="unix:///run/c.sock")
     assert wrong.startswith("runtime /run/c.sock: it does not answer: ")
+
+
+@pytest.mark.parametrize(
+    ("config", "wrong"),
+    [
+        ({"cdiSpecDirs": ["/etc/cdi", "/run/cdi"]}, ""),
+        ({"cdiSpecDirs": ["/etc/cdi"]}, "the runtime reads CDI files in /etc/cdi, so"),
+        ({"enableCDI": False, "cdiSpecDirs": ["/run/cdi"]}, "the runtime reads no CDI files, so"),
+        ({}, ""),
+    ],
+)
+def test_a_dra_driver_needs_a_runtime_that_reads_its_cdi_files(
+    config: dict[str, object], wrong: str
+) -> None:
+    """`/run/cdi` is `/var/run/cdi` by a link of the host."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = host(Path(folder))
+        runtime = SimulatedRuntime(root / "run/c.sock", lambda group, cpus: None)
+        text = {"config": json.dumps(config)}
+        runtime.replies = {
+            "Version": pb.VersionResponse(runtime_name="c").SerializeToString(),
+            # Its field `info` is that of a StatusResponse.
+            "Status": pb.PodSandboxStatusResponse(info=text).SerializeToString(),
+        }
+        try:
+            for dra in (False, True):
+                lines = found(root, runtime_endpoint="unix:///run/c.sock", dra=dra)
+                about_cdi = [line for line in lines if line.startswith("cdi-dir /var/run/cdi: ")]
+                assert len(about_cdi) == bool(dra and wrong)
+                assert all(wrong in line for line in about_cdi)
+        finally:
+            runtime.close()
+
+
+def test_a_dra_driver_needs_the_kubelets_folder_of_plugins(root: Path) -> None:
+    (*_, wrong) = found(root, dra=True)
+    assert wrong.startswith("kubelet folder /var/lib/kubelet: it has no folder `plugins_registry`")
+    (root / f"data{KUBELET}/plugins_registry").mkdir()
+    assert len(found(root, dra=True)) == 1
 
 
 def test_a_folder_that_is_not_the_kubelets_is_named(root: Path) -> None:

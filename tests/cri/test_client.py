@@ -13,6 +13,7 @@ from agent.cri.client import (
     MAX_ITEMS,
     MAX_NAMES_BYTES,
     Cri,
+    cdi_dirs_of,
     device_carriers,
     status_of,
 )
@@ -101,6 +102,22 @@ def test_carriers_from_cri_o() -> None:
 @pytest.mark.parametrize("text", ["", "{}", "[", '{"config":null,"runtimeSpec":{"process":null}}'])
 def test_an_empty_verbose_status_has_no_carriers(text: str) -> None:
     assert device_carriers(text) == Carriers()
+
+
+@pytest.mark.parametrize(
+    ("config", "dirs"),
+    [
+        ({"enableCDI": True, "cdiSpecDirs": ["/etc/cdi", "/run/cdi"]}, ("/etc/cdi", "/run/cdi")),
+        ({"cdiSpecDirs": ["/run/cdi"]}, ("/run/cdi",)),
+        ({"enableCDI": False, "cdiSpecDirs": ["/run/cdi"]}, ()),
+        ({"enableCDI": True, "cdiSpecDirs": None}, ()),
+        ({"sandboxImage": "pause"}, None),
+        ([], None),
+    ],
+)
+def test_where_a_runtime_looks_for_cdi_files(config: object, dirs: tuple[str, ...] | None) -> None:
+    """By the configuration of containerd 1.7, 2.2 and 2.4; CRI-O says nothing."""
+    assert cdi_dirs_of(json.dumps(config)) == dirs
 
 
 class FakeStatus(Cri):
