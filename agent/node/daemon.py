@@ -40,6 +40,7 @@ from agent.model import notifications, snapshot
 from agent.model.audit import Record
 from agent.model.cpu.policies import BeOnOwned, CpuGrouping, DeviceLocality, GroupOrder
 from agent.model.cpu.topology import Topology
+from agent.model.devices.pci import Function
 from agent.model.dra.names import CLAIMS_FILE, SHOWN_FILE
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
@@ -396,6 +397,7 @@ class _Agent:
             GroupRules(CpuGrouping(settings.dra_devices), GroupOrder(settings.dra_order)),
             wake,
             append,
+            self._functions if settings.dra_pcie_roots else tuple,
         )
         published = ResourceSlices(objects, self.node_name, claims, self.sources)
         events = self.cluster.events
@@ -424,6 +426,10 @@ class _Agent:
             closing.callback(thread.close)
         follow_dra(self.metrics, counts)
         return claims
+
+    def _functions(self) -> Collection[Function]:
+        """The PCI functions of the node; none before the first pass, or without devices."""
+        return self.devices.sysfs.functions.values() if self.devices is not None else ()
 
     def _usage(
         self,

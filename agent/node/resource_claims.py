@@ -3,7 +3,9 @@
 The kubelet prepares a claim before it makes the sandbox of the pod. The claim is read from the API
 server, gets its CPUs of those that the last pass left, and is kept in a file before the answer. The
 next pass takes these CPUs from all others, and until then no frontend starts a container of the
-claim. The file is the truth after a restart, since the kubelet does not repeat itself."""
+claim. The file is the truth after a restart, since the kubelet does not repeat itself. No pass
+waits for the disk: a claim has its CPUs before it is in the file, and loses them after it has left
+the file."""
 
 from __future__ import annotations
 
@@ -31,6 +33,7 @@ from agent.allocate.dra.refusals import FORGOTTEN_SECONDS, UnpreparedClaim
 from agent.allocate.dra.slices import Device
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.host import files
+from agent.host.log_once import Problem
 from agent.kube.auth import AccessError
 from agent.kube.errors import KubeError, NotFoundError
 from agent.model.audit import AuditEvent, Record
@@ -39,6 +42,7 @@ from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.layout import Layout
 from agent.model.cpu.topology import Topology
+from agent.model.devices.pci import Function
 from agent.model.dra import prepared_claim, resource_claim
 from agent.model.dra.node_claims import NodeClaims
 from agent.model.dra.prepared_claim import PreparedClaim
@@ -61,6 +65,7 @@ MOST_WAITING: Final = 4
 """The most calls that wait at a time: others need threads of the server too."""
 _WAITED_FOR: Final = (RefusalKind.NOT_READY, RefusalKind.TAKEN, RefusalKind.NO_DEVICE)
 _MOST_REFUSED: Final = 1024
+_UNPREPARED: Final = "it was unprepared meanwhile"
 
 
 class ClaimFiles(Protocol):
@@ -86,7 +91,9 @@ class ResourceClaims:
         AccessError.
     `path`: the file.
     `wake`: starts a pass.
-    `append`: takes records for the audit trail."""
+    `append`: takes records for the audit trail.
+    `functions`: returns the PCI functions whose roots are published; none for an API server without
+        lists."""
 
     def __init__(
         self,
@@ -97,6 +104,7 @@ class ResourceClaims:
         rules: GroupRules,
         wake: Callable[[], None],
         append: Callable[[Sequence[Record]], None] = lambda records: None,
+        functions: Callable[[], Iterable[Function]] = tuple,
         clock: Callable[[], float] = time.monotonic,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
@@ -107,8 +115,11 @@ class ResourceClaims:
         self._rules = rules
         self._wake = wake
         self._append = append
+        self._functions = functions
         self._clock = clock
         self._wait_seconds = wait_seconds
+        self._writing = threading.Lock()
+        """Who writes or removes files of claims has it, and takes it before `_lock`."""
         self._lock = threading.Condition()
         self._deciding = False
         """A pass has read the claims, and has not told yet what it leaves to them."""
@@ -118,6 +129,8 @@ class ResourceClaims:
         self._waiting = 0
         self._closed = False
         self._claims, is_whole = self._stored()
+        self._in_file = self._claims
+        self._unkept = Problem(log, "")
         self._moment: ClaimMoment | None = None
         self._layout: Layout | None = None
         self._pods: frozenset[str] | None = None
@@ -213,7 +226,13 @@ class ResourceClaims:
         moment, layout = self._moment, self._layout
         if moment is None or layout is None:
             return []
-        return slices.devices(self.groups(), layout, whole_cores=moment.whole_cores, minor=minor)
+        return slices.devices(
+            self.groups(),
+            layout,
+            whole_cores=moment.whole_cores,
+            minor=minor,
+            roots=slices.pcie_roots(self._functions()),
+        )
 
     def with_claims(self, kubelet: KubeletCpus, pods: Collection[ApiPod]) -> KubeletCpus:
         """Adds the CPUs of claims, of the containers that these pods of the API server use them
@@ -223,11 +242,8 @@ class ResourceClaims:
             self._deciding = True
             claims = with_containers(self._claims, self.pods, self._pods)
             if claims is not self._claims:
-                try:
-                    self._keep(claims, "claims")
-                except PreparationError as error:
-                    log.warning("%s", error)
-                    self._claims = claims
+                self._claims = claims
+                self.changed()
             if self._node_claims is None or self._node_claims[0] is not self._claims:
                 self._node_claims = self._claims, node_claims(self._claims.values())
             return msgspec.structs.replace(kubelet, claims=self._node_claims[1])
@@ -287,10 +303,11 @@ class ResourceClaims:
             self._refused.pop(uid, None)
             self._calls = {call: other for call, other in self._calls.items() if other != uid}
             self._lock.notify_all()
+        with self._writing:
             claim = self._claims.get(uid)
             if claim is not None:
-                others = {key: other for key, other in self._claims.items() if key != uid}
-                self._keep(others, f"ResourceClaim {claim.title}")
+                self._keep(_without(self._claims, uid), f"ResourceClaim {claim.title}")
+                self._remove(uid)
             try:
                 self._files.remove(uid)
             except OSError as error:
@@ -311,17 +328,36 @@ class ResourceClaims:
             # The passes wait for the lock, and must not wait for an API server.
             stored = None if uid in self._claims else self._allocated(namespace, name, uid, title)
             with self._lock:
-                claim = self._claims.get(uid) or self._given(stored, uid, call, title)
-                try:
-                    self._files.write(claim, self._attributes())
-                except OSError as error:
-                    text = f"{title}: {files.reason(error)}"
-                    raise PreparationError(text, RefusalKind.NOT_KEPT) from None
+                if uid not in self._claims:
+                    self._give(stored, uid, call, title)
+            with self._writing:
+                claim = self._written(uid, title)
+            with self._lock:
                 self._refused.pop(uid, None)
-                return claim
+            return claim
         finally:
             with self._lock:
                 self._calls.pop(call, None)
+
+    def _written(self, uid: str, title: str) -> PreparedClaim:
+        """The claim, of which both a restarted agent and its containers know. Raises
+        PreparationError."""
+        claim = self._claims.get(uid)
+        if claim is None:
+            raise PreparationError(f"{title}: {_UNPREPARED}", RefusalKind.NOT_READY)
+        if uid not in self._in_file:
+            try:
+                self._keep(self._claims, title)
+            except PreparationError:
+                self._remove(uid)
+                self._wake()
+                raise
+        try:
+            self._files.write(claim, self._attributes())
+        except OSError as error:
+            text = f"{title}: {files.reason(error)}"
+            raise PreparationError(text, RefusalKind.NOT_KEPT) from None
+        return claim
 
     def _refuse(self, refused: UnpreparedClaim) -> None:
         with self._lock:
@@ -408,10 +444,8 @@ class ResourceClaims:
             raise PreparationError(f"{title}: it is not allocated, or reserved for no pod")
         return claim
 
-    def _given(
-        self, stored: CpuResourceClaim | None, uid: str, call: object, title: str
-    ) -> PreparedClaim:
-        """Keeps the claim with its CPUs, as soon as these are free. Raises PreparationError."""
+    def _give(self, stored: CpuResourceClaim | None, uid: str, call: object, title: str) -> None:
+        """Gives the claim its CPUs, as soon as these are free. Raises PreparationError."""
         deadline = time.monotonic() + self._wait_seconds
         may_wait = self._waiting < MOST_WAITING
         self._waiting += 1
@@ -420,10 +454,9 @@ class ResourceClaims:
                 # Otherwise an owner and the claim could get a CPU at the same moment.
                 self._lock.wait_for(lambda: not self._deciding, DECISION_SECONDS)
                 if uid in self._claims:
-                    return self._claims[uid]
+                    return
                 if stored is None or call not in self._calls:
-                    text = f"{title}: it was unprepared meanwhile"
-                    raise PreparationError(text, RefusalKind.NOT_READY)
+                    raise PreparationError(f"{title}: {_UNPREPARED}", RefusalKind.NOT_READY)
                 try:
                     claim = self._prepared(stored, title)
                 except PreparationError as error:
@@ -433,8 +466,8 @@ class ResourceClaims:
                         raise
                     self._lock.wait(seconds)
                 else:
-                    self._keep({**self._claims, uid: claim}, title)
-                    return claim
+                    self._claims = {**self._claims, **with_containers({uid: claim}, self.pods)}
+                    return
         finally:
             self._waiting -= 1
 
@@ -453,14 +486,32 @@ class ResourceClaims:
         given = prepared(claim, self._node_name, by_name, layout, counts, rules)
         return msgspec.structs.replace(given, prepared_at=round(time.time()))
 
+    def keep(self) -> None:
+        """Writes the file, if a pass has learned of containers that it lacks."""
+        with self._writing:
+            try:
+                self._keep(self._claims, "the containers of claims")
+            except PreparationError as error:
+                self._unkept.report(str(error))
+            else:
+                self._unkept.clear()
+
     def _keep(self, claims: Mapping[str, PreparedClaim], title: str) -> None:
-        """Writes the file, and then takes the claims. Raises PreparationError."""
+        """Writes the file, if it differs. Raises PreparationError."""
+        if claims == self._in_file:
+            return
         try:
             files.replace(self._path, prepared_claim.encode(claims.values()), durable=True)
         except OSError as error:
             text = f"{title}: the agent can't keep it: {files.reason(error)}"
             raise PreparationError(text, RefusalKind.NOT_KEPT) from None
-        self._claims = claims
+        self._in_file = claims
+
+    def _remove(self, uid: str) -> None:
+        """Others may have the CPUs of the claim from now on."""
+        with self._lock:
+            self._claims = _without(self._claims, uid)
+            self._lock.notify_all()
 
     def _stored(self) -> tuple[Mapping[str, PreparedClaim], bool]:
         """The claims, and whether all of the file could be read. Raises OSError."""
@@ -486,3 +537,7 @@ class ResourceClaims:
                     self._files.write(claim, {})
         except OSError as error:
             log.warning("files of claims: %s", files.reason(error))
+
+
+def _without(claims: Mapping[str, PreparedClaim], uid: str) -> Mapping[str, PreparedClaim]:
+    return {key: claim for key, claim in claims.items() if key != uid}

@@ -19,6 +19,7 @@ import yaml
 
 from agent.allocate.dra.refusals import REFUSED_SECONDS
 from agent.dra.service import REGISTRATION, SERVICE
+from agent.model.devices.resource_slice import PCIE_ROOT
 from agent.model.dra import cpu_parameters
 from agent.model.dra.names import DRIVER, PEER_DRIVER, REGISTRY
 from agent.proto import dra_pb2 as pb
@@ -372,6 +373,39 @@ def test_a_server_that_counts_claims_as_requests_is_told_what_they_take(
         eventually("a CPU has left", lambda: dra.cpus()["numa-node-0"] == 6, TIMEOUT_SECONDS)
         assert dra.writes() - before == 1, "the server has what was written"
     finally:
+        apiserver.restart_server()
+
+
+def test_pcie_roots_are_published_to_a_server_that_has_lists(
+    apiserver: ApiServer, new_node: NewNode
+) -> None:
+    """By a gate that is off in Kubernetes 1.36; a server without it refuses them, and the agent
+    says so."""
+    dra = new_node("dra-roots")
+    root = dra.machine(1, 2, 1, 8, 1)
+    for number, path in enumerate(("pci0000:00/0000:00:01.0", "pci0000:17/0000:17:00.0")):
+        buses.add_function(root, path, {"numa_node": "0\n", "class": f"0x01080{number}\n"})
+    flags = ("--dra-pcie-roots=true", "--dra-order=numa-node")
+    dra.start(*flags)
+    dra.told(PCIE_ROOT)
+    assert dra.slices() == []
+    dra.node.kill_agent()
+    apiserver.restart_server("--feature-gates=DRAListTypeAttributes=true")
+    try:
+        before = dra.writes()
+        dra.start(*flags)
+        eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
+        near, far = (device["attributes"] for device in dra.devices())
+        assert near[PCIE_ROOT] == {"strings": ["pci0000:00", "pci0000:17"]}
+        assert PCIE_ROOT not in far
+        dra.own("own", "0")
+        eventually("a CPU has left", lambda: dra.cpus()["numa-node-0"] == 7, TIMEOUT_SECONDS)
+        assert dra.writes() - before == 2, "the server has what was written"
+    finally:
+        dra.node.kill_agent()
+        dra.api.admin.request(
+            "DELETE", SLICES, {"fieldSelector": f"spec.nodeName={dra.name}"}, None
+        )
         apiserver.restart_server()
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import random
+import stat
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,7 +19,8 @@ from agent.allocate.dra.preparation import PreparationError
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.dra.cdi import CdiFiles
 from agent.model.audit import Record
-from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.dra import prepared_claim
 from agent.model.dra.names import CLAIMS_FILE
 from agent.model.dra.prepared_claim import PreparedClaim
 from agent.model.pod.apiobjects import ApiPod, ClaimUse, Phase
@@ -153,6 +158,7 @@ def test_a_claim_that_was_deleted_meanwhile_loses_its_cpus(
     uses = (ClaimUse("x", "b"),)
     pod = ApiPod("u-p", "ns", "p", "n1", Phase.RUNNING, {}, {}, "besteffort", 0, claims=uses)
     claims.with_claims(KubeletCpus(), [pod])
+    claims.keep()
     del server.claims["ns", "b"]
     server.claims["ns", "c"]["metadata"]["uid"] = "u-new"
     again = start(None)
@@ -176,6 +182,7 @@ def test_a_claim_that_cannot_be_kept_is_refused(
     with pytest.raises(PreparationError, match="ResourceClaim ns/a: the agent can't keep it: "):
         claims.prepare("ns", "a", "u-a")
     assert cpus_of(claims) == {}
+    assert server.passes == 1, "a pass may have taken the CPUs from others"
 
 
 def test_no_claim_is_prepared_while_a_pass_decides(server: ClaimsOfServer, start: Start) -> None:
@@ -334,6 +341,150 @@ def test_only_few_claims_wait_and_none_for_an_agent_that_ends(
     assert all("has not completed its first pass yet" in call.ended() for call in calls)
 
 
+class SlowDisk:
+    """A disk that flushes nothing until it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.flushes = 0
+        self._flush = os.fsync
+        self._goes_on = threading.Event()
+        monkeypatch.setattr(os, "fsync", self._wait)
+
+    def go_on(self) -> None:
+        self._goes_on.set()
+
+    def _wait(self, file: int) -> None:
+        self.flushes += 1
+        assert self._goes_on.wait(DEADLINE_SECONDS)
+        self._flush(file)
+
+
+def test_no_pass_waits_for_the_disk(
+    server: ClaimsOfServer, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But the kubelet does, and before it gets its answer, the container's files wait for the file
+    of the agent."""
+    server.add("a", 4)
+    claims = start()
+    disk = SlowDisk(monkeypatch)
+    call = Call(server, claims, "a")
+    eventually("the file is written", lambda: disk.flushes)
+    kubelet = claims.with_claims(KubeletCpus(), [])
+    assert str(kubelet.claims.cpus) == "0-3", "no owner gets them"
+    claims.follow(ClaimMoment(FOUR_NODES, EVERYTHING))
+    assert (call.answer, [*tmp_path.glob("cdi/*")]) == ("", [])
+    disk.go_on()
+    assert call.ended() == "0-3"
+    assert cdi_files(tmp_path) == ["cpu.topolet.io-claim_u-a.json"]
+    assert cpus_of(start(None)) == {"a": "0-3"}
+
+
+def test_a_claim_has_its_cpus_until_the_file_says_otherwise(
+    server: ClaimsOfServer, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restarted agent would give them to it, and maybe to another one too."""
+    server.add("a", 4)
+    server.add("b", 8)
+    claims = start()
+    claims.prepare("ns", "a", "u-a")
+    disk = SlowDisk(monkeypatch)
+    ending = threading.Thread(target=lambda: claims.unprepare("u-a"))
+    ending.start()
+    eventually("the file is written", lambda: disk.flushes)
+    with pytest.raises(PreparationError, match="needs 8 CPUs, and 4 are free"):
+        claims.prepare("ns", "b", "u-b")
+    assert cpus_of(claims) == {"a": "0-3"}
+    disk.go_on()
+    ending.join()
+    assert str(claims.prepare("ns", "b", "u-b").cpus) == "0-7"
+    assert cpus_of(start(None)) == {"b": "0-7"}
+
+
+def test_a_claim_that_is_prepared_while_it_is_unprepared_gets_no_answer_with_its_old_cpus(
+    server: ClaimsOfServer, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add("a", 4)
+    claims = start()
+    claims.prepare("ns", "a", "u-a")
+    disk = SlowDisk(monkeypatch)
+    ending = threading.Thread(target=lambda: claims.unprepare("u-a"))
+    ending.start()
+    eventually("the file is written", lambda: disk.flushes)
+    answers: list[str] = []
+
+    def prepare() -> None:
+        try:
+            answers.append(str(claims.prepare("ns", "a", "u-a").cpus))
+        except PreparationError as error:
+            answers.append(str(error))
+
+    call = threading.Thread(target=prepare)
+    call.start()
+    disk.go_on()
+    ending.join()
+    call.join()
+    prepared = cpus_of(claims)
+    assert answers == [prepared.get("a", "ResourceClaim ns/a: it was unprepared meanwhile")]
+    assert len(cdi_files(tmp_path)) == len(prepared)
+    assert cpus_of(start(None)) == prepared
+
+
+def test_what_the_kubelet_heard_is_in_the_file_whatever_calls_come_together(
+    server: ClaimsOfServer, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubelets of many pods, passes, and a disk that fails now and then."""
+    claims = start()
+    flush, faults = os.fsync, random.Random(1)
+
+    def fsync(file: int) -> None:
+        if stat.S_ISREG(os.fstat(file).st_mode) and faults.random() < 0.2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        flush(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    prepared, refused = Counter[str](), Counter[str]()
+    wrong: list[str] = []
+
+    def in_file() -> Mapping[str, str]:
+        stored, _ = prepared_claim.decode((tmp_path / CLAIMS_FILE).read_bytes())
+        return {claim.name: str(claim.cpus) for claim in stored}
+
+    def calls(name: str) -> None:
+        for _ in range(40):
+            try:
+                cpus = str(claims.prepare("ns", name, f"u-{name}").cpus)
+                prepared[name] += 1
+                if in_file().get(name) != cpus:
+                    wrong.append(f"{name} has heard {cpus}")
+                claims.unprepare(f"u-{name}")
+                if name in in_file():
+                    wrong.append(f"{name} is still in the file")
+            except PreparationError:
+                refused[name] += 1
+
+    names = [str(number) for number in range(4)]
+    for name in names:
+        server.add(name, 3)
+    threads = [threading.Thread(target=calls, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        threads[0].join(0.001)
+        of_node = claims.with_claims(KubeletCpus(), []).claims
+        now = claims.now().values()
+        if sum(len(claim.cpus) for claim in now) != len(union(claim.cpus for claim in now)):
+            wrong.append(f"a CPU has two claims: {now}")
+        assert of_node.cpus <= ALL
+        claims.follow(ClaimMoment(FOUR_NODES, EVERYTHING))
+    monkeypatch.undo()
+    assert not wrong
+    assert prepared.total() > len(names)
+    assert refused.total()
+    claims.keep()
+    assert in_file() == cpus_of(claims)
+    assert len(cdi_files(tmp_path)) == len(claims.now())
+
+
 def test_a_torn_file_does_not_stop_the_agent(
     server: ClaimsOfServer, start: Start, tmp_path: Path
 ) -> None:
@@ -359,3 +510,5 @@ def test_cpus_that_are_offline_are_a_trouble_of_their_device(
     claims.follow(ClaimMoment(topology, OfferedCpus(ALL)))
     troubles = {device: trouble for _, device, trouble in claims.devices() if trouble}
     assert troubles == {"numa-node-0": "CPUs 0-1 are offline"}
+    first, *_ = claims.slice_devices()
+    assert first["capacity"]["cpu.topolet.io/cpu"]["value"] == "6"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -16,10 +17,15 @@ from agent.allocate.accumulator import CpuRequest, Shortage, even, take
 from agent.allocate.dra.groups import CpuGroup
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.layout import CpuRefCounts, Layout
-from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, Strategy
+from agent.model.cpu.policies import BIND_LABEL, BindPolicy, ExclusivePolicy, Strategy
 from agent.model.dra.cpu_parameters import ClaimMemoryPolicy, CpuSpread
 from agent.model.dra.prepared_claim import PreparedClaim, PreparedGroup
 from agent.model.dra.resource_claim import ClaimedGroup, CpuResourceClaim
+
+_COUNTED: Final = (
+    f"; schedulers count CPUs, not whole cores: the label {BIND_LABEL}=FullPCPUsOnly "
+    "of the Node makes it offer whole cores alone"
+)
 
 
 class RefusalKind(enum.StrEnum):
@@ -184,10 +190,11 @@ def _taken(
     """Raises PreparationError."""
     cpus = take(layout, free.mask, counts, request)
     if isinstance(cpus, Shortage):
-        needs = f"{cpus.requested} CPUs"
+        needs, remedy = f"{cpus.requested} CPUs", ""
         if cpus.fitting < cpus.free:
             needs += f" by {request.bind}"
-        text = f"{where}: the claim needs {needs}, and {cpus.fitting} are free ({free})"
+            remedy = _COUNTED if request.bind is BindPolicy.FULL_PCPUS else ""
+        text = f"{where}: the claim needs {needs}, and {cpus.fitting} are free ({free}){remedy}"
         raise PreparationError(text, RefusalKind.TAKEN)
     return CpuSet.from_int(cpus.cpus)
 

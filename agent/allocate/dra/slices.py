@@ -6,19 +6,25 @@ of the slices (by name) and of the devices in them, so the order is part of what
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from agent.allocate.dra.groups import CpuGroup
 from agent.model.cpu.layout import Layout
 from agent.model.devices import resource_slice
+from agent.model.devices.pci import Function
 from agent.model.dra.names import DRIVER
 from agent.model.dra.resource_claim import CPU, HUGE_PAGES, MEMORY
 from agent.model.quantities import amount
 
 API_VERSION: Final = "resource.k8s.io/v1"
 MOST_DEVICES: Final = 128
-"""The API's limit for a slice (Kubernetes: ResourceSliceMaxDevices in resource/v1/types.go)."""
+MOST_WITH_LISTS: Final = 64
+"""The API's limits for a slice, and for one with attributes that are lists (Kubernetes:
+ResourceSliceMaxDevices and -WithAdvancedFeatures in resource/v1/types.go)."""
+_MOST_VALUES: Final = 48
+"""The most values of all attributes of a device (ResourceSliceMaxAttributeValuesPerDevice)."""
 _MOST_NAME: Final = 253
 """The longest name of an object (apimachinery: DNS1123SubdomainMaxLength)."""
 _MOST_TEXT: Final = 64
@@ -35,15 +41,33 @@ _RESOURCES: Final = "nodeAllocatableResources"
 and that which replaced it in 1.37."""
 
 
+def pcie_roots(functions: Iterable[Function]) -> Mapping[int, tuple[str, ...]]:
+    """By NUMA node, the root buses of the PCI functions there."""
+    by_node: dict[int, set[str]] = {}
+    for function in functions:
+        if function.root and function.node >= 0:
+            by_node.setdefault(function.node, set()).add(function.root)
+    return {node: tuple(sorted(roots)) for node, roots in by_node.items()}
+
+
 def devices(
-    groups: Sequence[CpuGroup], layout: Layout, *, whole_cores: bool, minor: int = 0
+    groups: Sequence[CpuGroup],
+    layout: Layout,
+    *,
+    whole_cores: bool,
+    minor: int = 0,
+    roots: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
 ) -> list[Device]:
     """The devices of a slice, in the order of the groups.
 
     `whole_cores`: whether amounts of CPUs are rounded up to whole cores.
-    `minor`: the minor version of Kubernetes that the API server has, 0 if it is unknown."""
+    `minor`: the minor version of Kubernetes that the API server has, 0 if it is unknown.
+    `roots`: by NUMA node, the PCIe roots; empty for an API server without lists."""
     step = layout.threads if whole_cores else 1
-    return [_device(group, layout, step) | _node_resources(group, minor) for group in groups]
+    return [
+        _device(group, layout, step, roots.get(group.node, ())) | _node_resources(group, minor)
+        for group in groups
+    ]
 
 
 def is_stored(stored: Device, wanted: Device) -> bool:
@@ -78,9 +102,9 @@ def slices(
     `node_uid`: the uid of the Node, with which they are removed; "" if it is unknown.
     `generation`: that of the pool, which a scheduler reads only when all slices of the highest
         generation are there."""
-    parts = [
-        of_node[start : start + MOST_DEVICES] for start in range(0, len(of_node), MOST_DEVICES)
-    ]
+    has_lists = any(resource_slice.PCIE_ROOT in device["attributes"] for device in of_node)
+    most = MOST_WITH_LISTS if has_lists else MOST_DEVICES
+    parts = [of_node[start : start + most] for start in range(0, len(of_node), most)]
     return [
         {
             "apiVersion": API_VERSION,
@@ -120,7 +144,7 @@ def _owner(node_name: str, uid: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": uid}
 
 
-def _device(group: CpuGroup, layout: Layout, step: int) -> Device:
+def _device(group: CpuGroup, layout: Layout, step: int, roots: tuple[str, ...]) -> Device:
     attributes: dict[str, Any] = {
         resource_slice.NUMA_NODE: {"int": group.node},
         _named("grouping"): {"string": group.grouping.value},
@@ -135,6 +159,8 @@ def _device(group: CpuGroup, layout: Layout, step: int) -> Device:
     # An external allocator chooses among these. A list that is too long for the API is left out.
     if len(str(group.cpus)) <= _MOST_TEXT:
         attributes[_named("cpuIDs")] = {"string": str(group.cpus)}
+    if 0 < len(roots) <= _MOST_VALUES - len(attributes):
+        attributes[resource_slice.PCIE_ROOT] = {"strings": [*roots]}
     device: Device = {"name": group.name, "attributes": attributes}
     if not group.whole:
         device[_PARTS] = True

@@ -16,6 +16,9 @@ from agent.model.objects import ObjectMetadata, decoded
 KIND: Final = "ResourceSlice"
 NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
 """An integer, or integers if several NUMA nodes are equally near (KEP-6072, KEP-5491)."""
+PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
+"""A root bus as the kernel writes it (`pci0000:17`), or several of a device that is near to all of
+them (KEP-5491)."""
 PCI_BUS_ID: Final = "resource.kubernetes.io/pciBusID"
 
 

@@ -189,6 +189,13 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "first; numa-node: by id; spread: the one with the most unclaimed CPUs comes first"
         ),
     ] = "devices-last"
+    dra_pcie_roots: Annotated[
+        bool,
+        msgspec.Meta(
+            description="with dra: the devices have the attribute resource.kubernetes.io/pcieRoot, "
+            "which is a list. The cluster needs the feature gate DRAListTypeAttributes"
+        ),
+    ] = False
     cdi_dir: CdiDir = CDI_DIR
     usage: Annotated[
         bool,

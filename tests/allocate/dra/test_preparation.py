@@ -125,7 +125,9 @@ def test_memory_of_a_claim_comes_from_its_numa_node() -> None:
         (
             group(4, cpu_bind_policy=FULL),
             "0,2,4",
-            "the claim needs 4 CPUs by FullPCPUs, and 2 are free (1,3,5-7)",
+            "the claim needs 4 CPUs by FullPCPUs, and 2 are free (1,3,5-7); schedulers count CPUs, "
+            "not whole cores: the label node.koordinator.sh/cpu-bind-policy=FullPCPUsOnly of the "
+            "Node makes it offer whole cores alone",
         ),
         (group(1, "numa-node-9"), "", "request a: device numa-node-9 does not exist"),
         (group(1, pool="n2"), "", "pool n2 is not of this node"),

@@ -7,11 +7,21 @@ import json
 import pytest
 
 from agent.allocate.dra.groups import GroupRules, groups
-from agent.allocate.dra.slices import MOST_DEVICES, Device, devices, is_stored, lacks_parts, slices
+from agent.allocate.dra.slices import (
+    MOST_DEVICES,
+    MOST_WITH_LISTS,
+    Device,
+    devices,
+    is_stored,
+    lacks_parts,
+    pcie_roots,
+    slices,
+)
 from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.policies import CpuGrouping
-from agent.model.devices.resource_slice import DraDevice, decode
+from agent.model.devices.pci import Function
+from agent.model.devices.resource_slice import PCIE_ROOT, DraDevice, decode
 from conformance import machines
 from tests.allocate.dra.node import ALL, FOUR_NODES, topology
 
@@ -142,6 +152,34 @@ def test_a_large_node_has_several_slices_of_one_pool() -> None:
     # The node's own reader of slices understands them.
     located = decode(json.dumps(objects[1]).encode())
     assert located[DraDevice("cpu.topolet.io", "n1", "core-398")].nodes == CpuSet((1,))
+
+
+def test_a_device_is_near_to_the_pcie_roots_of_its_numa_node() -> None:
+    """A device with more roots than the API has values for is left without: a list of some would
+    keep claims from the others."""
+    functions = [
+        Function("0000:18:00.0", "pci0000:17", node=0),
+        Function("0000:01:00.0", "pci0000:00", node=0),
+        Function("0000:02:00.0", "pci0000:00", node=0),
+        Function("0000:03:00.0", "pci0000:03"),
+        Function("0000:04:00.0", node=1),
+        *(Function(f"0000:{bus:02x}:00.0", f"pci0000:{bus:02x}", node=2) for bus in range(64)),
+    ]
+    roots = pcie_roots(functions)
+    of_node = groups(FOUR_NODES, LAYOUT, ALL, EMPTY, GroupRules(), {}, pool_left=True)
+    first, *others = devices(of_node, LAYOUT, whole_cores=False, roots=roots)
+    assert first["attributes"][PCIE_ROOT] == {"strings": ["pci0000:00", "pci0000:17"]}
+    assert not any(PCIE_ROOT in device["attributes"] for device in others)
+
+
+def test_slices_with_lists_have_fewer_devices() -> None:
+    machine = topology(tuple(machines.cpus((1, 1, 100, 1), "adjacent", None)))
+    layout = layouts.of_topology(machine)
+    rules = GroupRules(CpuGrouping.CORE)
+    of_node = groups(machine, layout, machine.online, EMPTY, rules, {}, pool_left=True)
+    cores = devices(of_node, layout, whole_cores=True, roots={0: ("pci0000:00",)})
+    objects = slices("n1", "", cores, 1)
+    assert [len(each["spec"]["devices"]) for each in objects] == [MOST_WITH_LISTS, 36]
 
 
 @pytest.mark.parametrize("length", [1, 230, 231, 253])
