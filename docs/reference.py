@@ -19,14 +19,18 @@ from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings, W
 from agent.node import koordlet_metrics, nri_guard
 from agent.nri import daemon as nri
 from agent.proxy import daemon as proxy
-from agent.telemetry import dra_metrics, metrics, schedulermetrics, usage_metrics
+from agent.telemetry import dra_metrics, metrics, quiet_metrics, schedulermetrics, usage_metrics
 
 HERE = pathlib.Path(__file__).parent
 MARK = "<!-- The rest of this page is written by docs/reference.py. -->\n"
 """The line of a page below which everything is generated."""
 
 PROCESSES = {
-    "Agent (`--http`, port 9326)": (*metrics.DECLARED, *usage_metrics.DECLARED),
+    "Agent (`--http`, port 9326)": (
+        *metrics.DECLARED,
+        *usage_metrics.DECLARED,
+        *quiet_metrics.DECLARED,
+    ),
     "Metrics of koordlet (agent with `--koordlet-metrics`)": koordlet_metrics.DECLARED,
     "DRA driver (agent with `--dra`)": dra_metrics.DECLARED,
     "Koordinator's hook server (on the agent's page)": hook_server.DECLARED,

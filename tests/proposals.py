@@ -43,7 +43,9 @@ enum in `agent.model`, is in a table or in the list of [further keys](#further-k
 statement is true, and whether its test would fail if it were not, is what a second reader of each
 row looks for.
 """
-_KEY: Final = re.compile(r"(?:[a-z0-9-]+\.)+[a-z]+/[\w.-]*|koord-[a-z]+", re.ASCII)
+_KEY: Final = re.compile(
+    r"(?:[a-z0-9-]+\.)+[a-z]+/[\w.-]*|koord-[a-z]+|[a-z-]+\.crio\.io", re.ASCII
+)
 _NAME: Final = re.compile(r"`([a-z0-9-]+)`")
 _GENERATED: Final = "proto"
 _Base = TypeVar("_Base")

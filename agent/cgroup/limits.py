@@ -58,7 +58,6 @@ from agent.cgroup.hierarchy import (
 )
 from agent.cgroup.journal import Journal, JournalError, OriginalValue
 from agent.cgroup.machine_files import (
-    CPUIDLE_DISABLE,
     GOVERNOR,
     IRQ_AFFINITY,
     IRQ_DEFAULT,
@@ -785,7 +784,6 @@ _OF_QUIET: Final[Mapping[str, Callable[[str], Any]]] = {
     RPS_CPUS: nodes,
     XPS_CPUS: nodes,
     IRQBALANCE_BANNED: nodes,
-    CPUIDLE_DISABLE: int,
     RESUME_LATENCY: str,
     GOVERNOR: str,
 }

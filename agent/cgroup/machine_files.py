@@ -8,9 +8,9 @@ files of cgroups are.
 | `workqueue.cpus`           | `/`            | `/sys/devices/virtual/workqueue/cpumask`           |
 | `queue.rps_cpus`           | `/eth0/rx-0`   | `/sys/class/net/eth0/queues/rx-0/rps_cpus`         |
 | `queue.xps_cpus`           | `/eth0/tx-0`   | `/sys/class/net/eth0/queues/tx-0/xps_cpus`         |
-| `cpuidle.disable`          | `/cpu3/state2` | `cpuidle/state2/disable` of the CPU                |
 | `pm_qos.resume_latency_us` | `/cpu3`        | `power/pm_qos_resume_latency_us` of the CPU        |
-| `cpufreq.governor`         | `/cpu3`        | `cpufreq/scaling_governor` of the CPU              |
+| `cpufreq.governor`         | `/policy0`     | `cpufreq/policy0/scaling_governor`, which all CPUs |
+|                            |                | of the policy have as their own                    |
 
 From 6.8 the kernel takes the CPUs of isolated partitions off the mask of workqueues itself, and
 keeps what was written in `cpumask_requested`: that is what is read there.
@@ -46,7 +46,6 @@ IRQ_DEFAULT: Final = "irq.default_affinity"
 WORKQUEUE_CPUS: Final = "workqueue.cpus"
 RPS_CPUS: Final = "queue.rps_cpus"
 XPS_CPUS: Final = "queue.xps_cpus"
-CPUIDLE_DISABLE: Final = "cpuidle.disable"
 RESUME_LATENCY: Final = "pm_qos.resume_latency_us"
 GOVERNOR: Final = "cpufreq.governor"
 _FILES: Final = {
@@ -57,16 +56,13 @@ _FILES: Final = {
     ),
     RPS_CPUS: _MachineFile("sys/class/net", "rps_cpus", mask=True),
     XPS_CPUS: _MachineFile("sys/class/net", "xps_cpus", mask=True),
-    CPUIDLE_DISABLE: _MachineFile(_CPU, "disable"),
     RESUME_LATENCY: _MachineFile(_CPU, "pm_qos_resume_latency_us"),
-    GOVERNOR: _MachineFile(_CPU, "scaling_governor"),
+    GOVERNOR: _MachineFile(f"{_CPU}/cpufreq", "scaling_governor"),
 }
 _BETWEEN: Final = {
     RPS_CPUS: "queues",
     XPS_CPUS: "queues",
-    CPUIDLE_DISABLE: "cpuidle",
     RESUME_LATENCY: "power",
-    GOVERNOR: "cpufreq",
 }
 """A folder behind the first part of the group."""
 KINDS: Final = tuple(sorted({name.partition(".")[0] for name in _FILES}))
@@ -109,7 +105,7 @@ class MachineFiles:
         except CpuSetError as error:
             raise CgroupError(f"{file} of {group!r}: {error}") from error
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
             try:
                 os.write(handle, f"{line}\n".encode("ascii"))
             finally:

@@ -236,12 +236,13 @@ def _quiet(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
     """Prints what leaves the CPUs of owners, and what still runs there. Returns the exit code.
     Raises ExplainError and OSError."""
     from agent.cgroup.hierarchy import CgroupError
+    from agent.model.settings.quiet import QUIET_FILE
     from agent.node import contention, disturbers
     from agent.rpc.grpc import RpcError
     from agent.view import disturbers as view
     from agent.view import quiet
 
-    path = os.path.join(settings.state_dir, quiet.QUIET_FILE)
+    path = os.path.join(settings.state_dir, QUIET_FILE)
     shown = None
     try:
         shown = quiet.read(path)

@@ -48,7 +48,7 @@ from agent.model.settings.agent import AGENT_PORT, AgentSettings
 from agent.model.settings.colocation import feature_modes
 from agent.model.settings.feature_modes import FeatureMode
 from agent.model.settings.options import SettingsError
-from agent.model.settings.quiet import default_features, quiet_modes
+from agent.model.settings.quiet import QUIET_FILE, default_features, quiet_modes
 from agent.node import device_visibility, node_local, nri_guard
 from agent.node.change_log import PodEvents
 from agent.node.cluster_view import ClusterCache, ClusterState, ClusterView, cluster_objects
@@ -84,7 +84,6 @@ from agent.node.triggers import Triggers
 from agent.telemetry.audit import Trail
 from agent.telemetry.metrics import AgentMetrics
 from agent.usage import COLOCATION_FILE, EVICTIONS_FILE, OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE
-from agent.view.quiet import QUIET_FILE
 
 if TYPE_CHECKING:
     from agent.cgroup.core_scheduling import CoreGroups
@@ -720,11 +719,14 @@ class _Agent:
         controllers: Controllers,
         journal: Journal,
     ) -> QuietCpus:
+        from agent.node.quiet.c_states import CStates
+        from agent.node.quiet.frequency import Frequency
         from agent.node.quiet.host_slices import HostSlices
         from agent.node.quiet.interrupts import QuietInterrupts
         from agent.node.quiet.packet_steering import PacketSteering
         from agent.node.quiet.workqueues import Workqueues
         from agent.node.quiet.writer import QuietCpus
+        from agent.telemetry.quiet_metrics import follow_quiet
 
         root = settings.root
         features: tuple[Feature[QuietMoment], ...] = (
@@ -732,8 +734,10 @@ class _Agent:
             HostSlices(controllers, hierarchy, journal),
             Workqueues(root),
             PacketSteering(root, controllers, journal),
+            CStates(root),
+            Frequency(root),
         )
-        return QuietCpus(
+        quiet = QuietCpus(
             controllers,
             journal,
             features,
@@ -742,6 +746,8 @@ class _Agent:
             self.sources,
             os.path.join(settings.state_dir, QUIET_FILE),
         )
+        follow_quiet(self.metrics, quiet.measured)
+        return quiet
 
     def _follow(self, follow_usage: FollowUsage | None) -> FollowUsage | None:
         """What takes the pods and owners of each pass; None if nothing does."""

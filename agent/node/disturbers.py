@@ -17,6 +17,7 @@ from agent.model.cpu.cpuset import union
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
+from agent.model.settings.quiet import QUIET_FILE
 from agent.model.snapshot import Owner, SnapshotError
 from agent.node.drift import group_reader
 from agent.node.runtime_view import CgroupLocator, RuntimeView
@@ -157,6 +158,6 @@ def owners_of_node(state_dir: str) -> tuple[Owner, ...]:
 def quiet_of_node(state_dir: str) -> ShownQuiet | None:
     """What leaves the CPUs of owners; None if the agent quiets none, or did not say it."""
     try:
-        return quiet_view.read(os.path.join(state_dir, quiet_view.QUIET_FILE))
+        return quiet_view.read(os.path.join(state_dir, QUIET_FILE))
     except (OSError, JsonError):
         return None

@@ -12,8 +12,6 @@ from agent.view import features
 from agent.view.features import ShownFeature
 from agent.view.format import printable, printable_json
 
-QUIET_FILE: Final = "quiet.json"
-"""In the state folder."""
 SCHEMA_VERSION: Final = 1
 """The version of the JSON output."""
 _MAX_BYTES: Final = 1 << 20

@@ -80,6 +80,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {
             'topolet_source_problems{source="journal"}': "0x40",
             'topolet_source_problems{source="colocation"}': "1x40",
+            'topolet_source_problems{source="quiet"}': "1x40",
         },
     ),
     "TopoletCPUOverlap": (
@@ -141,6 +142,14 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "TopoletColocationNotWritten": (
         {"topolet_colocation_failed_files": "3x40"},
         {"topolet_colocation_failed_files": "3 0x40"},
+    ),
+    "TopoletQuietUnsupported": (
+        {'topolet_quiet_unsupported{feature="c-states"}': "1x40"},
+        {'topolet_quiet_unsupported{feature="c-states"}': "1x5 stale"},
+    ),
+    "TopoletQuietNotWritten": (
+        {"topolet_quiet_failed_files": "3x40"},
+        {"topolet_quiet_failed_files": "3 0x40"},
     ),
     "TopoletBatchStarved": (
         {"topolet_colocation_be_at_minimum": "1x40"},

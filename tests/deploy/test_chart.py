@@ -773,6 +773,31 @@ def test_only_a_pool_with_the_setting_lets_its_agent_write_resctrl(tmp_path: Pat
     assert volume in pod_spec(daemon_sets["topolet-agent-rdt"])["volumes"]
 
 
+def test_only_a_pool_with_the_setting_lets_its_agent_write_files_of_the_machine(
+    tmp_path: Path,
+) -> None:
+    pools = [{"name": "telco", "nodeSelector": {"site": "a"}, "quiet": True}, {}]
+    daemon_sets = of_kind("DaemonSet", rendered(tmp_path, {"pools": pools}))
+    writable = {
+        name: {
+            mount["mountPath"]
+            for mount in agent(each)["volumeMounts"]
+            if mount["mountPath"].startswith("/host/") and not mount.get("readOnly")
+        }
+        for name, each in daemon_sets.items()
+    }
+    of_all = {"/host/sys/fs/cgroup"}
+    assert writable == {
+        "topolet-agent-telco": {*of_all, "/host/proc/irq", "/host/sys/devices"},
+        "topolet-agent": of_all,
+    }
+    volumes = {
+        each["name"]: each for each in pod_spec(daemon_sets["topolet-agent-telco"])["volumes"]
+    }
+    assert volumes["irq"]["hostPath"] == {"path": "/proc/irq", "type": "Directory"}
+    assert volumes["devices"]["hostPath"] == {"path": "/sys/devices", "type": "Directory"}
+
+
 def test_the_guard_runs_beside_the_plugin_and_never_refuses_its_pod(tmp_path: Path) -> None:
     pools = [{"name": "a", "nodeSelector": {"site": "a"}, "mode": "nri"}, {"mode": "proxy"}]
     values: Object = {"pools": pools, "nri": {"guard": {"exempt": ["kube-system", "cni"]}}}

@@ -103,4 +103,5 @@ def test_modules_that_an_agent_in_a_cluster_loads(apiserver: ApiServer, node: Te
     loaded = {module.partition(".")[0] for module in modules}
     assert {"agent", "ssl", "urllib3"} <= loaded, "no modules were printed"
     assert not loaded & HEAVY
-    assert not {module for module in modules if module.startswith("agent.usage.")}, "it is off"
+    of_what_is_off = ("agent.usage.", "agent.node.features", "agent.node.quiet", "agent.view.quiet")
+    assert not {module for module in modules if module.startswith(of_what_is_off)}

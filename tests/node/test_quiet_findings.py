@@ -13,6 +13,7 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.pods import Container, ContainerState
 from agent.model.settings.agent import RestoreSettings
 from agent.model.settings.feature_modes import FeatureMode
+from agent.model.settings.quiet import QUIET_FILE
 from agent.node import quiet_findings
 from agent.node.node_findings import NodeCode
 from agent.node.quiet_findings import invalid_partitions, of_owners, wasted
@@ -20,7 +21,7 @@ from agent.usage.contention import Party, PartyKind
 from agent.usage.disturbers import Disturber, DisturberKind, Disturbers, LookedOwner, Remedy
 from agent.view.disturbers import DisturbedOwner, shown
 from agent.view.features import ShownFeature
-from agent.view.quiet import QUIET_FILE, ShownQuiet, ShownQuietOwner
+from agent.view.quiet import ShownQuiet, ShownQuietOwner
 from tests.builders import pod
 
 OWN = CpuSet.parse("2-3")

@@ -46,7 +46,7 @@ from agent.model.dra.cpu_parameters import ParametersError
 from agent.model.node_slo import NodeSlo, node_slo
 from agent.model.nrt import node_annotations, node_status, resource_topology
 from agent.model.objects import ObjectError, decoded
-from agent.model.pod import annotations, apiobjects, qos
+from agent.model.pod import annotations, apiobjects, qos, quiet
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.apiobjects import ApiNode, ApiPod, GroupError
 from agent.model.quantities import QuantityError
@@ -324,6 +324,12 @@ def _plain_annotations() -> Iterator[Target]:
         lambda text: gpu_devices.unknown_cordons({gpu_devices.CORDONED_GPUS: text}, _GPUS),
         mutations.of_text,
         ("GPU-1,00000000:3B:00.0", "0000:3b:00.0"),
+    )
+    yield Target(
+        "annotations of a pod for quiet CPUs",
+        lambda text: quiet.quiet_wishes(dict.fromkeys(quiet.QUIET_BYTES, text), frozenset()),
+        mutations.of_text,
+        ("max_latency:10", "disable", "interrupts,c-states"),
     )
     yield Target(
         "labels of a pod",

@@ -7,18 +7,22 @@ of the node does.
 |                                | `all`, or `none`                                   |
 | `cpu-load-balancing.crio.io`   | `disable`: `partitions`                            |
 | `irq-load-balancing.crio.io`   | `disable`: `interrupts`; `housekeeping`: these,    |
-|                                | but the first core of the pod keeps them           |
+|                                | but the first core of each container keeps them    |
 | `cpu-c-states.crio.io`         | `disable`, or `max_latency:MICROSECONDS`           |
 | `cpu-freq-governor.crio.io`    | a governor of cpufreq                              |
+| `cpu-quota.crio.io`            | `disable`: nothing, because containers with CPUs   |
+|                                | of their own have no CPU quota                     |
 
-`enable` in one of CRI-O's first three annotations takes the feature away. `cpu-quota.crio.io` needs
-nothing: containers with CPUs of their own have no CPU quota (cri-o: docs/crio.8.md and
+`enable` takes the feature away. CRI-O takes `true` for `disable` in the annotations that are
+switches, and so does this module. Where CRI-O ignores a value, or refuses the container, the value
+is an error here, and the pod runs (cri-o: docs/crio.8.md, pkg/annotations, and
 internal/runtimehandlerhooks/high_performance_hooks_linux.go)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -41,18 +45,23 @@ CRIO_LOAD_BALANCING: Final = "cpu-load-balancing.crio.io"
 CRIO_INTERRUPTS: Final = "irq-load-balancing.crio.io"
 CRIO_C_STATES: Final = "cpu-c-states.crio.io"
 CRIO_GOVERNOR: Final = "cpu-freq-governor.crio.io"
+CRIO_QUOTA: Final = "cpu-quota.crio.io"
 QUIET_BYTES: Final = {
     QUIET: 256,
     CRIO_LOAD_BALANCING: 64,
     CRIO_INTERRUPTS: 64,
     CRIO_C_STATES: 64,
     CRIO_GOVERNOR: 64,
+    CRIO_QUOTA: 64,
 }
 """These annotations, with the longest length of each in bytes."""
 HOUSEKEEPING: Final = "housekeeping"
 PERFORMANCE: Final = "performance"
-_GOVERNOR: Final = re.compile("[a-z_]{1,16}")  # CPUFREQ_NAME_LEN
-_LATENCY: Final = re.compile("max_latency:([0-9]{1,7})")
+_GOVERNOR: Final = re.compile("[a-z_]{1,15}")  # CPUFREQ_NAME_LEN
+_LATENCY: Final = re.compile("max_latency:([1-9][0-9]{0,8})")  # an s32 of the kernel
+_ENABLE: Final = "enable"
+_DISABLE: Final = "disable"
+_DISABLES: Final = (_DISABLE, "true")
 
 
 class QuietWishes(msgspec.Struct, frozen=True):
@@ -61,26 +70,10 @@ class QuietWishes(msgspec.Struct, frozen=True):
     features: frozenset[str] = frozenset()
     """They are of QUIET_FEATURES."""
     housekeeping: bool = False
-    """Whether its first core keeps interrupts."""
+    """Whether the first core of each of its containers keeps interrupts."""
     latency_us: int = 0
     """Idle states that take longer to leave are not used; 0: none is."""
     governor: str = PERFORMANCE
-
-
-def quiet_wishes(
-    annotations: Mapping[str, str], default: frozenset[str]
-) -> tuple[QuietWishes, tuple[AnnotationError, ...]]:
-    """The wishes of a pod, and the errors in its annotations, each of which asks for nothing.
-
-    `default`: has the features of an owner that does not ask."""
-    errors: list[AnnotationError] = []
-    wishes = QuietWishes(default)
-    for read in (_own, _switches, _idle_states, _governor):
-        try:
-            wishes = read(annotations, wishes)
-        except AnnotationError as error:
-            errors.append(error)
-    return wishes, tuple(errors)
 
 
 def quiet_features(text: str) -> frozenset[str]:
@@ -90,66 +83,93 @@ def quiet_features(text: str) -> frozenset[str]:
         return frozenset(QUIET_FEATURES)
     if words == ["none"]:
         return frozenset()
-    allowed = ("all", "none", *QUIET_FEATURES)
+    known = ("all", "none", *QUIET_FEATURES)
     for word in words:
         if word not in QUIET_FEATURES:
-            raise ValueError(bounds.unknown_value("feature", word, allowed))
+            raise ValueError(bounds.unknown_value("feature", word, known))
     return frozenset(words)
 
 
-def _own(annotations: Mapping[str, str], wishes: QuietWishes) -> QuietWishes:
-    if QUIET not in annotations:
-        return wishes
-    text = text_of(annotations, QUIET, QUIET_BYTES[QUIET])
+def quiet_wishes(
+    annotations: Mapping[str, str], default: frozenset[str]
+) -> tuple[QuietWishes, tuple[AnnotationError, ...]]:
+    """The wishes of a pod, and the errors in its annotations, each of which changes nothing.
+
+    `default`: has the features of an owner that does not ask."""
+    errors: list[AnnotationError] = []
+    wishes = QuietWishes(default)
+    for key, read in _READERS.items():
+        try:
+            if text := text_of(annotations, key, QUIET_BYTES[key]):
+                wishes = read(key, text, wishes)
+        except AnnotationError as error:
+            errors.append(error)
+    return wishes, tuple(errors)
+
+
+def _own(key: str, text: str, wishes: QuietWishes) -> QuietWishes:
     try:
         return msgspec.structs.replace(wishes, features=quiet_features(text))
     except ValueError as error:
-        raise AnnotationError(QUIET, str(error)) from None
+        raise AnnotationError(key, str(error)) from None
 
 
-def _switches(annotations: Mapping[str, str], wishes: QuietWishes) -> QuietWishes:
-    features = set(wishes.features)
-    for key, feature in _SWITCHES.items():
-        value = text_of(annotations, key, QUIET_BYTES[key])
-        allowed = _VALUES[key]
-        if value and value not in allowed:
-            raise AnnotationError(key, bounds.unknown_value("value", value, allowed))
-        if value == "enable":
-            features.discard(feature)
-        elif value:
-            features.add(feature)
-    housekeeping = annotations.get(CRIO_INTERRUPTS) == HOUSEKEEPING
-    return msgspec.structs.replace(wishes, features=frozenset(features), housekeeping=housekeeping)
+def _switch(
+    feature: str, key: str, text: str, wishes: QuietWishes, more: tuple[str, ...] = ()
+) -> QuietWishes:
+    """`more`: has further values that are allowed."""
+    if text == _ENABLE:
+        return _without(feature, wishes)
+    if text not in _DISABLES:
+        raise _unknown(key, text, *_DISABLES, _ENABLE, *more)
+    return _with(feature, wishes)
 
 
-_SWITCHES: Final = {CRIO_LOAD_BALANCING: "partitions", CRIO_INTERRUPTS: "interrupts"}
-_VALUES: Final[Mapping[str, Collection[str]]] = {
-    CRIO_LOAD_BALANCING: ("disable", "enable"),
-    CRIO_INTERRUPTS: ("disable", "enable", HOUSEKEEPING),
+def _interrupts(key: str, text: str, wishes: QuietWishes) -> QuietWishes:
+    if text == HOUSEKEEPING:
+        return msgspec.structs.replace(_with("interrupts", wishes), housekeeping=True)
+    return _switch("interrupts", key, text, wishes, (HOUSEKEEPING,))
+
+
+def _idle_states(key: str, text: str, wishes: QuietWishes) -> QuietWishes:
+    if text == _ENABLE:
+        return _without("c-states", wishes)
+    latency = _LATENCY.fullmatch(text)
+    if latency is None and text != _DISABLE:
+        raise _unknown(key, text, _DISABLE, _ENABLE, "max_latency:MICROSECONDS")
+    latency_us = int(latency[1]) if latency else 0
+    return msgspec.structs.replace(_with("c-states", wishes), latency_us=latency_us)
+
+
+def _governor(key: str, text: str, wishes: QuietWishes) -> QuietWishes:
+    if not _GOVERNOR.fullmatch(text):
+        raise AnnotationError(key, f"{text!r} is no name of a governor")
+    return msgspec.structs.replace(_with("frequency", wishes), governor=text)
+
+
+def _quota(key: str, text: str, wishes: QuietWishes) -> QuietWishes:
+    """Changes nothing."""
+    _switch("", key, text, wishes)
+    return wishes
+
+
+def _unknown(key: str, text: str, *allowed: str) -> AnnotationError:
+    return AnnotationError(key, bounds.unknown_value("value", text, allowed))
+
+
+def _with(feature: str, wishes: QuietWishes) -> QuietWishes:
+    return msgspec.structs.replace(wishes, features=wishes.features | {feature})
+
+
+def _without(feature: str, wishes: QuietWishes) -> QuietWishes:
+    return msgspec.structs.replace(wishes, features=wishes.features - {feature})
+
+
+_READERS: Final[Mapping[str, Callable[[str, str, QuietWishes], QuietWishes]]] = {
+    QUIET: _own,
+    CRIO_LOAD_BALANCING: partial(_switch, "partitions"),
+    CRIO_INTERRUPTS: _interrupts,
+    CRIO_C_STATES: _idle_states,
+    CRIO_GOVERNOR: _governor,
+    CRIO_QUOTA: _quota,
 }
-
-
-def _idle_states(annotations: Mapping[str, str], wishes: QuietWishes) -> QuietWishes:
-    value = text_of(annotations, CRIO_C_STATES, QUIET_BYTES[CRIO_C_STATES])
-    if not value:
-        return wishes
-    if value == "enable":
-        return msgspec.structs.replace(wishes, features=wishes.features - {"c-states"})
-    latency = _LATENCY.fullmatch(value)
-    if value != "disable" and latency is None:
-        allowed = ("disable", "enable", "max_latency:MICROSECONDS")
-        raise AnnotationError(CRIO_C_STATES, bounds.unknown_value("value", value, allowed))
-    return msgspec.structs.replace(
-        wishes,
-        features=wishes.features | {"c-states"},
-        latency_us=int(latency[1]) if latency else 0,
-    )
-
-
-def _governor(annotations: Mapping[str, str], wishes: QuietWishes) -> QuietWishes:
-    value = text_of(annotations, CRIO_GOVERNOR, QUIET_BYTES[CRIO_GOVERNOR])
-    if not value:
-        return wishes
-    if not _GOVERNOR.fullmatch(value):
-        raise AnnotationError(CRIO_GOVERNOR, f"{value!r} is no name of a governor")
-    return msgspec.structs.replace(wishes, features=wishes.features | {"frequency"}, governor=value)

@@ -4,11 +4,14 @@ some."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from agent.model.pod.quiet import QUIET_FEATURES, quiet_features
 from agent.model.settings.feature_modes import FeatureMode, modes_of
 from agent.model.settings.options import SettingsError
+
+QUIET_FILE: Final = "quiet.json"
+"""In the state folder: what they do, for people."""
 
 
 class QuietOptions(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -19,6 +20,7 @@ from agent.node.features import MOST_NAMED, Feature, FeatureState, FeatureWriter
 from agent.node.quiet.host_slices import HOST_SLICES, pause_cpus
 from agent.node.quiet.moment import QuietMoment, quiet_owners
 from agent.node.sources import SourceName, Sources
+from agent.telemetry.quiet_metrics import QuietMeasures
 from agent.view.quiet import ShownQuiet, ShownQuietOwner
 
 _NOTHING: Final = QuietMoment()
@@ -68,6 +70,18 @@ class QuietCpus:
     def state(self) -> FeatureState:
         """What the last step has brought."""
         return self._writer.state
+
+    def measured(self) -> QuietMeasures:
+        """For metrics. May be called from another thread."""
+        state, moment = self.state, self._moment
+        owners = () if moment is None else moment.owners
+        asked = Counter(feature for owner in owners for feature in owner.wishes.features)
+        return QuietMeasures(
+            {name: len(of.files) for name, of in state.wanted.items()},
+            [name for name, of in state.wanted.items() if of.problem],
+            len(state.failed),
+            {name: asked[name] for name in state.wanted},
+        )
 
     def holds(self) -> Collection[Key]:
         """The files that features have now: passes leave them alone."""

@@ -205,6 +205,12 @@ spec:
     {{- if .pool.resctrl }}
     - {name: resctrl, mountPath: /host/sys/fs/resctrl}
     {{- end }}
+    {{- if .pool.quiet }}
+    - {name: irq, mountPath: /host/proc/irq}
+    - {name: devices, mountPath: /host/sys/devices}
+    # Links to devices.
+    - {name: net, mountPath: /host/sys/class/net, readOnly: true}
+    {{- end }}
     - {name: run, mountPath: /host/run}
     {{- end }}
     - {name: runtime, mountPath: {{ dir $socket }}, readOnly: true}
@@ -225,6 +231,14 @@ spec:
   {{- if .pool.resctrl }}
   - name: resctrl
     hostPath: {path: /sys/fs/resctrl, type: Directory}
+  {{- end }}
+  {{- if .pool.quiet }}
+  - name: irq
+    hostPath: {path: /proc/irq, type: Directory}
+  - name: devices
+    hostPath: {path: /sys/devices, type: Directory}
+  - name: net
+    hostPath: {path: /sys/class/net, type: Directory}
   {{- end }}
   - name: run
     hostPath: {path: /run, type: Directory}

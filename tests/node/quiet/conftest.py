@@ -1,4 +1,4 @@
-"""The interrupts of this machine for the features of quiet CPUs."""
+"""The machines of the features of quiet CPUs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from agent.node.quiet.workqueues import Workqueues
 from tests.builders import machine
 from tests.node.quiet.quiet_node import QuietNode, affinities
+from tests.node.quiet.quieted import WORKQUEUES, QuietMachine
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> QuietMachine:
+    """Unbound kernel work runs on its eight CPUs."""
+    node = QuietMachine(tmp_path, Workqueues(str(tmp_path / "host")))
+    node.put(WORKQUEUES, "ff")
+    return node
 
 
 @pytest.fixture

@@ -1,0 +1,76 @@
+"""Quiet CPUs of a pod in a real runtime, whose agent has a mask of workqueues of its own: what the
+agent does, says and gives back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.quiet import QUIET
+from tests.fixtures.pods import run_pod
+from tests.integration.harness import TestNode
+from tests.waiting import eventually
+
+MASK = "devices/virtual/workqueue/cpumask"
+
+
+def host(folder: Path) -> Path:
+    """The files of this machine below a folder, but those above MASK alone."""
+    (folder / "proc").parent.mkdir()
+    (folder / "proc").symlink_to("/proc")
+    real, own = Path("/sys"), folder / "sys"
+    for part in Path(MASK).parts:
+        own.mkdir()
+        for path in real.iterdir():
+            if path.name != part:
+                (own / path.name).symlink_to(path)
+        real, own = real / part, own / part
+    own.write_text("00000003\n")
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return host(tmp_path / "host")
+
+
+def test_a_pod_that_asks_has_quiet_cpus_which_every_end_of_the_agent_gives_back(
+    node: TestNode, root: Path
+) -> None:
+    mask = root / "sys" / MASK
+    acts = (f"--root={root}", "--quiet=act")
+    node.start_agent(*acts)
+    spec = node.spec("own", "LSE", "1", annotations={QUIET: "workqueues"})
+    _, container = run_pod(node.direct, spec)
+    eventually("it has its CPU", lambda: node.cpus(container) == "1")
+
+    def unbound() -> str:
+        return str(CpuSet.parse_mask(mask.read_text()))
+
+    eventually("unbound work leaves the CPU", lambda: unbound() == "0")
+    eventually(
+        "the owner is counted",
+        lambda: node.metric('topolet_quiet_owners{feature="workqueues"}') == 1,
+    )
+    mask.write_text("00000003\n")
+    eventually("what another program writes is corrected", lambda: unbound() == "0")
+    told = node.run_cli("explain", "node", "quiet", f"--state-dir={node.state}").stdout
+    lines = [line.split() for line in told.splitlines()]
+    assert ["workqueues", "act", "has", "1", "file"] in lines
+    assert ["default/own", "CPUs", "1", "workqueues"] in lines
+
+    node.kill_agent()
+    assert unbound() == "0"
+    node.start_agent(f"--root={root}")
+    eventually("it is given back", lambda: unbound() == "0-1")
+    node.stop_agent()
+
+    node.start_agent(*acts)
+    eventually("unbound work leaves the CPU again", lambda: unbound() == "0")
+    node.kill_agent()
+    endpoint = f"--runtime-endpoint=unix://{node.containerd.socket}"
+    done = node.run_cli("restore", f"--state-dir={node.state}", f"--root={root}", endpoint)
+    assert done.returncode == 0, done.stderr
+    assert unbound() == "0-1"
