@@ -51,6 +51,7 @@ from peers.runtime import NoRuntimeError, Program, Runtime, workloads
 from agent.cgroup.hierarchy import Controllers
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.quiet import QUIET, QUIET_FEATURES
+from agent.model.settings.quiet import QUIET_FILE
 from agent.view import quiet as view
 from tests.fixtures.cgroups import roots
 from tests.fixtures.pods import PodSpec
@@ -266,7 +267,7 @@ class Node:
     def shown(self) -> view.ShownQuiet:
         """What an agent with all features says about an owner that asks for all."""
         with self.owner(ALL, QUICK_SECONDS), self.agent(ALL) as (agent, folder):
-            path = folder / "state" / view.QUIET_FILE
+            path = folder / "state" / QUIET_FILE
 
             def tells() -> bool:
                 return path.exists() and bool(view.read(str(path)).owners)

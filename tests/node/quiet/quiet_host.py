@@ -14,9 +14,9 @@ from agent.cgroup.journal import Journal
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import QoS
-from agent.model.pod.quiet import QUIET
+from agent.model.pod.quiet import QUIET, QUIET_FEATURES
 from agent.model.settings.feature_modes import FeatureMode
-from agent.model.settings.quiet import QUIET_FEATURES
+from agent.model.settings.quiet import QUIET_FILE
 from agent.model.snapshot import Owner
 from agent.node.features import Feature
 from agent.node.quiet.moment import QuietMoment
@@ -24,7 +24,6 @@ from agent.node.quiet.writer import QuietCpus
 from agent.node.sources import Sources
 from agent.view import quiet
 from agent.view.features import ShownFeature
-from agent.view.quiet import QUIET_FILE
 from tests.builders import machine, pod
 
 ALL: Final = CpuSet(range(8))
