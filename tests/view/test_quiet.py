@@ -41,7 +41,10 @@ def test_features_owners_and_faults_are_told() -> None:
 
 
 def test_a_node_where_nobody_asks_says_so() -> None:
-    assert as_text(ShownQuiet((), ())) == "Quiet CPUs on this node:\nNo owner asks for them.\n"
+    quiet = ShownQuiet((ShownFeature("interrupts", FeatureMode.ACT, 0),), ())
+    assert as_text(quiet) == (
+        "Quiet CPUs on this node:\n  interrupts  act  nothing\nNo owner asks for them.\n"
+    )
 
 
 def test_the_file_of_the_agent_is_read_and_another_one_is_an_error(tmp_path: Path) -> None:
