@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import CgroupError, Controllers
 from agent.cgroup.journal import Journal
 from agent.cgroup.machine_files import RPS_CPUS, XPS_CPUS
+from agent.cgroup.order import ValueChange
 from agent.model.cpu.cpuset import CpuSet, CpuSetError
 from agent.node.features import Key, WantedFiles
 from agent.node.quiet.moment import QuietMoment
+from agent.view.format import count
 
 QUEUES_A_LOOK: Final = 128
 """The interfaces of pods may have hundreds of thousands of queues."""
+RETRY_SECONDS: Final = 60.0
+"""So often queues that could not be written are tried again."""
 _OF_QUEUES: Final = {"rx": RPS_CPUS, "tx": XPS_CPUS}
 
 
@@ -31,7 +36,14 @@ class PacketSteering:
 
     name = "packet-steering"
 
-    def __init__(self, root: str, controllers: Controllers, journal: Journal) -> None:
+    def __init__(
+        self,
+        root: str,
+        controllers: Controllers,
+        journal: Journal,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._folder = os.path.join(root, "sys/class/net")
         self._controllers = controllers
         self._journal = journal
@@ -42,6 +54,9 @@ class PacketSteering:
         self._walk: Iterator[Key] = iter(())
         self._texts: dict[Key, str] = {}
         """What steers, or did originally."""
+        self._refused: dict[Key, str] = {}
+        """By the queue: the reason."""
+        self._retry_at = 0.0
 
     def wanted(self, moment: QuietMoment) -> WantedFiles:
         quiet = moment.quiet(self.name)
@@ -58,6 +73,12 @@ class PacketSteering:
             self._walk = itertools.chain(self._queues(new), self._walk)
         self._interfaces = interfaces
         self._read()
+        refused, problem = self._refused, ""
+        if refused:
+            reason = next(iter(refused.values()))
+            problem = f"{count(len(refused), 'queue')} can't be written: {reason}"
+            if self._clock() >= self._retry_at:
+                self._refused = {}
         contents: dict[Key, str] = {}
         seen = set()
         for key, text in self._texts.items():
@@ -66,11 +87,16 @@ class PacketSteering:
                 original = CpuSet.parse(text if entry is None else limits.original(entry, text))
             except (CgroupError, CpuSetError):
                 continue
-            if original & quiet:
+            if original & quiet and key not in self._refused:
                 contents[key] = str(original - quiet)
                 if text == contents[key]:
                     seen.add(key)
-        return WantedFiles(contents, seen=seen)
+        return WantedFiles(contents, problem, seen=seen)
+
+    def refused(self, failures: Mapping[Key, ValueChange]) -> None:
+        """They stay as they are until they are tried again."""
+        self._refused |= {key: change.note or "" for key, change in failures.items()}
+        self._retry_at = self._clock() + RETRY_SECONDS
 
     def _read(self) -> None:
         """Reads the next queues; after the last one, the first is the next."""

@@ -97,7 +97,7 @@ class QuietNode:
         root = str(self.root)
         features: tuple[Feature[QuietMoment], ...] = (
             QuietInterrupts(root, self.controllers, self.journal, lambda: self.now),
-            PacketSteering(root, self.controllers, self.journal),
+            PacketSteering(root, self.controllers, self.journal, lambda: self.now),
         )
         self.quiet = QuietCpus(
             self.controllers,

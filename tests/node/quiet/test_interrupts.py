@@ -109,6 +109,14 @@ def test_an_interrupt_near_its_device_stays_near(tmp_path: Path) -> None:
     assert affinities(node.root) == {20: "6-7", 21: "6-7", 22: "0-3,6-7"}
 
 
+def test_cpus_that_the_kernel_isolates_get_no_interrupts_of_others(tmp_path: Path) -> None:
+    node = make_node(tmp_path, {20: "4", 21: "6", 22: "4-6"})
+    node.topology = machine(2, 4, isolated="5-7")
+    node.own("a", "4")
+    node.follow()
+    assert affinities(node.root) == {20: "0-3", 21: "6", 22: "5-6"}
+
+
 def test_the_first_core_of_a_pod_keeps_interrupts(tmp_path: Path) -> None:
     node = make_node(tmp_path, {20: "5", 21: "0-7", 22: "6-7", 23: "1"})
     node.own("a", "4-7", {CRIO_INTERRUPTS: "housekeeping"})

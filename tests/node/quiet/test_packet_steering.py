@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Final
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.node.quiet.packet_steering import QUEUES_A_LOOK
+from agent.node.quiet.packet_steering import QUEUES_A_LOOK, RETRY_SECONDS
 from tests.builders import machine
 from tests.node.quiet.quiet_node import QuietNode
 
@@ -71,6 +72,22 @@ def test_they_come_back_by_restore(node: QuietNode) -> None:
     node.follow()
     node.restore()
     assert masks(node.root) == ORIGINAL
+
+
+def test_a_queue_that_can_t_be_written_is_tried_again_each_minute(node: QuietNode) -> None:
+    node.machine.refusals = {"/eth0/rx-0": errno.EPERM}
+    node.own("a", "2-3")
+    node.follow()
+    for _ in range(int(RETRY_SECONDS)):
+        node.step()
+        (problem,) = node.problems()
+        assert "1 queue can't be written" in problem
+    assert [group for group, _, _ in node.machine.writes].count("/eth0/rx-0") == 2
+    assert masks(node.root)["eth0/queues/tx-0/xps_cpus"] == OFF
+    node.machine.refusals = {}
+    node.step(int(RETRY_SECONDS) + 1)
+    assert masks(node.root) == NARROWED
+    assert not node.problems()
 
 
 def test_new_interfaces_are_looked_at_first_and_others_in_turns(node: QuietNode) -> None:
