@@ -4,16 +4,26 @@ nothing."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
-from agent.cgroup.hierarchy import CgroupError, Controllers, Handles
+from agent.allocate.quiet.interrupts import housekeeping_cpus
+from agent.cgroup import irqbalance, journal
+from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone, Handles
+from agent.cgroup.irqbalance import Irqbalance
+from agent.cgroup.journal import OriginalValue
+from agent.cgroup.limits import IRQBALANCE_BANNED
+from agent.discover.cpus import TopologyView
 from agent.host.files import Tree
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Pod
+from agent.model.pod.quiet import quiet_wishes
 from agent.model.settings.agent import RestoreSettings
 from agent.model.settings.feature_modes import FeatureMode
 from agent.node.disturbers import disturbed_now, quiet_of_node
+from agent.node.features import Key
 from agent.node.node_findings import NodeCode
 from agent.usage.disturbers import DisturberKind, Remedy
 from agent.view.disturbers import DisturbedOwner, sentence
@@ -30,23 +40,71 @@ _BOOT: Final = {
 """The CPUs of options of the kernel's command line."""
 
 
-def find(settings: RestoreSettings, pods: Iterable[Pod]) -> dict[NodeCode, str]:
-    """Nothing on a node without owners for which a feature acts. Raises CgroupError and RpcError.
+def find(settings: RestoreSettings, pods: Collection[Pod]) -> dict[NodeCode, str]:
+    """Nothing on a node without owners for which a feature acts. Raises CgroupError,
+    DiscoveryError and RpcError.
 
     `pods`: are those of the runtime."""
     quiet = quiet_of_node(settings.state_dir)
     acting = _acting(quiet) if quiet else {}
-    if not acting:
+    if quiet is None or not acting:
         return {}
-    texts = dict(of_owners(disturbed_now(settings, quiet, LOOK_SECONDS), acting))
+    silent = silent_cpus(quiet, pods, TopologyView(settings.root).topology())
+    disturbed = disturbed_now(settings, quiet, LOOK_SECONDS)
+    texts = of_owners(disturbed, acting, silent)
+    values: Mapping[Key, OriginalValue] = {}
+    with contextlib.suppress(OSError):  # no agent has written anything, as far as is known
+        _, values = journal.peek(Path(settings.state_dir) / "journal")
+    without = union(
+        cpus for title, cpus in silent.items() if Remedy.INTERRUPTS in acting.get(title, ())
+    )
+    texts[NodeCode.QUIET_IRQBALANCE] = [*balancers(settings.root, values, without)]
     controllers = Controllers(settings.cgroup_root, Handles(0))
     isolated = {title for title, features in acting.items() if "partitions" in features}
     texts[NodeCode.QUIET_PARTITION] = [
         *invalid_partitions(controllers, (pod for pod in pods if pod.title in isolated))
     ]
-    own = union(CpuSet.parse(owner.cpus) for owner in quiet.owners) if quiet else EMPTY
+    own = union(CpuSet.parse(owner.cpus) for owner in quiet.owners)
     texts[NodeCode.QUIET_BOOT] = [*wasted(Tree(settings.root), own)]
     return {code: _some(of_code) for code, of_code in texts.items() if of_code}
+
+
+def silent_cpus(quiet: ShownQuiet, pods: Iterable[Pod], topology: Topology) -> Mapping[str, CpuSet]:
+    """By title of the owner, the CPUs that interrupts leave if it asks for that: the first core of
+    some pods keeps them."""
+    keeping = {
+        pod.title for pod in pods if quiet_wishes(pod.annotations, frozenset())[0].housekeeping
+    }
+    cpus = {owner.title: CpuSet.parse(owner.cpus) for owner in quiet.owners}
+    return {
+        title: own - housekeeping_cpus(topology, own) if title in keeping else own
+        for title, own in cpus.items()
+    }
+
+
+def balancers(root: str, values: Mapping[Key, OriginalValue], quiet: CpuSet) -> Iterator[str]:
+    """Each irqbalance that may move interrupts to these CPUs.
+
+    `values`: are those of the agent's journal."""
+    if not quiet:
+        return
+    groups = irqbalance.sockets(root)
+    if not groups and irqbalance.runs(root):
+        yield (
+            f"irqbalance has no socket: it moves interrupts to CPUs {quiet}, unless it was started "
+            f"with IRQBALANCE_BANNED_CPULIST={quiet}"
+        )
+    running = Irqbalance(root, lambda: values)
+    for group in groups:
+        try:
+            banned = CpuSet.parse(running.read(group, IRQBALANCE_BANNED))
+        except GroupGone:
+            continue
+        except CgroupError as error:
+            yield str(error)
+        else:
+            if not quiet <= banned:
+                yield f"irqbalance {group[1:]} may move interrupts to CPUs {quiet - banned}"
 
 
 def _acting(quiet: ShownQuiet) -> Mapping[str, frozenset[str]]:
@@ -60,17 +118,21 @@ def _acting(quiet: ShownQuiet) -> Mapping[str, frozenset[str]]:
 
 
 def of_owners(
-    owners: Iterable[DisturbedOwner], acting: Mapping[str, frozenset[str]]
+    owners: Iterable[DisturbedOwner],
+    acting: Mapping[str, frozenset[str]],
+    silent: Mapping[str, CpuSet],
 ) -> dict[NodeCode, list[str]]:
     """What disturbs owners although a feature that would take it away acts.
 
-    `acting`: has by title the features that act for an owner."""
+    `acting`: has by title the features that act for an owner.
+    `silent`: has the CPUs that interrupts leave."""
     interrupts: list[str] = []
     tasks: list[str] = []
     for owner in owners:
         features = acting.get(owner.pod, frozenset())
         for one in owner.disturbers:
-            if one.kind is DisturberKind.INTERRUPTS and one.remedy in features:
+            there = CpuSet.parse(one.cpus) & silent.get(owner.pod, EMPTY)
+            if one.kind is DisturberKind.INTERRUPTS and one.remedy in features and there:
                 interrupts.append(f"{owner.pod}: {sentence(one)}")
             elif one.kind is DisturberKind.TASKS and one.remedy in features:
                 tasks.append(f"{owner.pod}: {sentence(one)}")

@@ -8,21 +8,31 @@ import msgspec
 import pytest
 
 from agent.cgroup.hierarchy import Controllers
+from agent.cgroup.journal import OriginalValue
+from agent.cgroup.limits import IRQBALANCE_BANNED
 from agent.host.files import Tree
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.pods import Container, ContainerState
+from agent.model.pod.quiet import CRIO_INTERRUPTS
 from agent.model.settings.agent import RestoreSettings
 from agent.model.settings.feature_modes import FeatureMode
 from agent.model.settings.quiet import QUIET_FILE
 from agent.node import quiet_findings
 from agent.node.node_findings import NodeCode
-from agent.node.quiet_findings import invalid_partitions, of_owners, wasted
+from agent.node.quiet_findings import (
+    balancers,
+    invalid_partitions,
+    of_owners,
+    silent_cpus,
+    wasted,
+)
 from agent.usage.contention import Party, PartyKind
 from agent.usage.disturbers import Disturber, DisturberKind, Disturbers, LookedOwner, Remedy
 from agent.view.disturbers import DisturbedOwner, shown
 from agent.view.features import ShownFeature
 from agent.view.quiet import ShownQuiet, ShownQuietOwner
-from tests.builders import pod
+from tests.builders import machine, pod
+from tests.cgroup.balancer import GROUP, Balancer
 
 OWN = CpuSet.parse("2-3")
 CRON = Party(PartyKind.UNIT, "system.slice/cron.service")
@@ -57,11 +67,50 @@ def disturbed() -> list[DisturbedOwner]:
 def test_only_what_a_feature_should_have_taken_away_is_a_finding(
     acting: list[str], interrupts: list[str], tasks: list[str]
 ) -> None:
-    assert of_owners(disturbed(), {"ns/trader": frozenset(acting)}) == {
+    features, silent = {"ns/trader": frozenset(acting)}, {"ns/trader": CpuSet([3])}
+    assert of_owners(disturbed(), features, silent) == {
         NodeCode.QUIET_INTERRUPTS: interrupts,
         NodeCode.QUIET_TASKS: tasks,
     }
-    assert not any(of_owners(disturbed(), {"ns/other": frozenset(acting)}).values())
+    assert not any(of_owners(disturbed(), {"ns/other": frozenset(acting)}, silent).values())
+    on_first_core = of_owners(disturbed(), features, {"ns/trader": CpuSet([7])})
+    assert not on_first_core[NodeCode.QUIET_INTERRUPTS], "the pod keeps them there"
+
+
+def test_the_first_core_of_some_pods_keeps_interrupts() -> None:
+    quiet = ShownQuiet((), tuple(ShownQuietOwner(f"ns/{name}", "2-3", ()) for name in "ab"))
+    keeping = msgspec.structs.replace(pod("a"), annotations={CRIO_INTERRUPTS: "housekeeping"})
+    assert silent_cpus(quiet, [keeping, pod("b")], machine()) == {
+        "ns/a": CpuSet([3]),
+        "ns/b": OWN,
+    }
+
+
+def test_an_irqbalance_that_does_not_know_the_cpus_of_owners(tmp_path: Path) -> None:
+    assert not [*balancers(str(tmp_path), {}, OWN)]
+    service = tmp_path / "sys/fs/cgroup/system.slice/irqbalance.service"
+    service.mkdir(parents=True)
+    [text] = balancers(str(tmp_path), {}, OWN)
+    assert "unless it was started with IRQBALANCE_BANNED_CPULIST=2-3" in text
+    assert not [*balancers(str(tmp_path), {}, CpuSet())], "no owner asks"
+
+
+@pytest.mark.parametrize(
+    ("banned", "texts"),
+    [
+        ("0-3", []),
+        ("3", ["irqbalance 4711 may move interrupts to CPUs 2"]),
+        ("", ["irqbalance 4711 may move interrupts to CPUs 2-3"]),
+    ],
+)
+def test_what_irqbalance_bans(tmp_path: Path, banned: str, texts: list[str]) -> None:
+    balancer = Balancer(tmp_path, banned)
+    try:
+        assert [*balancers(str(tmp_path), {}, OWN)] == texts
+        told = OriginalValue(GROUP, IRQBALANCE_BANNED, "", ("2-3",))
+        assert not [*balancers(str(tmp_path), {(GROUP, IRQBALANCE_BANNED): told}, OWN)]
+    finally:
+        balancer.close()
 
 
 def test_an_invalid_partition_is_told_with_the_reason(tmp_path: Path) -> None:
