@@ -132,13 +132,16 @@ class LimitsPass:
             self.fail(group, file, error)
 
     def request_original(self, entry: OriginalValue) -> None:
-        """Requests the original content of the file. That of another program stays."""
+        """Requests the original content of the file. That of another program stays. The weight of a
+        group that is idle is always written: it shows another, which ends with that."""
         group, file = entry.group, entry.file
         try:
             old = self._present(group, file)
             if file == MEMS and not entry.value and self._controllers.version("cpuset") == 1:
                 note = "was empty: its value stays"
                 self._settle(group, file, WriteState.RIGHT, old, old, note)
+            elif file in (SHARES, WEIGHT) and self._controllers.read(group, IDLE) == "1":
+                self._steps[group, file] = ValueWrite(group, file, old, original(entry, old))
             else:
                 self._compare(group, file, old, original(entry, old))
         except (CgroupError, ValueError) as error:

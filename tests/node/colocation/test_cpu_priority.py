@@ -29,6 +29,21 @@ def test_be_pods_are_idle_while_the_strategy_wants_it(node: ColocatedNode) -> No
     assert not node.journal.values
 
 
+def test_the_least_weight_comes_back_where_an_idle_group_seems_to_have_it(
+    node: ColocatedNode,
+) -> None:
+    """Linux 6.12 shows weight 1 for an idle group of v2, and all kernels shares of 3 on v1."""
+    weight = weight_file(node.controllers)
+    least = "3" if node.controllers.version("cpu") == 1 else "1"
+    batch = node.run("batch", "besteffort")
+    node.groups.path(batch, weight).write_text(least)
+    node.colocation.step()
+    assert node.value(batch, IDLE) == "1"
+    node.strategies = Strategies()
+    node.colocation.step()
+    assert (node.value(batch, IDLE), node.value(batch, weight)) == ("0", least)
+
+
 def test_what_the_kernel_does_not_have_is_a_problem_with_a_name(
     node: ColocatedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
