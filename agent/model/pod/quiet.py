@@ -7,7 +7,7 @@ of the node does.
 |                                | `all`, or `none`                                   |
 | `cpu-load-balancing.crio.io`   | `disable`: `partitions`                            |
 | `irq-load-balancing.crio.io`   | `disable`: `interrupts`; `housekeeping`: these,    |
-|                                | but the first core of each container keeps them    |
+|                                | but the first core of the pod keeps them            |
 | `cpu-c-states.crio.io`         | `disable`, or `max_latency:MICROSECONDS`           |
 | `cpu-freq-governor.crio.io`    | a governor of cpufreq                              |
 | `cpu-quota.crio.io`            | `disable`: nothing, because containers with CPUs   |
@@ -70,7 +70,7 @@ class QuietWishes(msgspec.Struct, frozen=True):
     features: frozenset[str] = frozenset()
     """They are of QUIET_FEATURES."""
     housekeeping: bool = False
-    """Whether the first core of each of its containers keeps interrupts."""
+    """Whether its first core keeps interrupts; CRI-O keeps them on that of each container."""
     latency_us: int = 0
     """Idle states that take longer to leave are not used; 0: none is."""
     governor: str = PERFORMANCE
