@@ -191,9 +191,9 @@ def examine(settings: KubeletStateSettings) -> Examination:
         seen, groups, facts["runtime"], listed = _containers(settings, snapshot, given, hierarchy)
         wrong |= node_findings.of_groups(groups)
         wrong |= koordlet_findings.find(settings, hierarchy, listed, kubelet.configuration)
+        wrong |= quiet_findings.find(settings, listed.pods, snapshot)
         facts["cgroup_driver"] = node_findings.driver_of(groups)
         with contextlib.suppress(DiscoveryError):  # then the agent is not ready
-            wrong |= quiet_findings.find(settings, listed.pods)
             if waits := contention.finding(contention.waits_of_node(settings)):
                 wrong[NodeCode.DISTURBED] = waits
     except RpcError as error:

@@ -4,24 +4,21 @@ nothing."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from agent.allocate.quiet.interrupts import housekeeping_cpus
 from agent.cgroup import irqbalance, journal
 from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone, Handles
 from agent.cgroup.irqbalance import Irqbalance
 from agent.cgroup.journal import OriginalValue
 from agent.cgroup.limits import IRQBALANCE_BANNED
-from agent.discover.cpus import TopologyView
 from agent.host.files import Tree
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
-from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Pod
-from agent.model.pod.quiet import quiet_wishes
 from agent.model.settings.agent import RestoreSettings
 from agent.model.settings.feature_modes import FeatureMode
+from agent.model.snapshot import PodWanted, Snapshot
 from agent.node.disturbers import disturbed_now, quiet_of_node
 from agent.node.features import Key
 from agent.node.node_findings import NodeCode
@@ -40,16 +37,18 @@ _BOOT: Final = {
 """The CPUs of options of the kernel's command line."""
 
 
-def find(settings: RestoreSettings, pods: Collection[Pod]) -> dict[NodeCode, str]:
-    """Nothing on a node without owners for which a feature acts. Raises CgroupError,
-    DiscoveryError and RpcError.
+def find(
+    settings: RestoreSettings, pods: Iterable[Pod], snapshot: Snapshot | None
+) -> dict[NodeCode, str]:
+    """Nothing on a node without owners for which a feature acts. Raises CgroupError and RpcError.
 
-    `pods`: are those of the runtime."""
+    `pods`: are those of the runtime.
+    `snapshot`: has the agent's last decisions; None without any."""
     quiet = quiet_of_node(settings.state_dir)
     acting = _acting(quiet) if quiet else {}
-    if quiet is None or not acting:
+    if quiet is None or snapshot is None or not acting:
         return {}
-    silent = silent_cpus(quiet, pods, TopologyView(settings.root).topology())
+    silent = silent_cpus(quiet, snapshot.pods.values())
     disturbed = disturbed_now(settings, quiet, LOOK_SECONDS)
     texts = of_owners(disturbed, acting, silent)
     values: Mapping[Key, OriginalValue] = {}
@@ -69,16 +68,18 @@ def find(settings: RestoreSettings, pods: Collection[Pod]) -> dict[NodeCode, str
     return {code: _some(of_code) for code, of_code in texts.items() if of_code}
 
 
-def silent_cpus(quiet: ShownQuiet, pods: Iterable[Pod], topology: Topology) -> Mapping[str, CpuSet]:
-    """By title of the owner, the CPUs that interrupts leave if it asks for that: the first core of
-    some pods keeps them."""
-    keeping = {
-        pod.title for pod in pods if quiet_wishes(pod.annotations, frozenset())[0].housekeeping
+def silent_cpus(quiet: ShownQuiet, pods: Iterable[PodWanted]) -> Mapping[str, CpuSet]:
+    """By title of the owner, the CPUs that interrupts leave if it asks for that: some pods keep
+    them on a core.
+
+    `pods`: are those of the agent's last decisions."""
+    kept = {
+        pod.title: union(CpuSet.parse(wanted.housekeeping) for wanted in pod.containers.values())
+        for pod in pods
     }
-    cpus = {owner.title: CpuSet.parse(owner.cpus) for owner in quiet.owners}
     return {
-        title: own - housekeeping_cpus(topology, own) if title in keeping else own
-        for title, own in cpus.items()
+        owner.title: CpuSet.parse(owner.cpus) - kept.get(owner.title, EMPTY)
+        for owner in quiet.owners
     }
 
 

@@ -13,10 +13,11 @@ from agent.cgroup.limits import IRQBALANCE_BANNED
 from agent.host.files import Tree
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.pods import Container, ContainerState
-from agent.model.pod.quiet import CRIO_INTERRUPTS
+from agent.model.pod.qos import QoS
 from agent.model.settings.agent import RestoreSettings
 from agent.model.settings.feature_modes import FeatureMode
 from agent.model.settings.quiet import QUIET_FILE
+from agent.model.snapshot import PodWanted, Snapshot, Wanted
 from agent.node import quiet_findings
 from agent.node.node_findings import NodeCode
 from agent.node.quiet_findings import (
@@ -31,10 +32,11 @@ from agent.usage.disturbers import Disturber, DisturberKind, Disturbers, LookedO
 from agent.view.disturbers import DisturbedOwner, shown
 from agent.view.features import ShownFeature
 from agent.view.quiet import ShownQuiet, ShownQuietOwner
-from tests.builders import machine, pod
+from tests.builders import pod
 from tests.cgroup.balancer import GROUP, Balancer
 
 OWN = CpuSet.parse("2-3")
+SNAPSHOT = Snapshot(1, 1, "boot", False, {}, (), {}, {})
 CRON = Party(PartyKind.UNIT, "system.slice/cron.service")
 DISK = Disturber(DisturberKind.INTERRUPTS, "nvme0", Remedy.INTERRUPTS, OWN, 12.0, numbers=(24,))
 TASK = Disturber(DisturberKind.TASKS, CRON.name, Remedy.HOST_SLICES, OWN, 1.0, CRON, 0.1, threads=2)
@@ -77,13 +79,11 @@ def test_only_what_a_feature_should_have_taken_away_is_a_finding(
     assert not on_first_core[NodeCode.QUIET_INTERRUPTS], "the pod keeps them there"
 
 
-def test_the_first_core_of_some_pods_keeps_interrupts() -> None:
+def test_the_core_that_a_pod_keeps_for_interrupts_is_not_silent() -> None:
     quiet = ShownQuiet((), tuple(ShownQuietOwner(f"ns/{name}", "2-3", ()) for name in "ab"))
-    keeping = msgspec.structs.replace(pod("a"), annotations={CRIO_INTERRUPTS: "housekeeping"})
-    assert silent_cpus(quiet, [keeping, pod("b")], machine()) == {
-        "ns/a": CpuSet([3]),
-        "ns/b": OWN,
-    }
+    keeping = {"main": Wanted(housekeeping="2"), "side": Wanted()}
+    pods = [PodWanted("ns/a", QoS.LSE, Wanted(), keeping)]
+    assert silent_cpus(quiet, pods) == {"ns/a": CpuSet([3]), "ns/b": OWN}
 
 
 def test_an_irqbalance_that_does_not_know_the_cpus_of_owners(tmp_path: Path) -> None:
@@ -163,10 +163,10 @@ def test_a_node_without_quiet_owners_has_no_finding(
     folder.mkdir(parents=True)
     (folder / "isolated").write_text("2-3\n")
     settings = RestoreSettings(root=str(tmp_path), state_dir=str(tmp_path))
-    assert quiet_findings.find(settings, []) == {}
+    assert quiet_findings.find(settings, [], None) == {}
     quiet = ShownQuiet(
         (ShownFeature("interrupts", mode, 0),),
         tuple(ShownQuietOwner("ns/trader", "1", (name,)) for name in owners),
     )
     (tmp_path / QUIET_FILE).write_bytes(msgspec.json.encode(quiet))
-    assert quiet_findings.find(settings, []) == {}
+    assert quiet_findings.find(settings, [], SNAPSHOT) == {}
