@@ -193,12 +193,12 @@ _WAYS: Final = {
     Remedy.HOST_SLICES: _Way(
         "would keep units of the host and pause containers away",
         "host-slices",
-        "what stays is what it can't move",
+        "topolet explain node quiet says what it can't move",
     ),
     Remedy.PARTITIONS: _Way(
         "would take these CPUs from the load balancer, and on cgroup v2 from all other groups",
         "partitions",
-        "the partition is not isolated yet, or these have their CPUs by themselves",
+        "what stays is the kernel's own, unless topolet doctor reports an invalid partition",
     ),
     Remedy.WORKQUEUES: _Way(
         "would keep unbound workers away",

@@ -13,14 +13,18 @@ import yaml
 from agent.model import snapshot as snapshots
 from agent.model.linux_resources import LinuxResources
 from agent.model.pod.qos import QoS
+from agent.model.settings.feature_modes import FeatureMode
+from agent.model.settings.quiet import QUIET_FILE
 from agent.model.snapshot import PodWanted, Wanted
 from agent.usage import OFFERED_FILE, STRATEGIES_FILE
+from agent.view.features import ShownFeature
+from agent.view.quiet import ShownQuiet
 from tests.cli.conftest import Topolet
 from tests.cli.kubectl import RUNNING, Kubectl
 from tests.cli.kubectl import pod as agent_pod
 from tests.cli.saved_objects import bound, of_daemon_set, saved
 from tests.fixtures.fleet import gpu_pod, owner
-from tests.hooks.snapshots import EMPTY
+from tests.hooks.snapshots import EMPTY, OWNED
 
 Object = dict[str, Any]
 NAME = "--scheduler-name=topolet"
@@ -140,6 +144,7 @@ def test_arguments_without_an_explanation(
         (("node", "batch-cpu"), "offers no batch-cpu: it does with --usage"),
         (("node", "mid-cpu"), "offers no mid-cpu"),
         (("node", "strategies"), "follows no strategies: it does with --usage and --node-slo"),
+        (("node", "quiet"), "quiets no CPUs: it does with --quiet=act or observe"),
     ],
 )
 def test_a_resource_that_a_node_does_not_offer(
@@ -151,7 +156,8 @@ def test_a_resource_that_a_node_does_not_offer(
 
 
 @pytest.mark.parametrize(
-    ("file", "word"), [(OFFERED_FILE, "batch-cpu"), (STRATEGIES_FILE, "strategies")]
+    ("file", "word"),
+    [(OFFERED_FILE, "batch-cpu"), (STRATEGIES_FILE, "strategies"), (QUIET_FILE, "quiet")],
 )
 def test_a_file_of_the_agent_that_cannot_be_read_is_named_once(
     file: str, word: str, tmp_path: Path, topolet: Topolet
@@ -164,6 +170,21 @@ def test_a_file_of_the_agent_that_cannot_be_read_is_named_once(
     path.write_text("{")
     printed = topolet("explain", "node", word, f"--state-dir={tmp_path}", code=2)
     assert printed.err.count(str(path)) == 1
+
+
+def test_what_leaves_cpus_is_told_also_where_nobody_can_look_who_runs_there(
+    tmp_path: Path, topolet: Topolet
+) -> None:
+    quiet = ShownQuiet((ShownFeature("interrupts", FeatureMode.ACT, 3),), ())
+    (tmp_path / QUIET_FILE).write_bytes(msgspec.json.encode(quiet))
+    words = ("explain", "node", "quiet", f"--state-dir={tmp_path}")
+    assert "interrupts  act  has 3 files" in topolet(*words).out
+    (tmp_path / snapshots.FILE).write_bytes(snapshots.encode(OWNED))
+    endpoint = f"--runtime-endpoint=unix://{tmp_path}/absent.sock"
+    told = topolet(*words, endpoint).out
+    assert "interrupts  act  has 3 files" in told
+    assert "\nWho runs on the CPUs of owners is not known: " in told
+    assert topolet(*words, endpoint, "-o", "json").json["unseen"] in told
 
 
 def test_an_unreadable_object_is_reported(tmp_path: Path, topolet: Topolet) -> None:
