@@ -56,10 +56,14 @@ def test_a_pod_that_asks_has_quiet_cpus_which_every_end_of_the_agent_gives_back(
     )
     mask.write_text("00000003\n")
     eventually("what another program writes is corrected", lambda: unbound() == "0")
-    told = node.run_cli("explain", "node", "quiet", f"--state-dir={node.state}").stdout
-    lines = [line.split() for line in told.splitlines()]
-    assert ["workqueues", "act", "has", "1", "file"] in lines
-    assert ["default/own", "CPUs", "1", "workqueues"] in lines
+
+    def told() -> list[list[str]]:
+        done = node.run_cli("explain", "node", "quiet", f"--state-dir={node.state}")
+        return [line.split() for line in done.stdout.splitlines()]
+
+    owner = ["default/own", "CPUs", "1", "workqueues"]
+    eventually("the owner is told within some seconds", lambda: owner in told())
+    assert ["workqueues", "act", "has", "1", "file"] in told()
 
     node.kill_agent()
     assert unbound() == "0"
