@@ -214,6 +214,8 @@ def run(
         if agent.corrected:
             agent.corrected.start()
         if agent.claims is not None and dra is not None:
+            # Before the first pass: the file has the prepared claims, and others wait for the pass,
+            # while a kubelet without a driver refuses a pod, and tries again a minute later.
             driver = dra.server(agent.claims)
             driver.start()
             closing.callback(driver.close)

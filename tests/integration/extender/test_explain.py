@@ -15,6 +15,7 @@ from agent.__main__ import main
 from agent.http.peers import NodeAddresses
 from agent.http.server import HttpServer
 from agent.kube.errors import KubeError
+from agent.model.dra.names import DRIVER
 from agent.model.objects import LabelSelector
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler import process
@@ -73,8 +74,8 @@ class Environment:
         api.create(leases, {"metadata": {"name": "topolet-scheduler"}, "spec": spec})
         self.create_pending("p", 40)
 
-    def create_pending(self, name: str, cpus: int) -> None:
-        """Creates a pod without a node that requests exclusive CPUs."""
+    def create_pending(self, name: str, cpus: int, claim: str = "") -> None:
+        """Creates a pod without a node that requests exclusive CPUs, and uses this claim."""
         body = owner(cpus, 8).pod(name)
         body["metadata"] = {
             key: value
@@ -83,6 +84,9 @@ class Environment:
         }
         body["spec"]["automountServiceAccountToken"] = False
         del body["spec"]["nodeName"], body["spec"]["priority"], body["status"]
+        if claim:
+            body["spec"]["resourceClaims"] = [{"name": "cpus", "resourceClaimName": claim}]
+            body["spec"]["containers"][0]["resources"]["claims"] = [{"name": "cpus"}]
         self.api.create(f"/api/v1/namespaces/{self.name}/pods", body)
 
     def create_victim(self, namespace: str, name: str, cpus: str) -> None:
@@ -109,7 +113,9 @@ class Environment:
         bound = {"metadata": {"name": account}, "roleRef": role, "subjects": [subject]}
         self.api.create(f"{rbac}/rolebindings", bound)
 
-    def caller(self, name: str, *, pods: bool, proxy: bool, lists: bool = False) -> str:
+    def caller(
+        self, name: str, *, pods: bool, proxy: bool, lists: bool = False, claims: bool = False
+    ) -> str:
         """Creates an account with these permissions in all namespaces. Returns its kubeconfig
         option."""
         rules = []
@@ -119,6 +125,9 @@ class Environment:
             rules += ROLE["rules"]
         if lists:
             rules.append(LISTING)
+        if claims:
+            group = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"]}
+            rules.append({**group, "verbs": ["get"]})
         self.api.account(self.name, name, rules)
         path = self.folder / f"{name}.kubeconfig"
         path.write_text(json.dumps(self.api.kubeconfig(self.api.token(self.name, name))))
@@ -181,6 +190,30 @@ def test_a_caller_who_may_not_read_the_pod_gets_no_explanation(
     assert "get pods" in error
     assert env.explain("q", env.caller("mistaken", pods=True, proxy=True)) == 2
     assert '"q" not found' in capsys.readouterr().err
+
+
+def test_the_cpus_of_claims_are_named_for_callers_who_may_read_them(
+    env: Environment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = f"/apis/resource.k8s.io/v1/namespaces/{env.name}/resourceclaims"
+    request = {"name": "cpus", "exactly": {"deviceClassName": DRIVER}}
+    spec = {"devices": {"requests": [request]}}
+    env.api.create(path, {"metadata": {"name": "eight"}, "spec": spec})
+    names = {"driver": DRIVER, "pool": "a", "device": "numa-node-0"}
+    status = {
+        "allocation": {"devices": {"results": [{"request": "cpus", **names}]}},
+        "devices": [{**names, "data": {"cpus": "0-7"}}],
+    }
+    env.create_pending("q", 8, "eight")
+    claim = f"claim {env.name}/eight"
+    reader = env.caller("reader", pods=True, proxy=True, claims=True)
+    for part in ({}, status):
+        env.api.admin.merge(f"{path}/eight/status", {"status": part})
+        assert env.explain("q", reader) == 0
+        says = f"{claim}: device numa-node-0 of node a, CPUs 0-7, ready"
+        assert (says if part else f"{claim} is not allocated yet") in capsys.readouterr().out
+    assert env.explain("q", env.caller("blind", pods=True, proxy=True)) == 0
+    assert f"{claim} can't be read: " in capsys.readouterr().out
 
 
 def test_a_caller_without_the_role_does_not_reach_the_scheduler(
