@@ -253,7 +253,7 @@ class ResourceClaims:
         moment, layout = self._moment, self._layout
         if moment is None or layout is None:
             return ()
-        return groups(
+        of_node = groups(
             moment.topology,
             layout,
             moment.offered.cpus,
@@ -261,6 +261,14 @@ class ResourceClaims:
             msgspec.structs.replace(self._rules, whole_cores=moment.whole_cores),
             moment.near,
             pool_left=moment.offered.pool_left,
+        )
+        lost = Counter[str]()
+        for claim in self._claims.values():
+            for part in claim.groups:
+                lost[part.device] += len(part.cpu_set & moment.topology.offline)
+        return tuple(
+            msgspec.structs.replace(group, lost=lost[group.name]) if lost[group.name] else group
+            for group in of_node
         )
 
     def devices(self) -> Iterable[tuple[str, str, str]]:

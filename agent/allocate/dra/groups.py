@@ -33,6 +33,8 @@ class CpuGroup(msgspec.Struct, frozen=True):
     hugepages: Mapping[int, int] = {}
     """By the size of a page in bytes, the bytes of the pool."""
     grouping: CpuGrouping = CpuGrouping.NUMA_NODE
+    lost: int = 0
+    """How many offline CPUs claims have of it, beside `cpus`."""
 
     @property
     def whole(self) -> bool:

@@ -189,7 +189,8 @@ def _node_resources(group: CpuGroup, minor: int) -> Device:
 
 def _amounts(group: CpuGroup) -> Mapping[str, int]:
     """By the name of a capacity, its amount; memory and huge pages in bytes."""
-    amounts = {CPU: len(group.cpus)}
+    # A scheduler subtracts all CPUs that claims have, also the offline ones.
+    amounts = {CPU: len(group.cpus) + group.lost}
     if group.memory_bytes:
         amounts[MEMORY] = group.memory_bytes
     for size_bytes, pool_bytes in sorted(group.hugepages.items()):
