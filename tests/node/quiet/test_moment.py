@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.linux_resources import NO_QUOTA
 from agent.model.pod.annotations import SHARED_CONTAINERS
-from agent.model.pod.quiet import CRIO_INTERRUPTS, QUIET
+from agent.model.pod.quiet import CRIO_INTERRUPTS, CRIO_QUOTA, QUIET
 from agent.node.quiet.moment import QuietMoment, quiet_owners
 from tests.builders import machine, pod
 from tests.node.quiet.quieted import decided, moment_of, quiet_pod
@@ -54,6 +55,16 @@ def test_an_owner_has_its_cpus_by_container() -> None:
     (owner,) = moment_of([quiet_pod("own", "2-3", shared, "LSE", "main", "proxy")]).owners
     assert owner.containers == {"main": CpuSet.parse("2-3")}
     assert owner.cpus == CpuSet.parse("2-3")
+
+
+@pytest.mark.parametrize("annotations", [{}, {CRIO_QUOTA: "disable"}, {CRIO_QUOTA: "enable"}])
+def test_a_container_with_cpus_of_its_own_has_no_quota_whatever_its_pod_asks_for(
+    annotations: dict[str, str],
+) -> None:
+    pods = [quiet_pod("own", "2-3", annotations), pod("ls", "LS")]
+    own = decided(pods, machine(1, 8)).pods["own"].of("main")
+    assert own.resources.quota is NO_QUOTA
+    assert not moment_of(pods).owners
 
 
 def test_be_pods_run_on_the_cpus_of_lsr_pods_alone() -> None:
