@@ -490,8 +490,8 @@ def of_programs(
     return wrong
 
 
-_MOST_CLAIMS: Final = 5
-"""A finding names so many claims or pods."""
+_MOST_PARTS: Final = 5
+"""A finding names so many claims, pods or disturbers."""
 
 
 def of_dra(
@@ -501,22 +501,22 @@ def of_dra(
 
     `pods`: the uids of the pods of the node."""
     wrong = {NodeCode.DRA_UNREGISTERED: dra.registration, NodeCode.DRA_UNOFFERED: dra.problem}
-    wrong[NodeCode.DRA_REFUSED] = _some(claim.refused for claim in dra.claims if claim.refused)
+    wrong[NodeCode.DRA_REFUSED] = some(claim.refused for claim in dra.claims if claim.refused)
     left = (
         f"ResourceClaim {claim.title} has CPUs {claim.cpus}"
         for claim in claims
         if claim.containers and not any(each.pod_uid in pods for each in claim.containers)
     )
-    wrong[NodeCode.DRA_LEFT] = _some(left)
-    wrong[NodeCode.DRA_LOW] = _some(f"pod {title}: {text}" for title, text in dra.low.items())
+    wrong[NodeCode.DRA_LEFT] = some(left)
+    wrong[NodeCode.DRA_LOW] = some(f"pod {title}: {text}" for title, text in dra.low.items())
     return {code: text for code, text in wrong.items() if text}
 
 
-def _some(texts: Iterable[str]) -> str:
-    """The first of them, and the number of the others."""
+def some(texts: Iterable[str]) -> str:
+    """The first of many parts of a finding, and the number of the others."""
     every = [*texts]
-    more = len(every) - _MOST_CLAIMS
-    return "; ".join((*every[:_MOST_CLAIMS], *([f"and {more} more"] if more > 0 else ())))
+    more = len(every) - _MOST_PARTS
+    return "; ".join((*every[:_MOST_PARTS], *([f"and {more} more"] if more > 0 else ())))
 
 
 _GPU_RESOURCES: Final = ("nvidia.com/",)

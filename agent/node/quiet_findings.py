@@ -21,14 +21,13 @@ from agent.model.settings.feature_modes import FeatureMode
 from agent.model.snapshot import PodWanted, Snapshot
 from agent.node.disturbers import disturbed_now, quiet_of_node
 from agent.node.features import Key
-from agent.node.node_findings import NodeCode
+from agent.node.node_findings import NodeCode, some
 from agent.usage.disturbers import DisturberKind, Remedy
 from agent.view.disturbers import DisturbedOwner, sentence
 from agent.view.quiet import ShownQuiet, ShownQuietOwner
 
 LOOK_SECONDS: Final = 1.0
 """How long the doctor looks at the CPUs of owners that ask for quiet ones."""
-_NAMED: Final = 5
 _PARTITION: Final = "cpuset.cpus.partition"
 _BOOT: Final = {
     "isolcpus": "sys/devices/system/cpu/isolated",
@@ -48,9 +47,13 @@ def find(
     acting = _acting(quiet) if quiet else {}
     if quiet is None or snapshot is None or not acting:
         return {}
+    controllers = Controllers(settings.cgroup_root, Handles(0))
     silent = silent_cpus(quiet, snapshot.pods.values())
     disturbed = disturbed_now(settings, quiet, LOOK_SECONDS)
-    texts = of_owners(disturbed, acting, silent)
+    # Load balancing alone is what v1 can end: its CPUs stay those of other groups.
+    on_v1 = frozenset() if controllers.version("cpuset") == 2 else frozenset({Remedy.PARTITIONS})
+    features = {title: acting[title] - on_v1 for title in acting}
+    texts = of_owners(disturbed, features, silent)
     values: Mapping[Key, OriginalValue] = {}
     with contextlib.suppress(OSError):  # no agent has written anything, as far as is known
         _, values = journal.peek(Path(settings.state_dir) / "journal")
@@ -58,14 +61,13 @@ def find(
         cpus for title, cpus in silent.items() if Remedy.INTERRUPTS in acting.get(title, ())
     )
     texts[NodeCode.QUIET_IRQBALANCE] = [*balancers(settings.root, values, without)]
-    controllers = Controllers(settings.cgroup_root, Handles(0))
     isolated = {title for title, features in acting.items() if "partitions" in features}
     texts[NodeCode.QUIET_PARTITION] = [
         *invalid_partitions(controllers, (pod for pod in pods if pod.title in isolated))
     ]
     own = union(CpuSet.parse(owner.cpus) for owner in quiet.owners)
     texts[NodeCode.QUIET_BOOT] = [*wasted(Tree(settings.root), own)]
-    return {code: _some(of_code) for code, of_code in texts.items() if of_code}
+    return {code: some(of_code) for code, of_code in texts.items() if of_code}
 
 
 def silent_cpus(quiet: ShownQuiet, pods: Iterable[PodWanted]) -> Mapping[str, CpuSet]:
@@ -174,9 +176,3 @@ def wasted(tree: Tree, own: CpuSet) -> Iterator[str]:
             continue
         if cpus:
             yield f"{option}= covers CPUs {cpus}"
-
-
-def _some(texts: list[str]) -> str:
-    """The first of them, and the number of the others."""
-    more = len(texts) - _NAMED
-    return "; ".join((*texts[:_NAMED], *([f"and {more} more"] if more > 0 else ())))

@@ -198,7 +198,8 @@ _WAYS: Final = {
     Remedy.PARTITIONS: _Way(
         "would take these CPUs from the load balancer, and on cgroup v2 from all other groups",
         "partitions",
-        "what stays is the kernel's own, unless topolet doctor reports an invalid partition",
+        "on cgroup v2 only the kernel's own work stays, unless topolet doctor reports an invalid "
+        "partition",
     ),
     Remedy.WORKQUEUES: _Way(
         "would keep unbound workers away",

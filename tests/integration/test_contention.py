@@ -11,21 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.cgroup.hierarchy import mounted
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.settings.feature_modes import FeatureMode
+from agent.model.settings.quiet import QUIET_FILE
 from agent.view.features import ShownFeature
-from agent.view.quiet import QUIET_FILE, ShownQuiet, ShownQuietOwner
+from agent.view.quiet import ShownQuiet, ShownQuietOwner
+from tests.cgroup.real_groups import RealGroups
 from tests.fixtures.pods import run_pod
 from tests.integration.harness import TestNode, kernel_group
 from tests.waiting import eventually
 
-STRANGER = """
-import os
-os.sched_setaffinity(0, [1])
-with open("/proc/self/comm", "w") as comm:
-    comm.write("stranger")
-while True:
-    pass
-"""
 CONTROLLERS = ("cpu", "cpuacct", "cpuset")
 
 
@@ -36,6 +32,15 @@ def spinning() -> Iterator[list[subprocess.Popen[bytes]]]:
     for process in processes:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def groups() -> Iterator[RealGroups]:
+    mount = mounted("/sys/fs/cgroup", "cpuset")
+    assert mount is not None
+    real = RealGroups({"cpuset": mount})
+    yield real
+    real.close()
 
 
 def spin_in(node: TestNode, container: str) -> subprocess.Popen[bytes]:
@@ -95,19 +100,21 @@ def test_the_neighbour_on_the_same_cpus_is_named(
 
 
 def test_all_that_runs_on_the_cpus_of_an_owner_is_named(
-    node: TestNode, spinning: list[subprocess.Popen[bytes]]
+    node: TestNode, spinning: list[subprocess.Popen[bytes]], groups: RealGroups
 ) -> None:
     node.start_agent()
     _, owner = run_pod(node.direct, node.spec("owner", "LSE", "1"))
     _, api = run_pod(node.direct, node.spec("api", "LS"))
     eventually("the pool has one CPU", lambda: (node.cpus(api), node.cpus(owner)) == ("0", "1"))
     spinning += [spin_in(node, owner), spin_in(node, api)]
-    spinning.append(subprocess.Popen([sys.executable, "-c", STRANGER]))
+    stranger = groups.make("/stranger", CpuSet([1]))
+    groups.process(stranger, sys.executable, "-c", "while True: pass")
+    unit = groups.top.strip("/")
 
     own_cpus = explained(node, "owner", "--now=here")["own_cpus"]
     assert (own_cpus["pod"], own_cpus["cpus"]) == ("default/owner", "1")
     ran = {one["name"]: one["microseconds"] for one in own_cpus["disturbers"]}
-    assert ran["stranger"] > 10_000
+    assert ran[unit] > 10_000
     assert not {"default/owner", "default/api"} & ran.keys(), "its own, and one on another CPU"
     assert {one["cpus"] for one in own_cpus["disturbers"]} == {"1"}
     assert "ticks" in {one["kind"] for one in own_cpus["disturbers"]}
@@ -121,10 +128,10 @@ def test_all_that_runs_on_the_cpus_of_an_owner_is_named(
     assert not {code for code in findings(node) if code.startswith("quiet")}, "nobody asks"
     # The features themselves would change this machine for others.
     quiet = ShownQuiet(
-        (ShownFeature("partitions", FeatureMode.ACT, 1),),
-        (ShownQuietOwner("default/owner", "1", ("partitions",)),),
+        (ShownFeature("host-slices", FeatureMode.ACT, 1),),
+        (ShownQuietOwner("default/owner", "1", ("host-slices",)),),
     )
     (node.state / QUIET_FILE).write_bytes(msgspec.json.encode(quiet))
     told = findings(node)
-    assert "default/owner: process stranger: " in told["quiet-tasks-remain"]
+    assert f"default/owner: {unit}: " in told["quiet-tasks-remain"]
     assert "quiet-interrupts-remain" not in told, "the pod does not ask for it"
