@@ -61,6 +61,7 @@ SUITES: dict[str, tuple[float, list[str]]] = {
         LIMIT_SECONDS,
         [
             "tests/vm/inside/test_cpu_suppression.py",
+            "tests/vm/inside/test_host_slices.py",
             "tests/vm/inside/test_memory_qos.py",
             "tests/vm/inside/test_pressure_evictions.py",
             "tests/vm/inside/test_usage.py",
@@ -70,6 +71,8 @@ SUITES: dict[str, tuple[float, list[str]]] = {
             "tests/node/colocation/test_koordlet.py",
             "tests/node/colocation/test_oom_scores.py",
             "tests/node/colocation/test_writer.py",
+            "tests/node/quiet/test_host_slices_kernel.py",
+            "tests/node/quiet/test_workqueues.py",
             "tests/cgroup/test_oom_scores.py",
             "tests/node/test_contention.py",
             "tests/node/test_usage.py",
