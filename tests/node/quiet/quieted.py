@@ -73,7 +73,7 @@ class QuietMachine:
         """An agent that starts, after another one that was killed if there was one."""
         settings = AgentSettings(quiet=switch, quiet_features=features, quiet_owners=owners)
         self.journal = Journal(self.folder / "journal")
-        files = MachineFiles(str(self.root))
+        files = self.files()
         self.controllers = Controllers(
             str(self.folder / "cgroup"), others=dict.fromkeys(KINDS, lambda: files)
         )
@@ -88,6 +88,10 @@ class QuietMachine:
             lambda: self.now,
         )
         return self.quiet
+
+    def files(self) -> MachineFiles:
+        """What reads and writes its files."""
+        return MachineFiles(str(self.root))
 
     def follow(self, *pods: Pod) -> None:
         """A pass over these pods."""
