@@ -207,12 +207,6 @@ def run(
     )
     signal.signal(signal.SIGHUP, lambda number, frame: loop.reload())
     with Ending(loop.stop):
-        agent.cluster.start()
-        if frontend:
-            frontend.start()
-            closing.callback(frontend.close)
-        if agent.corrected:
-            agent.corrected.start()
         if agent.claims is not None and dra is not None:
             # Before the first pass: the file has the prepared claims, and others wait for the pass,
             # while a kubelet without a driver refuses a pod, and tries again a minute later.
@@ -220,6 +214,12 @@ def run(
             driver.start()
             closing.callback(driver.close)
             closing.callback(agent.claims.close)
+        agent.cluster.start()
+        if frontend:
+            frontend.start()
+            closing.callback(frontend.close)
+        if agent.corrected:
+            agent.corrected.start()
         log.info("the agent manages the containers of %s", settings.runtime_endpoint)
         loop.run()
     closing.close()
