@@ -6,6 +6,7 @@ import pytest
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.annotations import MIXED_CONTAINERS
 from agent.view.machine import draw_node, node_holders
 from tests.builders import machine, pod
 from tests.view.decided import decided, picture_of_every_kind_of_pod, snapshot
@@ -53,6 +54,14 @@ def test_a_pod_without_cpus_has_a_reason() -> None:
     assert draw_node(topology, snapshot(decision)).splitlines()[-1] == (
         "ns/b  LS   -     no CPU is left for it: 0-1 belong to pod ns/a"
     )
+
+
+def test_a_mixed_container_has_both_parts() -> None:
+    mixed = pod("a", "LSE", "0-1")
+    mixed.annotations[MIXED_CONTAINERS] = "dpdk"
+    topology = machine(1, 4)
+    *_, row = draw_node(topology, snapshot(decided(topology, mixed))).splitlines()
+    assert row == "ns/a  LSE  0-1   own; dpdk on 0-1 of its own and 2-3 of its pool"
 
 
 def test_no_pods() -> None:
