@@ -12,8 +12,7 @@ because new owners of these CPUs wait for it.
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -34,15 +33,9 @@ class CpuNotices:
 
     `warning_seconds`: how long a mixed container has for leaving CPUs; 0: it is not warned."""
 
-    def __init__(
-        self,
-        state_dir: str,
-        warning_seconds: float = 0.0,
-        wait: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, state_dir: str, warning_seconds: float = 0.0) -> None:
         self._tree = files.Tree(state_dir)
         self._warning_seconds = warning_seconds
-        self._wait = wait
         self._written: dict[Key, Notice] | None = None
         self._told: Decision | None = None
         """The last decision, if all its files were written."""
@@ -74,11 +67,11 @@ class CpuNotices:
         self._told = None if failures else decision
         return failures
 
-    def warn(self, decision: Decision, running: Collection[Key]) -> list[str]:
-        """Warns the running mixed containers that the decision takes CPUs from, and waits until
-        their time is over. Returns the failures."""
+    def warn(self, decision: Decision, running: Collection[Key]) -> tuple[float, list[str]]:
+        """Warns the running mixed containers that the decision takes CPUs from. Returns for how
+        many seconds they keep the CPUs, and the failures."""
         if decision is self._told or not self._warning_seconds:
-            return []
+            return 0.0, []
         failures = []
         warned = False
         self._written = self._of_pods(decision)
@@ -97,9 +90,7 @@ class CpuNotices:
             except OSError as error:
                 title = decision.pods[uid].title
                 failures.append(f"{title} {name} is not warned of its change of CPUs: {error}")
-        if warned:
-            self._wait(self._warning_seconds)
-        return failures
+        return self._warning_seconds if warned else 0.0, failures
 
     def restored(self, cpus: Mapping[Key, CpuSet]) -> None:
         """Writes the CPUs that containers have without the agent into the files that exist. Raises

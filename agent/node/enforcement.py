@@ -4,6 +4,7 @@ restore the values that it stores of a container."""
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 
@@ -87,7 +88,9 @@ class Enforcement:
         notices: CpuNotices | None = None,
         *,
         migrate_memory: bool = False,
+        wait: Callable[[float], None] = time.sleep,
     ) -> None:
+        self._wait = wait
         self._hierarchy = hierarchy
         self._controllers = controllers
         self._journal = journal
@@ -139,6 +142,7 @@ class Enforcement:
         pending: bool,
         dynamic: bool,
         announced: Mapping[str, str] = {},
+        before_wait: Callable[[], None] = lambda: None,
     ) -> Freed:
         """Moves containers off the CPUs that the decision gives to others. Restores the original
         values of `unmanaged` containers.
@@ -147,7 +151,9 @@ class Enforcement:
         `pending`: an update of the runtime was in progress.
         `dynamic`: containers read their CPUs in a file, which is written before a snapshot gives
             the CPUs to others.
-        `announced`: the cgroup_parent of announced pods by uid."""
+        `announced`: the cgroup_parent of announced pods by uid.
+        `before_wait`: is called before a wait for containers that are warned, when the cgroups of
+            announced pods have no CPUs of others."""
         groups = announced_groups(announced)
         # First: the journal marks the pods' cgroups before anything is written to them.
         narrowed, failures = self._announced.narrow(cpus_of_others(groups, decision))
@@ -160,8 +166,8 @@ class Enforcement:
         # Before the others get their CPUs: an excluded container leaves none of the agent's values.
         excluded, failed = self.originals.restore_excluded(unmanaged)
         failures += failed
-        if self._notices is not None:
-            failures += self._notices.warn(decision, _running(runtime.pods))
+        early, failed = self._warn(runtime, decision, narrowed, before_wait)
+        failures += failed
         cpusets = {**wanted_cpusets(runtime.pods, decision), **narrowed}
         outcome = writer.apply(self._hierarchy, self._journal, cpusets)
         # A created owner gets only CPUs that no container holds after these writes.
@@ -178,9 +184,29 @@ class Enforcement:
             Written(WriteReason.SANDBOX_MADE, widened),
             excluded,
             Written(WriteReason.DECISION, of_others),
+            Written(WriteReason.SANDBOX_ANNOUNCED, early),
             Written(WriteReason.SANDBOX_ANNOUNCED, of_announced),
         )
-        return Freed((placed, outcome), holds, tuple(failures), titles, writes, created)
+        return Freed((placed, early, outcome), holds, tuple(failures), titles, writes, created)
+
+    def _warn(
+        self,
+        runtime: RuntimeState,
+        decision: Decision,
+        narrowed: Mapping[str, CpuSet],
+        before_wait: Callable[[], None],
+    ) -> tuple[WriteOutcome, list[str]]:
+        """Warns containers that are about to lose CPUs, and waits after writing `narrowed`. Returns
+        what was written, and the failures."""
+        if self._notices is None:
+            return WriteOutcome(), []
+        seconds, failures = self._notices.warn(decision, _running(runtime.pods))
+        if not seconds:
+            return WriteOutcome(), failures
+        early = writer.apply(self._hierarchy, self._journal, narrowed)
+        before_wait()
+        self._wait(seconds)
+        return early, failures
 
     def apply(self, runtime: RuntimeState, decision: Decision, freed: Freed) -> Applied:
         """Writes the values that no container waits for (the cpusets of sandboxes and the limits),

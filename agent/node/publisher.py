@@ -144,6 +144,16 @@ class Publisher:
         files.replace(self._path, snapshots.encode(new), durable=False, mode=0o644)
         self._last = new
 
+    def announce(self, uids: Collection[str]) -> None:
+        """Publishes before the next decision that the sandboxes of these pods may be made. Raises
+        OSError."""
+        if (last := self.last) is None or not set(uids) - set(last.announced):
+            return
+        announced = tuple(sorted({*last.announced, *uids}))
+        new = msgspec.structs.replace(last, generation=last.generation + 1, announced=announced)
+        files.replace(self._path, snapshots.encode(new), durable=False, mode=0o644)
+        self._last = new
+
     def _stored(self) -> Snapshot | None:
         try:
             return read_snapshot(self._path)

@@ -422,6 +422,7 @@ class Reconciler:
             pending=seen.update_pending,
             dynamic=resolved.cpu_policy == "dynamic",
             announced=self._announced_parents(resolved.pods),
+            before_wait=lambda: self._publisher.announce(self._announced.cgroup_parents),
         )
         self._reporter.audit.written(freed.writes, freed.created)
         return freed

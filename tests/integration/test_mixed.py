@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from agent.model.pod.annotations import CRIO_SHARED, MIXED_CONTAINERS
+from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import remove_pod, run_pod
 from tests.integration.harness import NO_FULL_PASS, TestNode
+from tests.integration.nri_node import nri_node
 from tests.waiting import eventually
 
 
@@ -21,6 +23,12 @@ def told(node: TestNode, container: str) -> dict[str, Any]:
         return read
 
 
+def variables(node: TestNode, container: str) -> set[str]:
+    pid = node.direct.container_status(container).pid
+    with open(f"/proc/{pid}/environ", encoding="ascii") as file:
+        return set(file.read().split("\0"))
+
+
 @pytest.mark.parametrize(
     "annotations", [{MIXED_CONTAINERS: "main"}, {f"{CRIO_SHARED}main": "enable"}]
 )
@@ -30,10 +38,7 @@ def test_a_mixed_container_follows_the_pool_and_is_told(
     node.start_agent(NO_FULL_PASS)
     node.start_proxy()
     _, mixed = run_pod(node.proxied, node.spec("mixed", "LSR", "1", annotations=annotations))
-    pid = node.direct.container_status(mixed).pid
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        variables = file.read().split(b"\0")
-    assert {b"TOPOLET_OWN_CPUS=1", b"TOPOLET_SHARED_CPUS=0"} <= set(variables)
+    assert variables(node, mixed) >= {"TOPOLET_OWN_CPUS=1", "TOPOLET_SHARED_CPUS=0"}
     assert node.cpus(mixed) == "0-1"
     assert node.kernel_value(mixed, "cpu", "cpu.cfs_quota_us") == "-1"
     whole = {"cpus": "0-1", "own": "1", "shared": "0"}
@@ -44,6 +49,9 @@ def test_a_mixed_container_follows_the_pool_and_is_told(
     # The second generation was the warning.
     assert told(node, mixed) == {"cpus": "1", "own": "1", "shared": "", "generation": 3}
 
+    assert "its cgroup may have CPUs of other pods" not in node.log("proxy")
+
+    eventually("the pause container has its CPU", lambda: node.sandbox_cpus(sandbox) == "0")
     node.kill_agent()
     node.start_agent(NO_FULL_PASS)
     assert (node.cpus(mixed), node.cpus(owner)) == ("1", "0")
@@ -58,3 +66,23 @@ def test_a_mixed_container_follows_the_pool_and_is_told(
     assert node.metric("topolet_cgroup_writes_total") == 0
     assert node.metric("topolet_cpu_overlaps_total") == 0
     assert told(node, mixed) == {**whole, "generation": 4}
+
+
+def test_the_nri_plugin_creates_mixed_containers_and_its_guard_lets_them_pass(
+    containerd2: Containerd,
+) -> None:
+    with nri_node(containerd2) as nri:
+        node = nri.node
+        node.start_agent(NO_FULL_PASS)
+        nri.start_guard()
+        nri.start_plugin()
+        spec = node.spec("mixed", "LSR", "1", annotations={MIXED_CONTAINERS: "main"})
+        _, mixed = run_pod(node.direct, spec)
+        assert variables(node, mixed) >= {"TOPOLET_OWN_CPUS=1", "TOPOLET_SHARED_CPUS=0"}
+        assert node.cpus(mixed) == "0-1"
+        assert told(node, mixed)["shared"] == "0"
+        sandbox, owner = run_pod(node.direct, node.spec("owner", "LSE", "0"))
+        assert (node.cpus(mixed), node.cpus(owner)) == ("1", "0")
+        remove_pod(node.direct, sandbox)
+        eventually("the pool has its CPU again", lambda: node.cpus(mixed) == "0-1")
+        assert node.metric("topolet_cpu_overlaps_total") == 0

@@ -66,74 +66,70 @@ def mixed(own: str, shared: str | None) -> Decision:
     return Decision((), {}, (), {"mixed": PodWanted("ns/mixed", QoS.LSE, wanted, {"main": wanted})})
 
 
-class Waited:
-    """Reads the file of MIXED while it waits."""
+class Warned:
+    """Follows decisions. `during`: the file of MIXED during each wait."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, seconds: float = 0.25) -> None:
         self.state = state
+        self.notices = CpuNotices(str(state), seconds)
         self.during: list[dict[str, object]] = []
 
-    def __call__(self, seconds: float) -> None:
-        assert seconds == 0.25
-        self.during.append(self.file())
+    def warn(self, decision: Decision, *running: tuple[str, str]) -> None:
+        seconds, failures = self.notices.warn(decision, running)
+        assert failures == []
+        assert seconds in (0, 0.25)
+        if seconds:
+            self.during.append(self.file())
+
+    def follow(self, decision: Decision, *running: tuple[str, str]) -> dict[str, object]:
+        self.warn(decision, *running)
+        assert self.notices.write(decision, dynamic=False) == []
+        return self.file()
 
     def file(self) -> dict[str, object]:
-        read: dict[str, object] = json.loads(
-            (self.state / "containers/mixed/main/cpus").read_text()
-        )
+        path = self.state / "containers/mixed/main/cpus"
+        read: dict[str, object] = json.loads(path.read_text())
         return read
 
 
 def test_a_mixed_container_is_warned_before_it_loses_cpus(tmp_path: Path) -> None:
-    waited = Waited(tmp_path)
-    notices = CpuNotices(str(tmp_path), 0.25, waited)
-
-    def follow(decision: Decision, *running: tuple[str, str]) -> dict[str, object]:
-        assert notices.warn(decision, running) == []
-        assert notices.write(decision, dynamic=False) == []
-        return waited.file()
-
+    warned = Warned(tmp_path)
+    follow, during = warned.follow, warned.during
     first = {"cpus": "0-7", "generation": 1, "own": "0-1", "shared": "2-7"}
     assert follow(mixed("0-1", "2-7")) == first
     less = follow(mixed("0-1", "2-3"), MIXED)
-    assert waited.during == [{**first, "generation": 2, "leaving": "4-7"}]
+    assert during == [{**first, "generation": 2, "leaving": "4-7"}]
     assert less == {"cpus": "0-3", "generation": 3, "own": "0-1", "shared": "2-3"}
     follow(mixed("0-1", "2-7"), MIXED)
-    assert len(waited.during) == 1, "it gains CPUs without a warning"
+    assert len(during) == 1, "it gains CPUs without a warning"
     follow(mixed("4-5", "0-3,6-7"), MIXED)
-    assert len(waited.during) == 1, "its own CPUs become others that it has"
+    assert len(during) == 1, "its own CPUs become others that it has"
     follow(mixed("4-5", "0-3"))
-    assert len(waited.during) == 1, "it does not run"
+    assert len(during) == 1, "it does not run"
     assert follow(mixed("4-5", ""), MIXED)["shared"] == ""
-    assert waited.during[-1]["leaving"] == "0-3"
+    assert during[-1]["leaving"] == "0-3"
     assert follow(mixed("4", None), MIXED) == {"cpus": "4", "generation": 10}
-    assert len(waited.during) == 3
-    assert waited.during[-1]["leaving"] == "5"
+    assert len(during) == 3
+    assert during[-1]["leaving"] == "5"
     assert follow(mixed("3", None), MIXED)["generation"] == 11
-    assert len(waited.during) == 3, "it is mixed no more"
+    assert len(during) == 3, "it is mixed no more"
 
 
 def test_a_killed_agents_warning_is_repeated(tmp_path: Path) -> None:
-    waited = Waited(tmp_path)
-    before, after = mixed("0-1", "2-7"), mixed("0-1", "2-3")
-    notices = CpuNotices(str(tmp_path), 0.25, waited)
-    notices.write(before, dynamic=False)
-    notices.warn(after, [MIXED])
-    other = CpuNotices(str(tmp_path), 0.25, waited)
-    assert other.warn(after, [MIXED]) == []
-    assert other.write(after, dynamic=False) == []
-    assert [each["generation"] for each in waited.during] == [2, 2]
-    assert waited.file()["generation"] == 3
-    assert "leaving" not in waited.file()
+    killed, after = Warned(tmp_path), mixed("0-1", "2-3")
+    killed.follow(mixed("0-1", "2-7"))
+    killed.warn(after, MIXED)
+    agent = Warned(tmp_path)
+    now = agent.follow(after, MIXED)
+    assert [each["generation"] for each in (*killed.during, *agent.during)] == [2, 2]
+    assert now == {"cpus": "0-3", "generation": 3, "own": "0-1", "shared": "2-3"}
 
 
 def test_without_a_time_nobody_is_warned(tmp_path: Path) -> None:
-    waited = Waited(tmp_path)
-    notices = CpuNotices(str(tmp_path), 0.0, waited)
-    notices.write(mixed("0-1", "2-7"), dynamic=False)
-    assert notices.warn(mixed("0-1", "2-3"), [MIXED]) == []
-    assert waited.file()["generation"] == 1
-    assert waited.during == []
+    warned = Warned(tmp_path, 0.0)
+    warned.follow(mixed("0-1", "2-7"))
+    assert warned.follow(mixed("0-1", "2-3"), MIXED)["generation"] == 2
+    assert warned.during == []
 
 
 def test_containers_read_what_a_restore_left_them(tmp_path: Path, notices: CpuNotices) -> None:

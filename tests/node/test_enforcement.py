@@ -19,7 +19,7 @@ from agent.discover import cpus
 from agent.kube.events import Regarding
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
-from agent.model.notifications import Created
+from agent.model.notifications import Created, PodAnnounced
 from agent.model.pod.annotations import (
     EXTENDED_RESOURCE_SPEC,
     MIXED_CONTAINERS,
@@ -28,15 +28,14 @@ from agent.model.pod.annotations import (
 )
 from agent.model.pod.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import PodWanted, Wanted
 from agent.node.change_log import LIMIT_REFUSED, PodEvents
-from agent.node.cpu_notices import CpuNotices
 from agent.node.enforcement import Enforcement, Freed
 from agent.node.reconcile import ReconcileError
 from agent.node.runtime_updater import RuntimeUpdater
 from agent.node.runtime_view import RuntimeState
-from tests.node.world import Recorded, World
+from tests.node.world import Recorded, World, claim
 from tests.waiting import eventually
 
 QUOTA, SHARES, MEMORY = "cpu.cfs_quota_us", "cpu.shares", "memory.limit_in_bytes"
@@ -75,20 +74,24 @@ def test_a_mixed_container_keeps_its_cpus_while_it_is_warned(world: World) -> No
     container = world.container(owner)
     annotate(world, owner, **owner.annotations, **{MIXED_CONTAINERS: "main"})
     world.limits(f"{OWN}/{container.id}", QUOTA, "100000")
-    during: list[tuple[str, int]] = []
+    parent = "kubepods/burstable/podnew"
+    during: list[tuple[str, tuple[str, ...], bool, str]] = []
 
     def wait(seconds: float) -> None:
-        during.append((world.cpus(f"{OWN}/{container.id}"), world.snapshot().generation))
+        assert seconds == 0.1
+        held, seen = world.cpus(f"{OWN}/{container.id}"), world.snapshot()
+        during.append((held, seen.announced, "new" in seen.pods, world.cpus(parent)))
 
-    agent = world.agent(notices=CpuNotices(str(world.state), 0.1, wait))
+    agent = world.agent(wait=wait)
     agent.reconcile()
     assert world.cpus(f"{OWN}/{container.id}") == "0-3"
     assert world.limit(f"{OWN}/{container.id}", QUOTA) == world.limit(OWN, QUOTA) == "-1"
-    before = world.snapshot()
     assert during == []
-    world.sandbox("new", "LSE", "2")
+    world.group(parent)
+    announced = PodAnnounced("new", "ns", "new", {QOS_LABEL: "LSE"}, claim("2"), f"/{parent}")
+    agent.notified([announced])
     agent.reconcile()
-    assert during == [("0-3", before.generation)], "nobody has got the CPU"
+    assert during == [("0-3", ("new",), False, "0,2-3")], "the sandbox may begin, and no owner"
     assert world.cpus(f"{OWN}/{container.id}") == "0-1,3"
     after = world.snapshot()
     assert (after.pods["new"].each.cpuset, after.pods["new"].each.blocked) == ("2", "")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -236,9 +238,10 @@ class World:
         local: NodeLocalCpus | None = None,
         pod_events: PodEvents | None = None,
         append: Append | None = None,
-        notices: CpuNotices | None = None,
+        wait: Callable[[float], None] | None = None,
     ) -> Reconciler:
-        """An agent with new `metrics`; its records go to `records`, or to `append`."""
+        """An agent with new `metrics`; its records go to `records`, or to `append`. With a `wait`
+        it warns mixed containers 0.1 s before."""
         self.metrics = AgentMetrics()
         hierarchy = Hierarchy(str(self.cpuset.parent))
         controllers = Controllers(str(self.cpuset.parent), hierarchy.handles)
@@ -249,8 +252,15 @@ class World:
             devices=True,
         )
         journal = Journal(self.state / "journal")
-        notices = notices or CpuNotices(str(self.state))
-        enforcement = Enforcement(hierarchy, controllers, journal, self.runtime, notices=notices)
+        notices = CpuNotices(str(self.state), 0.1 if wait else 0)
+        enforcement = Enforcement(
+            hierarchy,
+            controllers,
+            journal,
+            self.runtime,
+            notices=notices,
+            wait=wait or time.sleep,
+        )
         return reconciler(
             self.root,
             self.state,

@@ -506,7 +506,7 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             description="time that a mixed container has between the warning in its file of CPUs "
             "and the loss of CPUs, for which a new owner of these waits too, seconds; 0: none",
         ),
-    ] = 0.1
+    ] = 0.05
     hook_failure_policy: HookFailurePolicy = HOOK_FAILURE_POLICY
     log_level: LogLevel = LOG_LEVEL
     log_format: LogFormatOption = LOG_FORMAT
