@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model import bounds
 from agent.model.cpu.cpuset import CpuSet, union
-from agent.model.pod.annotations import RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.pod.annotations import MIXED_CONTAINERS, RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner
 from agent.node import violations
 from tests.builders import machine, pod, running
+from tests.hooks.snapshots import EMPTY
 
 LSE = Owner("own", "ns/own", QoS.LSE, "1-2")
 LSR = Owner("own", "ns/own", QoS.LSR, "1-2")
@@ -102,6 +104,21 @@ def test_sidecar_has_no_shortfall() -> None:
     each = owner("2-3", "main", "envoy")
     each.annotations[SHARED_CONTAINERS] = "envoy"
     assert found(each, KubeletCpus(), main="2-3", envoy="0-1,4-7") == []
+
+
+def test_a_mixed_container_differs_by_its_own_cpus_alone() -> None:
+    each = owner("2-3", "main", "side")
+    each.annotations[MIXED_CONTAINERS] = "main"
+    assert found(each, KubeletCpus(), main="0-7", side="2-3") == []
+    short = ("main", "2-3", "2", "its cgroup lacks CPUs 3")
+    assert found(each, KubeletCpus(), main="0-2,4-7", side="2-3") == [short]
+    decision = decide(machine(2, 4), (each,), KubeletCpus(), {}, {})
+    holds = {"c-main": CpuSet(range(8)), "c-side": CpuSet.parse("2-3")}
+    assert not +violations.count_differing((each,), decision, KubeletCpus(), holds)
+    last = msgspec.structs.replace(EMPTY, containers={"c-main": decision.pods["a"].of("main")})
+    own = violations.without_shares(holds, last)
+    assert violations.running_on((each,), own) == {"a": CpuSet.parse("2-3")}
+    assert violations.without_shares(holds, None) == holds
 
 
 def test_invalid_annotation_of_sharing_containers_names_none() -> None:
