@@ -10,5 +10,5 @@ for each CPU, and a machine is a few masks (`model.cpu.layout`), so nothing loop
 For a node's agent: `pools` decides which pods own which CPUs, and which CPUs all other pods share.
 
 The packages `colocation`, `devices`, `device_holders`, `visibility`, `nrt`, `kubelet`,
-`node_local`, `placement` and `rebind` have docstrings of their own.
+`node_local`, `placement`, `quiet` and `rebind` have docstrings of their own.
 """

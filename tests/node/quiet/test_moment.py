@@ -43,6 +43,12 @@ def test_cpus_that_are_offline_are_no_place_to_go() -> None:
     assert str(moment.left("interrupts")) == "0-1,4"
 
 
+@pytest.mark.parametrize(("isolated", "left"), [("0-1", "4-7"), ("4-7", "0-1"), ("0-7", "0-1,4-7")])
+def test_cpus_that_the_kernel_isolates_are_used_last(isolated: str, left: str) -> None:
+    moment = moment_of([quiet_pod("asks", "2-3", ASKS)], machine(1, 8, isolated=isolated))
+    assert str(moment.left("interrupts")) == left
+
+
 def test_nothing_is_asked_of_a_feature_that_is_off() -> None:
     moment = QuietMoment()
     assert not moment.quiet("interrupts")

@@ -14,8 +14,10 @@ from agent.cgroup import limits
 from agent.cgroup.hierarchy import Controllers
 from agent.cgroup.machine_files import WORKQUEUE_CPUS, MachineFiles
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.quiet import QUIET
 from agent.node.quiet.workqueues import Workqueues
 from tests.node.quiet.quiet_host import QuietHost
+from tests.node.quiet.quieted import WORKQUEUES, QuietMachine, quiet_pod
 
 MASKS: Final = Path("/sys/devices/virtual/workqueue")
 
@@ -68,27 +70,16 @@ def test_unbound_work_leaves_the_cpus_of_owners_and_comes_back(
     assert own == masks, "the workqueue's own mask stays, and is wider"
     for rescuer in rescuers_of("writeback"):
         assert CpuSet(os.sched_getaffinity(rescuer)) == first
-    node.leave()
-    node.step()
-    assert mask() == masks
-    assert not node.journal.values
-
-
-def test_the_mask_of_a_killed_agent_is_restored(tmp_path: Path, masks: CpuSet) -> None:
-    node = host(tmp_path, masks)
-    node.own(masks - CpuSet([0]))
-    node.step()
     node.start()
     assert limits.restore(node.controllers, node.journal).ok
     assert mask() == masks
 
 
-def test_unbound_work_stays_while_owners_have_all_cpus(tmp_path: Path, masks: CpuSet) -> None:
-    node = host(tmp_path, masks)
-    node.own(masks)
-    node.step()
-    assert mask() == masks
-    assert node.shown().problem == "owners have all CPUs, and unbound work needs some"
+def test_unbound_work_stays_while_owners_that_ask_have_all_cpus(node: QuietMachine) -> None:
+    node.follow(quiet_pod("a", "0-3", {QUIET: "workqueues"}), quiet_pod("b", "4-7", {QUIET: "all"}))
+    assert node.text(WORKQUEUES) == "ff"
+    (workqueues,) = node.told().features
+    assert workqueues.problem == "owners have all CPUs, and unbound work needs some"
 
 
 def test_what_the_kernel_takes_off_for_partitions_is_not_the_original_mask(tmp_path: Path) -> None:
@@ -102,9 +93,8 @@ def test_what_the_kernel_takes_off_for_partitions_is_not_the_original_mask(tmp_p
     assert values.read("/", WORKQUEUE_CPUS) == "0-3"
 
 
-def test_a_kernel_without_the_mask_is_told(tmp_path: Path) -> None:
-    controllers = Controllers(str(tmp_path))
-    node = QuietHost(tmp_path, controllers, lambda journal: Workqueues(str(tmp_path)))
-    node.own("1")
-    node.step()
-    assert node.shown().problem.startswith("this kernel has no ")
+def test_a_kernel_without_the_mask_is_told(node: QuietMachine) -> None:
+    (node.root / WORKQUEUES).unlink()
+    node.follow(quiet_pod("own", "1", {QUIET: "workqueues"}))
+    (workqueues,) = node.told().features
+    assert workqueues.problem.startswith("this kernel has no ")
