@@ -874,6 +874,20 @@ def test_the_hook_has_a_pod_for_the_nodes_of_each_daemonset(tmp_path: Path) -> N
             assert container["securityContext"]["readOnlyRootFilesystem"]
 
 
+def test_the_pod_that_removes_gives_files_of_the_machine_back(tmp_path: Path) -> None:
+    pools = [{"name": "telco", "nodeSelector": {"site": "a"}, "quiet": True}, {}]
+    writable = {
+        each.daemon_set: {
+            mount["mountPath"]
+            for mount in each.pod["spec"]["containers"][0]["volumeMounts"]
+            if not mount.get("readOnly")
+        }
+        for each in removal(rendered(tmp_path, {"pools": pools})).pools
+    }
+    quiet = writable["topolet-agent-telco"] - writable["topolet-agent"]
+    assert quiet == {"/host/proc/irq", "/host/sys/devices"}
+
+
 def test_the_objects_of_the_removal_hook_are_deleted_after_it(tmp_path: Path) -> None:
     bodies = [
         each
