@@ -798,6 +798,12 @@ def test_only_a_pool_with_the_setting_lets_its_agent_write_files_of_the_machine(
     of_irqbalance = {"path": "/run/irqbalance", "type": "DirectoryOrCreate"}
     assert volumes["irqbalance"]["hostPath"] == of_irqbalance
     assert volumes["devices"]["hostPath"] == {"path": "/sys/devices", "type": "Directory"}
+    assert volumes["run"]["hostPath"] == {"path": "/run", "type": "Directory"}
+    added = {
+        name: agent(each)["securityContext"]["capabilities"].get("add")
+        for name, each in daemon_sets.items()
+    }
+    assert added == {"topolet-agent-telco": ["NET_ADMIN"], "topolet-agent": None}
 
 
 def test_the_guard_runs_beside_the_plugin_and_never_refuses_its_pod(tmp_path: Path) -> None:

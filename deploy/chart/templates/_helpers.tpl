@@ -174,6 +174,7 @@ spec:
       {{- $security := include "topolet.hostSecurity" .root }}
       {{- if .pool.oomScores }}{{ $security = replace "CHOWN]" "CHOWN, SYS_RESOURCE]" $security }}{{ end }}
       {{- if .pool.coreScheduling }}{{ $security = replace "FOWNER" "FOWNER, SYS_PTRACE" $security }}{{ end }}
+      {{- if .pool.quiet }}{{ $security = replace "FOWNER" "FOWNER, NET_ADMIN" $security }}{{ end }}
       {{- $security | nindent 6 }}
       {{- else }}
       privileged: false
@@ -181,7 +182,7 @@ spec:
       readOnlyRootFilesystem: true
       capabilities:
         drop: [ALL]
-        {{- if or .pool.oomScores .pool.coreScheduling }}
+        {{- if or .pool.oomScores .pool.coreScheduling .pool.quiet }}
         add:
         {{- if .pool.oomScores }}
         - DAC_OVERRIDE
@@ -189,6 +190,9 @@ spec:
         {{- end }}
         {{- if .pool.coreScheduling }}
         - SYS_PTRACE
+        {{- end }}
+        {{- if .pool.quiet }}
+        - NET_ADMIN
         {{- end }}
         {{- end }}
       {{- end }}

@@ -1,0 +1,96 @@
+"""Interrupts of devices that get their drivers while an owner wants none on its CPUs."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from agent.model.cpu.cpuset import CpuSet
+from tests.builders import machine
+from tests.node.quiet.quiet_node import QuietNode, affinities
+from tests.vm import guest
+
+ROOT: Final = Path("/")
+OWNED: Final = CpuSet(range(8, 16))
+NVME: Final = Path("/sys/bus/pci/drivers/nvme")
+PCI: Final = Path("/sys/bus/pci/devices")
+SECONDS: Final = 2
+"""The agent looks at each interrupt so often."""
+
+
+def default() -> str:
+    return Path("/proc/irq/default_smp_affinity").read_text()
+
+
+def effective(number: int) -> CpuSet:
+    path = Path(f"/proc/irq/{number}/effective_affinity_list")
+    return CpuSet.parse(path.read_text().strip()) if path.exists() else CpuSet()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[QuietNode]:
+    """It has an owner of half of the CPUs, and everything is as before afterwards."""
+    before, default_before = affinities(ROOT), default()
+    node = QuietNode(tmp_path, ROOT, machine(4, 4), "interrupts")
+    node.own("a", str(OWNED))
+    node.follow()
+    yield node
+    node.restore()
+    present = affinities(ROOT)
+    assert {number: present[number] for number in before} == before
+    assert default() == default_before
+
+
+def modprobe(*words: str) -> None:
+    image = guest.kernel()
+    assert image is not None
+    subprocess.run(["modprobe", "-d", str(image.parents[1]), *words], check=True)
+
+
+def test_new_interrupts_leave_the_owner_within_two_seconds(node: QuietNode) -> None:
+    before = affinities(ROOT).keys()
+    modprobe("virtio_rng")
+    try:
+        new = affinities(ROOT).keys() - before
+        assert new, "the devices have interrupts"
+        node.step(SECONDS)
+        for number in new:
+            assert not CpuSet.parse(affinities(ROOT)[number]) & OWNED
+            assert not effective(number) & OWNED
+        assert not node.refused() & new
+        assert not node.problems()
+        node.restore()
+        for number in new:
+            assert len(CpuSet.parse(affinities(ROOT)[number])) > len(OWNED), "as without the agent"
+    finally:
+        modprobe("-r", "virtio_rng")
+
+
+def test_interrupts_that_the_kernel_manages_are_told(node: QuietNode) -> None:
+    before = affinities(ROOT).keys()
+    address = next(
+        path.name for path in PCI.iterdir() if (path / "class").read_text().startswith("0x0108")
+    )
+    (NVME / "bind").write_text(address)
+    try:
+        node.step(SECONDS)
+        new = affinities(ROOT).keys() - before
+        (note,) = node.notes("interrupts")
+        assert "the kernel manages them itself" in note
+        assert "nvme" in note
+        assert node.refused() & new
+        for number in new - node.refused():
+            assert not CpuSet.parse(affinities(ROOT)[number]) & OWNED
+        assert not node.problems()
+        writes = len(node.machine.writes)
+        node.step(5)
+        assert len(node.machine.writes) == writes
+    finally:
+        (NVME / "unbind").write_text(address)
+    node.step(SECONDS)
+    assert not node.notes("interrupts")
+    assert not node.problems()
