@@ -41,6 +41,7 @@ SUITES: dict[str, tuple[float, list[str]]] = {
             "tests/vm/inside/test_network_devices.py",
             "tests/vm/inside/test_proxy.py",
             f"--deselect={KILL_TEST}",
+            "tests/vm/inside/test_quiet_interrupts.py",
             "tests/vm/inside/test_topology.py",
             "tests/cgroup/test_writer_kernel.py",
             "tests/cgroup/test_limits_values_kernel.py",

@@ -2,9 +2,9 @@
 come later, and the CPUs that irqbalance may use (Documentation/core-api/irq/irq-affinity.rst).
 
 Other programs and drivers write the same files, and interrupts come and go: each is looked at
-within two seconds. The kernel refuses to move some: those that it manages itself (EIO), as those of
-NVMe queues, and those for which the CPUs have no free vector (ENOSPC). They are told, and tried
-again each minute."""
+within two seconds. The kernel refuses to move some: those that it manages itself (EIO, EPERM), as
+those of NVMe queues and the timer, and those for which the CPUs have no free vector (ENOSPC). They
+are told, and tried again each minute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.allocate.quiet.interrupts import InterruptRules, interrupt_rules, wanted_affinity
 from agent.cgroup import irqbalance, limits
@@ -41,25 +41,22 @@ _NO_NODE: Final = -1
 _MOST_TEXT: Final = 1 << 16
 _MOST_NAME: Final = 32
 _CONFINED: Final = "owners who want no interrupts have all CPUs of this node"
+_MANAGED: Final = "the kernel manages them itself"
 _REASONS: Final = {
-    errno.EIO: "the kernel manages them itself",
+    errno.EIO: _MANAGED,
+    errno.EPERM: _MANAGED,
     errno.ENOSPC: "other CPUs have no free interrupt vectors",
 }
 
 
-class _Refusal:
+class _Refusal(NamedTuple):
     """A write that the kernel refused."""
 
-    __slots__ = ("at", "number", "on", "reason", "text")
-
-    def __init__(self, text: str, number: int | None, reason: str, at: float, on: CpuSet) -> None:
-        self.text = text
-        self.number = number
-        """The error."""
-        self.reason = reason
-        self.at = at
-        self.on = on
-        """Where the interrupt runs."""
+    text: str
+    reason: str
+    at: float
+    on: CpuSet
+    """Where the interrupt runs."""
 
 
 class _Interrupt:
@@ -116,12 +113,12 @@ class _Interrupt:
             self.node = _NO_NODE
 
     def effective(self) -> CpuSet:
-        """The CPUs that the controller of interrupts uses."""
+        """The CPUs that the controller of interrupts uses; none for an interrupt that is not in
+        use."""
         for name in ("effective_affinity_list", "smp_affinity_list"):
             try:
                 text = files.read(f"{self.folder}/{name}", _MOST_TEXT)
-                if cpus := CpuSet.parse(text.decode("ascii", "replace").strip()):
-                    return cpus
+                return CpuSet.parse(text.decode("ascii", "replace").strip())
             except (OSError, CpuSetError):
                 continue
         return EMPTY
@@ -218,9 +215,8 @@ class QuietInterrupts:
                 reason = _REASONS.get(
                     error or 0, os.strerror(error) if error else change.note or ""
                 )
-                interrupt.refusal = _Refusal(
-                    interrupt.wanted, error, reason, now, interrupt.effective()
-                )
+                on = interrupt.effective()
+                interrupt.refusal = _Refusal(interrupt.wanted, reason, now, on)
                 self._refused[interrupt.key] = interrupt
                 self._decide(interrupt, False, now)
 
@@ -375,7 +371,7 @@ class QuietInterrupts:
             refusal.reason
             for interrupt in self._refused.values()
             if (refusal := interrupt.refusal) is not None
-            and refusal.number != errno.EIO
+            and refusal.reason != _MANAGED
             and refusal.on & self._rules.quiet
         )
         for reason, number in reasons.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -169,7 +168,3 @@ def affinities(root: Path) -> dict[int, str]:
         int(path.parent.name): path.read_text().strip()
         for path in sorted((root / "proc/irq").glob("*/smp_affinity_list"))
     }
-
-
-IO_ERROR = errno.EIO
-FULL = errno.ENOSPC
