@@ -795,9 +795,8 @@ def test_only_a_pool_with_the_setting_lets_its_agent_write_files_of_the_machine(
         each["name"]: each for each in pod_spec(daemon_sets["topolet-agent-telco"])["volumes"]
     }
     assert volumes["irq"]["hostPath"] == {"path": "/proc/irq", "type": "Directory"}
-    of_irqbalance = {"path": "/run/irqbalance", "type": "DirectoryOrCreate"}
-    assert volumes["irqbalance"]["hostPath"] == of_irqbalance
     assert volumes["devices"]["hostPath"] == {"path": "/sys/devices", "type": "Directory"}
+    # irqbalance's folder itself would be another one after a restart.
     assert volumes["run"]["hostPath"] == {"path": "/run", "type": "Directory"}
     added = {
         name: agent(each)["securityContext"]["capabilities"].get("add")
