@@ -169,9 +169,7 @@ class QuietInterrupts:
             self._forget()
             return WantedFiles()
         owners = ((owner.cpus, owner.wishes.housekeeping) for owner in moment.asking(self.name))
-        left = moment.left(self.name)
-        # What the kernel isolates from the boot on is meant to be quiet, too.
-        rules = interrupt_rules(topology, owners, left - topology.isolated or left)
+        rules = interrupt_rules(topology, owners, moment.left(self.name))
         if rules.confined:
             self._forget()
             return WantedFiles(problem=f"{_CONFINED}, so interrupts stay on them")
