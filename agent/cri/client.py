@@ -324,12 +324,11 @@ class _Info(msgspec.Struct, rename={"spec": "runtimeSpec"}):
 
 
 class _RuntimeConfig(msgspec.Struct):
-    """Of containerd: 1.7 reads CDI files only if told so, 2.4 always."""
+    """Of containerd: 1.6 knows no CDI files, 1.7 reads them only if told so, and 2.4 always."""
 
+    containerd: msgspec.Raw = msgspec.Raw()
     enabled: bool = msgspec.field(default=True, name="enableCDI")
-    dirs: tuple[str, ...] | msgspec.UnsetType | None = msgspec.field(
-        default=msgspec.UNSET, name="cdiSpecDirs"
-    )
+    dirs: tuple[str, ...] | None = msgspec.field(default=None, name="cdiSpecDirs")
 
 
 _info_decoder = msgspec.json.Decoder(_Info)
@@ -337,12 +336,13 @@ _config_decoder = msgspec.json.Decoder(_RuntimeConfig)
 
 
 def cdi_dirs_of(config: str) -> tuple[str, ...] | None:
-    """`config`: the runtime's configuration as JSON. None if it does not tell or can't be read."""
+    """`config`: the runtime's configuration as JSON. None if it is not containerd's, or can't be
+    read."""
     try:
         found = bounds.decode(_config_decoder, config or "{}")
     except bounds.JsonError:
         return None
-    if isinstance(found.dirs, msgspec.UnsetType):
+    if not bytes(found.containerd):
         return None
     return (found.dirs or ()) if found.enabled else ()
 

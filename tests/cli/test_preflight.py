@@ -90,7 +90,7 @@ def test_a_runtime_that_nobody_serves_does_not_answer(root: Path) -> None:
         ({"cdiSpecDirs": ["/etc/cdi", "/run/cdi"]}, ""),
         ({"cdiSpecDirs": ["/etc/cdi"]}, "the runtime reads CDI files in /etc/cdi, so"),
         ({"enableCDI": False, "cdiSpecDirs": ["/run/cdi"]}, "the runtime reads no CDI files, so"),
-        ({}, ""),
+        ({}, "the runtime reads no CDI files, so"),
     ],
 )
 def test_a_dra_driver_needs_a_runtime_that_reads_its_cdi_files(
@@ -100,7 +100,7 @@ def test_a_dra_driver_needs_a_runtime_that_reads_its_cdi_files(
     with tempfile.TemporaryDirectory() as folder:
         root = host(Path(folder))
         runtime = SimulatedRuntime(root / "run/c.sock", lambda group, cpus: None)
-        text = {"config": json.dumps(config)}
+        text = {"config": json.dumps({"containerd": {}, **config})}
         runtime.replies = {
             "Version": pb.VersionResponse(runtime_name="c").SerializeToString(),
             # Its field `info` is that of a StatusResponse.

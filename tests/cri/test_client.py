@@ -104,19 +104,23 @@ def test_an_empty_verbose_status_has_no_carriers(text: str) -> None:
     assert device_carriers(text) == Carriers()
 
 
+OF_CONTAINERD: dict[str, object] = {"containerd": {"snapshotter": "overlayfs"}}
+
+
 @pytest.mark.parametrize(
     ("config", "dirs"),
     [
-        ({"enableCDI": True, "cdiSpecDirs": ["/etc/cdi", "/run/cdi"]}, ("/etc/cdi", "/run/cdi")),
-        ({"cdiSpecDirs": ["/run/cdi"]}, ("/run/cdi",)),
-        ({"enableCDI": False, "cdiSpecDirs": ["/run/cdi"]}, ()),
-        ({"enableCDI": True, "cdiSpecDirs": None}, ()),
+        (OF_CONTAINERD | {"enableCDI": True, "cdiSpecDirs": ["/a", "/b"]}, ("/a", "/b")),
+        (OF_CONTAINERD | {"cdiSpecDirs": ["/a"]}, ("/a",)),
+        (OF_CONTAINERD | {"enableCDI": False, "cdiSpecDirs": ["/a"]}, ()),
+        (OF_CONTAINERD | {"enableCDI": True, "cdiSpecDirs": None}, ()),
+        (OF_CONTAINERD, ()),
         ({"sandboxImage": "pause"}, None),
         ([], None),
     ],
 )
 def test_where_a_runtime_looks_for_cdi_files(config: object, dirs: tuple[str, ...] | None) -> None:
-    """By the configuration of containerd 1.7, 2.2 and 2.4; CRI-O says nothing."""
+    """By the configuration of containerd 1.6 to 2.4; CRI-O says nothing."""
     assert cdi_dirs_of(json.dumps(config)) == dirs
 
 

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from agent.allocate.dra.refusals import REFUSED_SECONDS
+from agent.cri.client import Cri
 from agent.dra.service import REGISTRATION, SERVICE
 from agent.model.devices.resource_slice import PCIE_ROOT
 from agent.model.dra import cpu_parameters
@@ -26,6 +27,7 @@ from agent.proto import dra_pb2 as pb
 from tests.deploy.manifests import objects
 from tests.discover import buses
 from tests.fixtures import trees
+from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import run_pod
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode
@@ -530,6 +532,19 @@ def test_the_status_of_a_claim_names_its_cpus_until_it_is_unprepared(new_node: N
     assert dra.read(path)["metadata"]["resourceVersion"] == version, "a restart changes nothing"
     assert dra.unprepare(claim) == ""
     eventually("it is empty", lambda: not dra.status(claim))
+
+
+def test_a_real_runtime_says_where_it_looks_for_cdi_files(
+    containerd: Containerd, containerd2: Containerd
+) -> None:
+    """`topolet preflight` compares it with the folder of the agent. containerd 1.6 knows no CDI."""
+    for runtime in (containerd, containerd2):
+        cri = Cri(runtime.socket)
+        try:
+            has_cdi = not cri.version().startswith("containerd 1.6.")
+            assert cri.cdi_dirs() == ((str(runtime.folder / "cdi"),) if has_cdi else ())
+        finally:
+            cri.close()
 
 
 @pytest.mark.long

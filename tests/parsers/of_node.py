@@ -272,7 +272,7 @@ def _info(text: str) -> object:
 
 def _runtime() -> Iterator[Target]:
     yield Target("verbose status of a container", _info, mutations.of_json, (_INFO,))
-    config = json.dumps({"enableCDI": True, "cdiSpecDirs": ["/etc/cdi", "/var/run/cdi"]})
+    config = json.dumps({"containerd": {}, "enableCDI": True, "cdiSpecDirs": ["/etc/cdi"]})
     yield Target("verbose status of a runtime", client.cdi_dirs_of, mutations.of_json, (config,))
     for version in (events.serves_all_callers, _of_name(service.accepts_updates)):
         yield Target(
