@@ -65,6 +65,7 @@ SUITES: dict[str, tuple[float, list[str]]] = {
             "tests/vm/inside/test_host_slices.py",
             "tests/vm/inside/test_memory_qos.py",
             "tests/vm/inside/test_pressure_evictions.py",
+            "tests/vm/inside/test_systemd_slices.py",
             "tests/vm/inside/test_usage.py",
             "tests/node/colocation/test_cpu_burst.py",
             "tests/node/colocation/test_cpu_priority.py",
