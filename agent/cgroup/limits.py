@@ -243,7 +243,7 @@ class LimitsPass:
 
 def _ordered(steps: list[ValueWrite], nested: bool) -> Iterator[ValueWrite]:
     """First the files that others depend on, then values that grow, from the top, then values that
-    shrink, from the bottom.
+    shrink, from the bottom, and last the CPUs of groups that inherit.
 
     `nested`: a group's memory nodes and CPUs must contain those of every group in it, as on v1. If
     a group gets others and a group below it changes too, it has the old and the new ones until that
@@ -272,7 +272,13 @@ def _ordered(steps: list[ValueWrite], nested: bool) -> Iterator[ValueWrite]:
             yield msgspec.structs.replace(step, new=str(both))
         else:
             yield step
-    yield from reversed(shrinking)
+    shrinking.reverse()
+    # A group gets the CPUs that are in force above it, so partitions must have ended.
+    yield from sorted(shrinking, key=_inherits_cpus)
+
+
+def _inherits_cpus(step: ValueWrite) -> bool:
+    return step.file == SLICE_CPUS and not step.new
 
 
 def _both(step: ValueWrite) -> CpuSet:

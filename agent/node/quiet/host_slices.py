@@ -15,7 +15,7 @@ from agent.cgroup.limits import PARTITION, SLICE_CPUS
 from agent.cgroup.order import ancestors
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.pod.pods import Pod
-from agent.node.features import MOST_NAMED, WantedFiles
+from agent.node.features import MOST_NAMED, Key, WantedFiles
 from agent.node.quiet.moment import QuietMoment
 
 HOST_SLICES: Final = "host-slices"
@@ -39,7 +39,7 @@ class HostSlices:
     def wanted(self, moment: QuietMoment) -> WantedFiles:
         """Raises CgroupError."""
         if not moment.quiet(self.name):
-            return WantedFiles()
+            return WantedFiles(self._beside_partitions(moment))
         left = moment.left(self.name)
         if not left:
             text = "owners have all CPUs, and the host's processes need some"
@@ -55,6 +55,21 @@ class HostSlices:
         files = {(group, SLICE_CPUS): str(own) for group, own in cpus.items()}
         note = f"the host's groups and pause containers run on CPUs {left}"
         return WantedFiles(files, "; ".join(problems), (note,))
+
+    def _beside_partitions(self, moment: QuietMoment) -> dict[Key, str]:
+        """What groups have that inherited their CPUs, as long as partitions have some: a group with
+        processes can't inherit again, and would stay without these. Raises CgroupError."""
+        inherited = [
+            key
+            for key in self._journal.files
+            if key[1] == SLICE_CPUS and (entry := self._journal.value(*key)) and not entry.value
+        ]
+        if not inherited or moment.topology is None:
+            return {}
+        effective = self._hierarchy.effective_cpus("/")
+        if moment.topology.online <= effective:
+            return {}
+        return dict.fromkeys(inherited, str(effective))
 
     def _groups(self, pods: Iterable[Pod]) -> tuple[dict[str, HostGroup], tuple[str, ...]]:
         """The groups, and what can't be moved. Raises CgroupError."""

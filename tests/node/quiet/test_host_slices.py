@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import Controllers, GroupValues
 from agent.cgroup.host_slices import SliceCpus
+from agent.cgroup.journal import OriginalValue
 from agent.cgroup.limits import PARTITION
 from agent.host import files
 from agent.model.cpu.cpuset import EMPTY, CpuSet
@@ -25,10 +26,19 @@ from tests.cgroup.kernel import Kernel, ModelFiles, ModelHierarchy
 from tests.node.quiet.quiet_host import ALL, QuietHost
 
 
+class PartitionedKernel(Kernel):
+    """A kernel with partitions that have some CPUs."""
+
+    taken = EMPTY
+
+    def effective(self, group: str) -> CpuSet:
+        return super().effective(group) - self.taken
+
+
 class KernelValues:
     """The files of cpusets that a modelled kernel has beside `cpuset.cpus`."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: PartitionedKernel) -> None:
         self._kernel = kernel
         self.partitions: dict[str, str] = {}
 
@@ -43,7 +53,8 @@ class KernelValues:
         return str(self._kernel.effective(group))
 
     def write(self, group: str, file: str, text: str) -> None:
-        raise AssertionError(f"{file} is not written")
+        assert (file, text) == (PARTITION, "member"), "no other is written"
+        self.partitions[group], self._kernel.taken = text, EMPTY
 
 
 class KilledError(BaseException):
@@ -72,7 +83,7 @@ class ModelHost(QuietHost):
 
     def __init__(self, folder: Path, version: int, groups: dict[str, str]) -> None:
         cpus = {"/": ALL, **{name: CpuSet.parse(text) for name, text in groups.items()}}
-        self.kernel = Kernel(version, cpus)
+        self.kernel = PartitionedKernel(version, cpus)
         for group in groups:
             if not self.kernel.children(group) and self.kernel.effective(group):
                 self.kernel.attach(group)
@@ -193,6 +204,34 @@ def test_partitions_of_other_programs_stay_as_they_are(tmp_path: Path) -> None:
     assert host.effective()["/machine.slice"] == "6-7"
     assert host.effective()["/system.slice"] == "0-4,6-7"
     assert "/machine.slice stay" in host.shown().problem
+
+
+def test_daemons_get_the_cpus_of_a_partition_back_when_that_ends_last(tmp_path: Path) -> None:
+    """A group with processes does not inherit again, and partitions have CPUs when the owner that
+    asked for daemons to leave is gone."""
+    host = ModelHost(tmp_path, 2, {"/system.slice": ""})
+    host.own("5")
+    host.step()
+    host.kernel.taken = CpuSet([6, 7])
+    host.leave()
+    host.step()
+    assert host.effective()["/system.slice"] == "0-5"
+    host.kernel.taken = EMPTY
+    host.step()
+    assert host.effective()["/system.slice"] == "0-7"
+    assert not host.journal.values
+
+
+def test_daemons_get_their_cpus_when_partitions_have_ended(tmp_path: Path) -> None:
+    """By one `topolet restore`, whatever the names of the groups are."""
+    host = ModelHost(tmp_path, 2, {"/system.slice": "", "/kubepods": ""})
+    host.own("5")
+    host.step()
+    host.kernel.taken = CpuSet([6, 7])
+    host.values.partitions["/kubepods"] = "root"
+    host.journal.update_values([OriginalValue("/kubepods", PARTITION, "member")])
+    limits.restore(host.controllers, host.journal)
+    assert host.effective()["/system.slice"] == "0-7"
 
 
 def test_no_more_than_a_bounded_number_of_groups_is_moved(tmp_path: Path) -> None:
