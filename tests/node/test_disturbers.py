@@ -91,13 +91,22 @@ def test_a_process_on_the_cpu_of_an_owner_is_named_and_one_elsewhere_is_not(
     assert all(one.cpus == CpuSet([cpus[0]]) for one in seen)
 
 
+def disk_rows() -> dict[int, list[str]]:
+    """The words of the lines of disks in /proc/interrupts, by number."""
+    lines = map(str.split, Path("/proc/interrupts").read_text().splitlines())
+    return {
+        int(words[0].rstrip(":")): words
+        for words in lines
+        if words[-1].startswith("virtio") and "-req" in words[-1]
+    }
+
+
 def test_the_interrupts_of_a_disk_are_named(hierarchy: Hierarchy, tmp_path: Path) -> None:
-    table = Path("/proc/interrupts").read_text()
-    rows = [line.split() for line in table.splitlines() if "virtio" in line and "-req" in line]
+    rows = disk_rows()
     if not rows:
         pytest.skip("this machine has no disk by virtio")
-    number = int(rows[0][0].rstrip(":"))
-    device = rows[0][-1].partition("-")[0]
+    number, before = next(iter(rows.items()))
+    device = before[-1].partition("-")[0]
     affinity = Path(f"/proc/irq/{number}/effective_affinity_list").read_text()
     cpu = next(iter(CpuSet.parse(affinity)))
     path = tmp_path / "blocks"
@@ -117,6 +126,8 @@ def test_the_interrupts_of_a_disk_are_named(hierarchy: Hierarchy, tmp_path: Path
     finally:
         os.close(file)
     [of] = watch.disturbers([owner_of(cpu)], [])
+    if int(disk_rows()[number][1 + cpu]) - int(before[1 + cpu]) < reads / 2:
+        pytest.skip("this folder is on another disk")
     of_disk = next(one for one in of.named if one.name == device)
     assert of_disk.kind is DisturberKind.INTERRUPTS
     assert number in of_disk.numbers
