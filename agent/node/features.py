@@ -256,8 +256,8 @@ class FeatureWriter(Generic[MomentT]):
             if own and isinstance(feature, TellsRefusals):
                 feature.refused({key: failures[key] for key in own})
                 told |= own
-        changes = (each for each in outcome.changes if (each.group, each.file) not in told)
-        return ValueOutcome(tuple(changes), outcome.journal_error)
+        untold = (change for change in outcome.changes if (change.group, change.file) not in told)
+        return ValueOutcome(tuple(untold), outcome.journal_error)
 
     def _would_write(self, wanted: Mapping[str, WantedFiles]) -> dict[str, WouldWrite]:
         """Reads the files of the features that observe."""

@@ -41,8 +41,8 @@ class Balancer:
             except OSError:
                 return
             with peer:
-                data, ancillary, _, _ = peer.recvmsg(500, socket.CMSG_SPACE(12))
-                request = data.decode()
+                message, ancillary, _, _ = peer.recvmsg(500, socket.CMSG_SPACE(12))
+                request = message.decode()
                 assert ancillary[0][2][4:8] == bytes(4), "the sender is root"
                 self.requests.append(request)
                 if request == "setup":

@@ -209,10 +209,8 @@ class QuietInterrupts:
                 continue
             interrupt = self._later if group == "/" else self._interrupts.get(group[1:])
             if interrupt is not None:
-                error = change.errno
-                reason = _REASONS.get(
-                    error or 0, os.strerror(error) if error else change.note or ""
-                )
+                reason = os.strerror(change.errno) if change.errno else change.note or ""
+                reason = _REASONS.get(change.errno or 0, reason)
                 on = interrupt.effective()
                 interrupt.refusal = _Refusal(interrupt.wanted, reason, now, on)
                 self._refused[interrupt.key] = interrupt
@@ -384,11 +382,11 @@ class QuietInterrupts:
                 if refusal.on & self._rules.quiet:
                     disturbing.add(key)
         for reason, refused in by_reason.items():
-            here = [each for each in refused if each.key in disturbing]
-            elsewhere = [each for each in refused if each.key not in disturbing]
+            refused.sort(key=lambda interrupt: interrupt.key not in disturbing)
+            here = sum(interrupt.key in disturbing for interrupt in refused)
             yield (
-                f"{count(len(refused), 'interrupt')} can't be moved, {len(here)} of them from CPUs "
-                f"of owners: {_names([*here, *elsewhere])}: {reason}"
+                f"{count(len(refused), 'interrupt')} can't be moved, {here} of them from CPUs of "
+                f"owners: {_names(refused)}: {reason}"
             )
         self._moved = {
             key: value for key, value in self._moved.items() if now - value[0] < RETRY_SECONDS

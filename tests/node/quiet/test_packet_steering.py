@@ -92,7 +92,7 @@ def test_a_queue_that_can_t_be_written_is_tried_again_each_minute(node: QuietNod
 
 def test_new_interfaces_are_looked_at_first_and_others_in_turns(node: QuietNode) -> None:
     number = 3 * QUEUES_A_LOOK
-    make_queues(node.root, {f"veth/queues/rx-{each}/rps_cpus": OFF for each in range(number)})
+    make_queues(node.root, {f"veth/queues/rx-{queue}/rps_cpus": OFF for queue in range(number)})
     node.own("a", "2-3")
     node.follow()
     before = node.machine.reads
