@@ -360,6 +360,7 @@ class _Agent:
                 kai,
                 self._follow(usage.follow),
                 usage.disturbed,
+                tuple if self.quiet is None else self.quiet.refusals,
             ),
             node_local_cpus,
             DeviceVisibilityView(self.devices, visibility_policy),

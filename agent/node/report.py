@@ -138,7 +138,8 @@ class Reporter:
     `kai`: None if KAI gets no placements.
     `follow_usage`: gets the runtime's pods, the cluster, the machine and the decision; None if
         no use of CPU and memory is sampled.
-    `disturbed`: returns by uid what disturbs a pod, in sentences."""
+    `disturbed`: returns by uid what disturbs a pod, in sentences.
+    `unread`: returns annotations that can't be read, of those that decisions do not read."""
 
     def __init__(
         self,
@@ -152,11 +153,13 @@ class Reporter:
         kai: KaiPlacements | None = None,
         follow_usage: FollowUsage | None = None,
         disturbed: Callable[[], Mapping[str, Sequence[str]]] = dict,
+        unread: Callable[[], Iterable[ClaimRefusal]] = tuple,
     ) -> None:
         self.metrics = metrics
         self._kai = kai
         self._follow_usage = follow_usage
         self._disturbed = disturbed
+        self._unread = unread
         self._others = OtherWriters(metrics)
         self.audit = PassAudit(append, self._others.changed)
         self.changes = ChangeRecorder(metrics)
@@ -190,7 +193,7 @@ class Reporter:
         self.changes.far_from_devices(decision.places, {pod.uid: pod.title for pod in pods})
         self._pod_events.record(
             shortfalls,
-            _of_annotations(decision),
+            (*_of_annotations(decision), *self._unread()),
             unallocated,
             {pod.uid for pod in pods if pod.containers},
             moment.cluster.pods,

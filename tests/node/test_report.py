@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from agent.allocate.cpu_claims import RefusalCause, claim_refusal
 from agent.allocate.node_allocator.properties import topology_options
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
+from agent.kube.events import Regarding
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.dra.node_claims import ContainerClaim, NodeClaims
 from agent.model.nrt import resource_topology
@@ -18,12 +20,19 @@ from agent.model.nrt.node_annotations import (
     refused_claims,
 )
 from agent.model.nrt.resource_topology import Version
+from agent.model.pod.apiobjects import ApiPod, Phase
 from agent.model.pod.pods import Pod
+from agent.model.pod.quiet import CRIO_INTERRUPTS
 from agent.model.settings.agent import AgentSettings
+from agent.node.change_log import INVALID_ANNOTATION, PodEvents
+from agent.node.cluster_view import ClusterState
+from agent.node.devices import DeviceState
 from agent.node.node_configuration import with_settings
 from agent.node.node_resource_topology import Report
-from agent.node.report import ClusterReporter, ReportInput
-from tests.builders import machine, pod
+from agent.node.report import ClusterReporter, Reporter, ReportInput
+from agent.telemetry.metrics import AgentMetrics
+from tests.builders import machine, pod, running
+from tests.node.world import Recorded
 
 
 class RecordingStore:
@@ -198,3 +207,30 @@ def test_the_list_of_refused_claims_is_bounded() -> None:
     text = store.applied[-1]["metadata"]["annotations"][REFUSED_CLAIMS]
     assert len(refused_claims({REFUSED_CLAIMS: text})) == MAX_REFUSED
     assert len(text) < 32 << 10
+
+
+def test_an_annotation_that_decisions_do_not_read_is_an_event_of_its_pod_too() -> None:
+    owner = pod("own", "LSE", "1", containers=(running("c"),))
+    reason = "value: 'sometimes' is not one of disable, enable"
+    unread = claim_refusal(owner, RefusalCause.INVALID, reason, CRIO_INTERRUPTS)
+    recorded, store = Recorded(), RecordingStore()
+    reporter = Reporter(
+        ClusterReporter("n", store),
+        AgentMetrics(),
+        PodEvents(recorded),
+        unread=lambda: [unread],
+    )
+    topology, kubelet = machine(2, 2), KubeletCpus()
+    decision = decide(topology, (owner,), kubelet, {}, {})
+    api_pod = ApiPod("own", "ns", "own", "n", Phase.RUNNING, {}, {}, None, 1)
+    moment = ReportInput(
+        topology,
+        decision,
+        (owner,),
+        kubelet,
+        NodeConfiguration(),
+        ClusterState(pods={"own": api_pod}),
+    )
+    reporter.report(moment, (), DeviceState(), None, (owner,))
+    note = f"annotation {CRIO_INTERRUPTS}: {reason}"
+    assert recorded.events == [(Regarding("ns", "own", "own"), INVALID_ANNOTATION, note)]

@@ -7,10 +7,10 @@ from functools import cached_property
 
 import msgspec
 
+from agent.allocate.cpu_claims import ClaimRefusal, RefusalCause, claim_refusal
 from agent.allocate.pools import Decision
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.topology import Topology
-from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pods import Pod
 from agent.model.pod.quiet import QuietWishes, quiet_wishes
 
@@ -69,20 +69,21 @@ class QuietMoment(msgspec.Struct, frozen=True, dict=True):
 
 def quiet_owners(
     pods: Iterable[Pod], decision: Decision, default: frozenset[str]
-) -> tuple[tuple[QuietOwner, ...], dict[str, tuple[AnnotationError, ...]]]:
-    """The owners that ask for something, and by the titles of pods the errors in annotations.
+) -> tuple[tuple[QuietOwner, ...], tuple[ClaimRefusal, ...]]:
+    """The owners that ask for something, and the annotations of owners that can't be read.
 
     `default`: has the features of an owner that does not ask."""
     by_uid = {pod.uid: pod for pod in pods}
-    owners, errors = [], {}
+    owners = []
+    refusals: list[ClaimRefusal] = []
     for owner in decision.owners:
         for uid in (owner.uid, *owner.sharers):
             pod = by_uid.get(uid)
             if pod is None:
                 continue
-            wishes, of_pod = quiet_wishes(pod.annotations, default)
-            if of_pod:
-                errors[pod.title] = of_pod
+            wishes, errors = quiet_wishes(pod.annotations, default)
+            invalid = RefusalCause.INVALID
+            refusals += (claim_refusal(pod, invalid, error.reason, error.key) for error in errors)
             if wishes.features:
                 wanted = decision.pods.get(uid)
                 containers = {
@@ -96,4 +97,4 @@ def quiet_owners(
                 owners.append(
                     QuietOwner(uid, pod.title, owner.cpus, wishes, alone, pod, containers)
                 )
-    return tuple(owners), errors
+    return tuple(owners), tuple(refusals)

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import Controllers
 from agent.cgroup.journal import Journal
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Topology
-from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pods import Pod
 from agent.model.settings.feature_modes import FeatureMode
 from agent.node.features import MOST_NAMED, Feature, FeatureState, FeatureWriter, Key, ShownFile
@@ -51,7 +51,7 @@ class QuietCpus:
         self._sources = sources
         self._shown = ShownFile(path, clock)
         self._moment: QuietMoment | None = None
-        self._errors: Mapping[str, tuple[AnnotationError, ...]] = {}
+        self._refusals: tuple[ClaimRefusal, ...] = ()
         acts = FeatureMode.ACT in modes.values()
         held = frozenset(key for key in journal.values if acts and limits.is_of_quiet(key[1]))
         self._writer = FeatureWriter(
@@ -87,6 +87,10 @@ class QuietCpus:
         """The files that features have now: passes leave them alone."""
         return self._writer.held
 
+    def refusals(self) -> tuple[ClaimRefusal, ...]:
+        """The annotations of owners that can't be read."""
+        return self._refusals
+
     def pause_cpus(self, pods: tuple[Pod, ...], topology: Topology, decision: Decision) -> CpuSet:
         """Where a pass puts the pause containers of all pods; empty where each runs as the other
         containers of its pod do."""
@@ -98,7 +102,7 @@ class QuietCpus:
     def follow(self, pods: Iterable[Pod], topology: Topology, decision: Decision) -> None:
         """Takes the owners of a pass, and writes what they change at once."""
         pods = tuple(pods)
-        owners, self._errors = quiet_owners(pods, decision, self._default)
+        owners, self._refusals = quiet_owners(pods, decision, self._default)
         moment = QuietMoment(owners, topology, decision, pods)
         if moment != self._moment:
             self._moment = moment
@@ -115,7 +119,7 @@ class QuietCpus:
             self._sources.report(SourceName.QUIET, [self._writer.fault("quiet CPUs", failure)])
             return
         faults = [
-            f"pod {title}: {error}" for title, errors in self._errors.items() for error in errors
+            f"pod {each.title}: annotation {each.key}: {each.reason}" for each in self._refusals
         ]
         self._sources.report(SourceName.QUIET, (*self._writer.problems(), *faults[:MOST_NAMED]))
         self._shown.tell(

@@ -85,11 +85,9 @@ def test_only_owners_ask_and_only_their_errors_count() -> None:
     bad = {CRIO_INTERRUPTS: "sometimes"}
     shares = msgspec.structs.replace(pod("shares", "LS"), annotations=bad | ASKS)
     pods = [shares, quiet_pod("own", "2", bad)]
-    owners, errors = quiet_owners(pods, decided(pods, machine(1, 8)), frozenset({"frequency"}))
+    owners, refusals = quiet_owners(pods, decided(pods, machine(1, 8)), frozenset({"frequency"}))
     assert [(owner.title, owner.wishes.features) for owner in owners] == [("ns/own", {"frequency"})]
-    assert {title: [error.key for error in of_pod] for title, of_pod in errors.items()} == {
-        "ns/own": [CRIO_INTERRUPTS]
-    }
+    assert [(refusal.uid, refusal.key) for refusal in refusals] == [("own", CRIO_INTERRUPTS)]
 
 
 def test_each_pod_of_a_claim_asks_for_itself() -> None:
@@ -99,6 +97,6 @@ def test_each_pod_of_a_claim_asks_for_itself() -> None:
     (owner,) = decision.owners
     sharing = msgspec.structs.replace(owner, sharers=("second",))
     decision = msgspec.structs.replace(decision, owners=(sharing,))
-    ((second,), errors) = quiet_owners(pods, decision, frozenset())
+    ((second,), refusals) = quiet_owners(pods, decision, frozenset())
     assert (second.title, str(second.cpus)) == ("ns/second", "2-3")
-    assert not errors
+    assert not refusals
