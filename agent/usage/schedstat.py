@@ -52,14 +52,15 @@ _WORKER: Final = re.compile(r"(kworker/u?\d+):\d+H?[-+]?")
 
 def thread_times(schedstat: str) -> ThreadTimes | None:
     """From the text of a schedstat file; None for a text of another form."""
-    words = schedstat.split()
-    if len(words) < _FIELDS or not all(word.isdecimal() for word in words[:_FIELDS]):
+    words = schedstat.split()[:_FIELDS]
+    if len(words) < _FIELDS or not all(_NUMBER.fullmatch(word) for word in words):
         return None
-    ran, delay, runs = map(int, words[:_FIELDS])
+    ran, delay, runs = map(int, words)
     return ThreadTimes(ran * _SECONDS, delay * _SECONDS, runs)
 
 
 _FIELDS: Final = 3
+_NUMBER: Final = re.compile(r"[0-9]{1,20}", re.ASCII)  # of 64 bits
 
 
 class Delays(msgspec.Struct, frozen=True):

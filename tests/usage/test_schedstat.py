@@ -87,7 +87,7 @@ def test_a_thread_that_the_kernel_left_out_of_its_list_stays(tmp_path: Path) -> 
 
 def test_torn_files_have_no_times(tmp_path: Path) -> None:
     assert thread_times("1000000000 2000000000 3") == ThreadTimes(1.0, 2.0, 3)
-    for text in ("", "1 2", "x 2 3", "-1 2 3", "1 2 x"):
+    for text in ("", "1 2", "x 2 3", "-1 2 3", "1 2 x", f"{10**400} 2 3"):
         assert thread_times(text) is None
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/status").write_text("Name:\tx\nCpus_allowed_list:\t9-1\n")
