@@ -9,7 +9,15 @@ import pytest
 
 from agent.model.pod.annotations import CRIO_SHARED, MIXED_CONTAINERS
 from tests.fixtures.containerd import Containerd
-from tests.fixtures.pods import remove_pod, run_pod
+from tests.fixtures.pods import (
+    create_container,
+    create_request,
+    remove_pod,
+    run_pod,
+    run_sandbox,
+    start_container,
+    update_container,
+)
 from tests.integration.harness import NO_FULL_PASS, TestNode
 from tests.integration.nri_node import nri_node
 from tests.waiting import eventually
@@ -86,3 +94,38 @@ def test_the_nri_plugin_creates_mixed_containers_and_its_guard_lets_them_pass(
         remove_pod(node.direct, sandbox)
         eventually("the pool has its CPU again", lambda: node.cpus(mixed) == "0-1")
         assert node.metric("topolet_cpu_overlaps_total") == 0
+
+
+def test_a_static_kubelets_container_is_mixed_whatever_the_kubelet_requests(
+    node: TestNode,
+) -> None:
+    spec = node.spec("plain", kube_class="guaranteed", annotations={MIXED_CONTAINERS: "main"})
+    checkpoint = {
+        "policyName": "static",
+        "defaultCpuSet": "0",
+        "entries": {spec.uid: {"main": "1"}},
+    }
+    kubelet = node.folder / "kubelet"
+    kubelet.mkdir()
+    (kubelet / "cpu_manager_state").write_text(json.dumps(checkpoint))
+    configuration = node.folder / "static.yaml"
+    configuration.write_text(
+        "{kind: KubeletConfiguration, apiVersion: kubelet.config.k8s.io/v1beta1, "
+        "cpuManagerPolicy: static, reservedSystemCPUs: '0'}"
+    )
+    folder = f"--kubelet-dir={kubelet}"
+    node.start_agent(NO_FULL_PASS, folder, f"--kubelet-config={configuration}")
+    node.start_proxy()
+    request = create_request(spec, run_sandbox(node.proxied, spec))
+    resources = request.config.linux.resources
+    resources.cpu_shares, resources.cpuset_cpus = 1024, "1"
+    resources.cpu_period, resources.cpu_quota = 100_000, 100_000
+    mixed = create_container(node.proxied, request)
+    start_container(node.proxied, mixed)
+    assert node.cpus(mixed) == "0-1"
+    assert node.kernel_value(mixed, "cpu", "cpu.cfs_quota_us") == "-1"
+    assert variables(node, mixed) >= {"TOPOLET_OWN_CPUS=1", "TOPOLET_SHARED_CPUS=0"}
+    update_container(node.proxied, mixed, cpuset_cpus="1", cpu_quota=100_000)
+    assert node.cpus(mixed) == "0-1"
+    assert node.direct.container_status(mixed).resources.cpuset == "0-1"
+    assert node.kernel_value(mixed, "cpu", "cpu.cfs_quota_us") == "-1"
