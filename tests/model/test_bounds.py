@@ -26,6 +26,7 @@ from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod import annotations
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pods import ANNOTATIONS, pod_metadata
+from agent.model.pod.quiet import QUIET_BYTES, quiet_wishes
 from agent.node import device_listing as listing
 
 Read = Callable[[Mapping[str, str]], Any]
@@ -38,6 +39,11 @@ def _status(texts: Mapping[str, str]) -> None:
     status.amounts()
 
 
+def _wishes(texts: Mapping[str, str]) -> None:
+    for error in quiet_wishes(texts, frozenset())[1]:
+        raise error
+
+
 def _cpus(texts: Mapping[str, str]) -> None:
     node_annotations.reported_cpus(NodeTopology("n", (), annotations=dict(texts)))
 
@@ -48,6 +54,7 @@ READERS: list[tuple[str, Read, int]] = [
     (annotations.RESOURCE_STATUS, _status, TEXT),
     (annotations.SHARED_CONTAINERS, annotations.shared_containers, WORD),
     (annotations.MIXED_CONTAINERS, annotations.mixed_containers, WORD),
+    *((key, _wishes, most_bytes) for key, most_bytes in QUIET_BYTES.items()),
     (
         annotations.DEVICE_LOCALITY,
         lambda texts: annotations.device_locality(texts, DeviceLocality.OFF),
