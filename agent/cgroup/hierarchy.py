@@ -14,6 +14,7 @@ ENODEV. Its path is then opened again, in case a new group has that name.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -23,6 +24,7 @@ from functools import lru_cache
 from typing import Final, Literal, Protocol
 
 from agent.cgroup import lines
+from agent.host import files
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError
 
 CPUS: Final = "cpuset.cpus"
@@ -43,6 +45,7 @@ _OF_V1: Final = {
     "memory": "memory.limit_in_bytes",
 }
 """A file that distinguishes a mounted v1 controller from an empty folder of its name."""
+_ONLINE: Final = "../sys/devices/system/cpu/online"
 _LEAF_LINKS: Final = 2
 """A cgroup's directory has as many links as it has groups in it, and these."""
 
@@ -91,6 +94,14 @@ class Hierarchy:
     def effective_cpus(self, group: str) -> CpuSet:
         """The CPUs that the group's processes can use, online ones only."""
         return self._effective(group, CPUS)
+
+    def machine_cpus(self) -> CpuSet:
+        """The online CPUs of the machine. The root of v2 does not have those of partitions."""
+        cpus = self.effective_cpus("/")
+        if self.version == 2:
+            with contextlib.suppress(OSError, CpuSetError):
+                cpus |= _set(files.read(os.path.join(self.proc, _ONLINE), _READ_BYTES))
+        return cpus
 
     def effective_mems(self, group: str) -> CpuSet:
         """The NUMA nodes that the group's processes can use."""

@@ -49,6 +49,7 @@ import msgspec
 
 from agent.cgroup import lines
 from agent.cgroup.hierarchy import (
+    CPUS,
     MEMS,
     OOM_SCORE_ADJ,
     CgroupError,
@@ -202,6 +203,9 @@ class LimitsPass:
             both = self._controllers.read(step.group, MEMORY_AND_SWAP)
             if both is not None and grows(MEMORY, both, step.new):
                 self._controllers.write(step.group, MEMORY_AND_SWAP, step.new)
+        if step.file == PARTITION and "invalid" in step.old:
+            # Linux 6.1 lets an invalid partition stay invalid until it has been a member.
+            self._controllers.write(step.group, step.file, MEMBER)
         try:
             self._controllers.write(step.group, step.file, _written(step.file, step.new))
         except CgroupError as error:
@@ -243,7 +247,9 @@ class LimitsPass:
 
 def _ordered(steps: list[ValueWrite], nested: bool) -> Iterator[ValueWrite]:
     """First the files that others depend on, then values that grow, from the top, then values that
-    shrink, from the bottom, and last the CPUs of groups that inherit.
+    shrink, from the bottom. What a partition gives back is written before all others, because a
+    group that inherits again may get what is in force above it; what it takes is written after
+    them: who has its CPUs leaves first.
 
     `nested`: a group's memory nodes and CPUs must contain those of every group in it, as on v1. If
     a group gets others and a group below it changes too, it has the old and the new ones until that
@@ -252,6 +258,12 @@ def _ordered(steps: list[ValueWrite], nested: bool) -> Iterator[ValueWrite]:
     top_down = sorted(
         steps, key=lambda step: (step.group.count("/"), step.group, step.file in _LAST)
     )
+    of_partitions = [step for step in top_down if step.file in (EXCLUSIVE, PARTITION)]
+    yield from sorted(
+        (step for step in reversed(of_partitions) if not _takes(step)),
+        key=lambda step: step.file == EXCLUSIVE,
+    )
+    top_down = [step for step in top_down if step not in of_partitions]
     above = {
         (ancestor, step.file)
         for step in steps
@@ -272,13 +284,15 @@ def _ordered(steps: list[ValueWrite], nested: bool) -> Iterator[ValueWrite]:
             yield msgspec.structs.replace(step, new=str(both))
         else:
             yield step
-    shrinking.reverse()
-    # A group gets the CPUs that are in force above it, so partitions must have ended.
-    yield from sorted(shrinking, key=_inherits_cpus)
+    yield from reversed(shrinking)
+    yield from sorted(filter(_takes, of_partitions), key=lambda step: step.file == PARTITION)
 
 
-def _inherits_cpus(step: ValueWrite) -> bool:
-    return step.file == SLICE_CPUS and not step.new
+def _takes(step: ValueWrite) -> bool:
+    """Whether a partition takes CPUs from others with this write."""
+    if step.file == PARTITION:
+        return step.new in (ISOLATED, PARTITION_ROOT)
+    return grows(step.file, step.old, step.new)
 
 
 def _both(step: ValueWrite) -> CpuSet:
@@ -447,7 +461,10 @@ def original(entry: OriginalValue, present: str) -> str:
 
 def _is_one(file: str, present: str, own: Collection[str]) -> bool:
     """Whether the content is one of these. Processes that enter a cgroup are in another group of
-    resctrl, or of core scheduling, than those that were moved. Raises ValueError."""
+    resctrl, or of core scheduling, than those that were moved. The kernel adds to `isolated` that,
+    and why, a partition is invalid. Raises ValueError."""
+    if file == PARTITION:
+        return present.partition(" ")[0] in own
     if file in (RESCTRL_GROUP, CORE_GROUP):
         return {*present.split(",")} <= {*",".join(own).split(",")}
     return any(same(file, present, each) for each in own)
@@ -770,12 +787,16 @@ _UNSET: Final[Mapping[str, str]] = {
 CORE_GROUP: Final = "core_sched.group"
 """It is of `cgroup.core_scheduling`."""
 PARTITION: Final = "cpuset.cpus.partition"
+MEMBER: Final = "member"
+ISOLATED: Final = "isolated"
+PARTITION_ROOT: Final = "root"
 EXCLUSIVE: Final = "cpuset.cpus.exclusive"
 LOAD_BALANCE: Final = "cpuset.sched_load_balance"
 SLICE_CPUS: Final = "slice.cpus"
 """The CPUs of a group of the host (`host_slices`)."""
 _EFFECTIVE: Final = {
     MEMS: ("cpuset.mems.effective", "node"),
+    CPUS: ("cpuset.cpus.effective", "CPU"),
     SLICE_CPUS: ("cpuset.cpus.effective", "CPU"),
 }
 """By a file from which a v2 group inherits while it is empty: the file with what is in force, and
@@ -783,6 +804,7 @@ what is in it."""
 IRQBALANCE_BANNED: Final = "irqbalance.banned_cpus"
 """It is of `cgroup.irqbalance`."""
 _OF_QUIET: Final[Mapping[str, Callable[[str], Any]]] = {
+    CPUS: nodes,  # of a partition: passes write the cpusets of containers in their own way
     PARTITION: str,
     EXCLUSIVE: nodes,
     LOAD_BALANCE: int,

@@ -48,8 +48,8 @@ class CpusetPass:
         own = self._own.get(group)
         if own is None:
             top = group == "/"  # on v2 the root has no own value
-            read = self._hierarchy.effective_cpus if top else self._hierarchy.own_cpus
-            own = self._own[group] = read(group)
+            own = self._hierarchy.machine_cpus() if top else self._hierarchy.own_cpus(group)
+            self._own[group] = own
         return own
 
     def target(self, group: str) -> CpuSet | None:

@@ -712,6 +712,7 @@ class _Agent:
             self.quiet = self._quiet_cpus(settings, hierarchy, controllers, journal)
             holders.append(self.quiet.holds)
             enforcement.pause_cpus = self.quiet.pause_cpus
+            enforcement.before = self.quiet.before
         enforcement.held = lambda: {key for holds in holders for key in holds()}
         return enforcement
 
@@ -727,12 +728,14 @@ class _Agent:
         from agent.node.quiet.host_slices import HostSlices
         from agent.node.quiet.interrupts import QuietInterrupts
         from agent.node.quiet.packet_steering import PacketSteering
+        from agent.node.quiet.partitions import CpusetPartitions
         from agent.node.quiet.workqueues import Workqueues
         from agent.node.quiet.writer import QuietCpus
         from agent.telemetry.quiet_metrics import follow_quiet
 
         root = settings.root
         features: tuple[Feature[QuietMoment], ...] = (
+            CpusetPartitions(controllers, chain=settings.quiet_chain),
             QuietInterrupts(root, controllers, journal),
             HostSlices(controllers, hierarchy, journal),
             Workqueues(root),

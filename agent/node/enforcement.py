@@ -104,6 +104,8 @@ class Enforcement:
         self._restored: dict[str, dict[str, str]] = {}
         self.held: Callable[[], Collection[tuple[str, str]]] = tuple
         """Returns the files, by group and name, that strategies have: passes leave them alone."""
+        self.before: Callable[[tuple[Pod, ...], Topology, Decision], None] = _nothing
+        """Is called with the managed pods before a pass writes cpusets."""
         self.be_cpus: Callable[[], CpuSet | None] = lambda: None
         """Returns the CPUs that suppression leaves to BE pods; None for all of their pool."""
         self.pause_cpus: Callable[[tuple[Pod, ...], Topology, Decision], CpuSet] = _no_cpus
@@ -401,6 +403,10 @@ class Enforcement:
                 fields = about(pod.title, container.name)
                 log.info("%s %s: will start on %s", pod.title, container.name, cpuset, extra=fields)
         return after, tuple(records)
+
+
+def _nothing(pods: tuple[Pod, ...], topology: Topology, decision: Decision) -> None:
+    """Nothing is to be done."""
 
 
 def _held_fields(group: str, held: Collection[tuple[str, str]]) -> Iterator[str]:

@@ -176,6 +176,14 @@ class FeatureWriter(Generic[MomentT]):
         """Takes these files over: the next step gives back those that no feature wants."""
         self.held, self._contents = self.held.union(keys), None
 
+    def release(self, keys: Collection[Key]) -> None:
+        """Gives these files back now; the next step writes those that are still wanted."""
+        if keys:
+            outcome = limits.restore(self._controllers, self._journal, keys)
+            failed = tuple(self._reported([outcome], ()))
+            self.state = msgspec.structs.replace(self.state, failed=failed)
+            self._contents = None
+
     def fault(self, of: str, failure: Exception) -> str:
         """A sentence about a bug of ours. A new one is logged with the place."""
         text = f"{of} failed: {failure!r}"[:_MOST_TEXT]

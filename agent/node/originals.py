@@ -361,8 +361,9 @@ def restore(settings: RestoreSettings, append: Append) -> Restored:
     containers = [container for _, container in managed]
     chosen, failed = _restore_runtime(cri, containers, hierarchy, controllers, journal)
     cri.close()
-    outcome = writer.restore(hierarchy, journal, chosen)
+    # Partitions end first: a group that can't inherit again gets the CPUs that its parent has.
     others = limit_files.restore(controllers, journal)
+    outcome = writer.restore(hierarchy, journal, chosen)
     written = Written(WriteReason.RESTORE, outcome, others)
     append(write_records(written, last.pods if last else {}))
     with contextlib.suppress(FileNotFoundError):
@@ -393,7 +394,7 @@ def _restore_runtime(
                     container.id, _original_values(hierarchy, controllers, journal, container)
                 )
             if container.state is ContainerState.CREATED:
-                cri.update(container.id, LinuxResources(str(hierarchy.effective_cpus("/"))))
+                cri.update(container.id, LinuxResources(str(hierarchy.machine_cpus())))
             elif container.group is not None and container.group not in journal:
                 chosen[container.group] = _parent_cpus(hierarchy, container.group)
         except (RpcError, CgroupError) as error:
@@ -450,7 +451,7 @@ def _original_values(
     }
     return msgspec.structs.replace(
         limit_files.parsed(controllers, group, texts),
-        cpuset=cpuset or str(hierarchy.effective_cpus("/")),
+        cpuset=cpuset or str(hierarchy.machine_cpus()),
     )
 
 

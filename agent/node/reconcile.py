@@ -413,6 +413,7 @@ class Reconciler:
         return msgspec.structs.replace(cpu_rules, be_on_reserved=not full)
 
     def _make_room(self, seen: Observation, resolved: Resolved, decision: Decision) -> Freed:
+        self._enforcement.before(resolved.pods, seen.topology, decision)
         freed = self._enforcement.make_room(
             seen.managed,
             seen.unmanaged,

@@ -15,9 +15,10 @@ from agent.model.cpu.cpuset import CpuSet
 class RealGroups:
     """Groups below `top` in the hierarchies of some controllers."""
 
-    def __init__(self, mounts: Mapping[str, tuple[int, str]]) -> None:
-        """`mounts`: the version and the path of each controller's hierarchy."""
-        self.top = f"/topolet-test-{uuid.uuid4().hex[:8]}"
+    def __init__(self, mounts: Mapping[str, tuple[int, str]], top: str = "") -> None:
+        """`mounts`: the version and the path of each controller's hierarchy; `top`: by default a
+        new name."""
+        self.top = top or f"/topolet-test-{uuid.uuid4().hex[:8]}"
         self.processes: list[subprocess.Popen[str]] = []
         self._mounts = mounts
         self._folders: list[Path] = []

@@ -28,6 +28,8 @@ from tests.fixtures import containerd
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 NODES = ("0-3", "4-7", "8-11", "12-15")
+CHAIN_KERNEL, REMOTE_KERNEL = "6.1", "6.12"
+"""Those of Debian 12 and 13. The second one has remote cpuset partitions."""
 DISTANCES = ((10, 12, 21, 21), (12, 10, 21, 21), (21, 21, 10, 12), (21, 21, 12, 10))
 _MEMORY_GB = 1
 _PRIORITIZED = '{ echo -3 >/proc/self/autogroup; } 2>/dev/null; exec nice -n -5 "$@"'
@@ -73,8 +75,8 @@ class Case(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-def lacking() -> list[str]:
-    """The reason why no guest can be started here; empty if one can."""
+def lacking(version: str = CHAIN_KERNEL) -> list[str]:
+    """The reason why no guest with this kernel can be started here; empty if one can."""
     reasons = []
     if platform.machine() != "x86_64":
         reasons.append("the guest is an x86_64 machine")
@@ -83,16 +85,16 @@ def lacking() -> list[str]:
     programs = ("qemu-system-x86_64", "vng", "virtme-run", "modprobe")
     missing = [name for name in programs if shutil.which(name, path=_path()) is None]
     missing += containerd.missing()
-    if kernel() is None:
-        missing.append(f"a kernel below {_cache()}")
+    if kernel(version) is None:
+        missing.append(f"a kernel {version} below {_cache()}")
     if missing:
         reasons.append(f"missing: {', '.join(missing)} (tests/vm/prepare installs it)")
     return reasons
 
 
-def kernel() -> pathlib.Path | None:
-    """The image that tests/vm/prepare fetched last."""
-    images = _cache().glob("kernel-*/boot/vmlinuz-*")
+def kernel(version: str = CHAIN_KERNEL) -> pathlib.Path | None:
+    """The image of this version that tests/vm/prepare fetched last."""
+    images = _cache().glob(f"kernel-{version}.*/boot/vmlinuz-*")
     return max(images, key=lambda image: image.stat().st_ctime, default=None)
 
 
@@ -106,18 +108,21 @@ def guest_lock() -> Iterator[None]:
         yield
 
 
-def run(share: pathlib.Path, paths: list[str], limit_seconds: float) -> tuple[int, list[Case]]:
+def run(
+    share: pathlib.Path, paths: list[str], limit_seconds: float, version: str = CHAIN_KERNEL
+) -> tuple[int, list[Case]]:
     """pytest's exit code and outcomes of `paths` (below the repository) in a fresh guest.
 
-    `share` is an empty folder, which gets the guest's output. A guest that ends before its first
-    step is booted once more, because qemu itself sometimes crashes. Raises GuestError.
+    `share` is an empty folder, which gets the guest's output; `version` is the kernel's. A guest
+    that ends before its first step is booted once more, because qemu itself sometimes crashes.
+    Raises GuestError.
     """
     # The guest cannot write compiled files.
     for folder in ("agent", "demo"):
         compileall.compile_dir(REPOSITORY / folder, quiet=1)
     deadline = time.monotonic() + limit_seconds
     for last in (False, True):
-        ended = _boot(share, paths, deadline)
+        ended = _boot(share, paths, deadline, version)
         code, report = _text(share / "code").strip(), share / "junit.xml"
         if code and report.exists():
             return int(code), _cases(report)
@@ -129,11 +134,11 @@ def run(share: pathlib.Path, paths: list[str], limit_seconds: float) -> tuple[in
     )
 
 
-def _boot(share: pathlib.Path, paths: list[str], deadline: float) -> str:
+def _boot(share: pathlib.Path, paths: list[str], deadline: float, version: str) -> str:
     """Returns when the guest has ended; the result describes how."""
     with (share / "console.txt").open("wb") as console:
         emulator = subprocess.Popen(
-            command(share, paths),
+            command(share, paths, version),
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=console,
@@ -156,7 +161,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": _path()}
 
 
-def command(share: pathlib.Path, paths: list[str]) -> list[str]:
+def command(share: pathlib.Path, paths: list[str], version: str = CHAIN_KERNEL) -> list[str]:
     """The command that boots the guest."""
     start = pathlib.Path(__file__).with_name("start.sh")
     words = [start, share, REPOSITORY, sys.executable, _cache(), *paths]
@@ -166,14 +171,18 @@ def command(share: pathlib.Path, paths: list[str]) -> list[str]:
         f"-blockdev {_ZEROS}",
         *(f"-device {each}" for each in _DEVICES),
     ]
-    return emulator(share, list(map(str, words)), _MEMORY_GB, options)
+    return emulator(share, list(map(str, words)), _MEMORY_GB, options, version)
 
 
 def emulator(
-    share: pathlib.Path, words: list[str], memory_gb: int, options: Sequence[str]
+    share: pathlib.Path,
+    words: list[str],
+    memory_gb: int,
+    options: Sequence[str],
+    version: str = CHAIN_KERNEL,
 ) -> list[str]:
     """The command that boots a guest and runs `words` in it; `memory_gb`: of each NUMA node."""
-    image = kernel()
+    image = kernel(version)
     assert image is not None
     numa = [f"--numa={memory_gb}G,cpus={cpus}" for cpus in NODES]
     numa += [

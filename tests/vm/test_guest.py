@@ -32,6 +32,7 @@ def share() -> Iterator[pathlib.Path]:
     shutil.rmtree(folder)
 
 
+PARTITIONS = ["tests/vm/inside/test_partitions.py"]
 SUITES: dict[str, tuple[float, list[str]]] = {
     "proxy, devices and cgroups": (
         LIMIT_SECONDS,
@@ -89,13 +90,14 @@ SUITES: dict[str, tuple[float, list[str]]] = {
         ["tests/vm/kubelet/test_topology_manager.py"],
     ),
     "owners with a static kubelet": (STATIC_LIMIT_SECONDS, ["tests/vm/static"]),
+    "partitions in a chain": (LIMIT_SECONDS, PARTITIONS),
+    "remote partitions": (LIMIT_SECONDS, PARTITIONS),
 }
 """By what they show on four NUMA nodes with cgroup v2: the limit of a guest, and the tests that run
 in it."""
 
 
 @pytest.mark.long
-@pytest.mark.skipif(bool(guest.lacking()), reason="; ".join(guest.lacking()))
 @pytest.mark.timeout(STATIC_LIMIT_SECONDS + LOCK_SECONDS)
 @pytest.mark.parametrize("suite", SUITES)
 def test_on_four_numa_nodes_with_cgroup_v2(
@@ -104,10 +106,13 @@ def test_on_four_numa_nodes_with_cgroup_v2(
     """Also the guest's tests that skip themselves must have run."""
     if "kubelet" in suite and isinstance(kubelet := tools.kubernetes("kubelet"), str):
         pytest.skip(kubelet)
+    version = guest.REMOTE_KERNEL if suite == "remote partitions" else guest.CHAIN_KERNEL
+    if reasons := guest.lacking(version):
+        pytest.skip("; ".join(reasons))
     limit_seconds, paths = SUITES[suite]
     with guest.guest_lock():
         begin = time.monotonic()
-        code, cases = guest.run(share, paths, limit_seconds)
+        code, cases = guest.run(share, paths, limit_seconds, version)
     lines = [f"in the guest ({time.monotonic() - begin:.0f} s with its boot):"]
     lines += [f"  {each.seconds:6.1f} s  {each.outcome:7}  {each.name}" for each in cases]
     record_property("summary", "\n".join(lines))

@@ -272,6 +272,14 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "some"
         ),
     ] = ""
+    quiet_chain: Annotated[
+        bool,
+        msgspec.Meta(
+            description="with quiet, on a kernel without remote cpuset partitions (before 6.7): "
+            "the group of all pods may become a partition, so that the host runs only on the CPUs "
+            "that the node's reservation keeps from all pods"
+        ),
+    ] = False
     be_on_owned: Annotated[
         Literal["in-proportion", "last", "never"],
         msgspec.Meta(

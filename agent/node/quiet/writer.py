@@ -19,6 +19,7 @@ from agent.model.settings.feature_modes import FeatureMode
 from agent.node.features import MOST_NAMED, Feature, FeatureState, FeatureWriter, Key, ShownFile
 from agent.node.quiet.host_slices import HOST_SLICES, pause_cpus
 from agent.node.quiet.moment import QuietMoment, quiet_owners
+from agent.node.quiet.partitions import CpusetPartitions
 from agent.node.sources import SourceName, Sources
 from agent.telemetry.quiet_metrics import QuietMeasures
 from agent.view.quiet import ShownQuiet, ShownQuietOwner
@@ -48,6 +49,9 @@ class QuietCpus:
     ) -> None:
         self._modes = modes
         self._default = default
+        self._partitions = next(
+            (each for each in features if isinstance(each, CpusetPartitions)), None
+        )
         self._sources = sources
         self._shown = ShownFile(path, clock)
         self._moment: QuietMoment | None = None
@@ -98,6 +102,18 @@ class QuietCpus:
             return EMPTY
         owners, _ = quiet_owners(pods, decision, self._default)
         return pause_cpus(QuietMoment(owners, topology, decision, pods))
+
+    def before(self, pods: Iterable[Pod], topology: Topology, decision: Decision) -> None:
+        """Ends the partitions whose CPUs the decision changes, before a pass writes. Never
+        raises."""
+        if self._partitions is None:
+            return
+        owners, _ = quiet_owners(pods, decision, self._default)
+        moment = QuietMoment(owners, topology, decision)
+        try:
+            self._writer.release(self._partitions.leaving(moment, self._writer.held))
+        except Exception as failure:  # noqa: BLE001  a fault must not end the passes
+            self._sources.report(SourceName.QUIET, [self._writer.fault("partitions", failure)])
 
     def follow(self, pods: Iterable[Pod], topology: Topology, decision: Decision) -> None:
         """Takes the owners of a pass, and writes what they change at once."""
