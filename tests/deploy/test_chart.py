@@ -881,16 +881,18 @@ def test_the_hook_has_a_pod_for_the_nodes_of_each_daemonset(tmp_path: Path) -> N
 
 def test_the_pod_that_removes_gives_files_of_the_machine_back(tmp_path: Path) -> None:
     pools = [{"name": "telco", "nodeSelector": {"site": "a"}, "quiet": True}, {}]
-    writable = {
-        each.daemon_set: {
-            mount["mountPath"]
-            for mount in each.pod["spec"]["containers"][0]["volumeMounts"]
-            if not mount.get("readOnly")
-        }
+    containers = {
+        each.daemon_set: each.pod["spec"]["containers"][0]
         for each in removal(rendered(tmp_path, {"pools": pools})).pools
+    }
+    writable = {
+        name: {mount["mountPath"] for mount in each["volumeMounts"] if not mount.get("readOnly")}
+        for name, each in containers.items()
     }
     quiet = writable["topolet-agent-telco"] - writable["topolet-agent"]
     assert quiet == {"/host/proc/irq", "/host/sys/devices"}
+    capabilities = containers["topolet-agent-telco"]["securityContext"]["capabilities"]
+    assert capabilities == {"drop": ["ALL"], "add": ["NET_ADMIN"]}
 
 
 def test_the_objects_of_the_removal_hook_are_deleted_after_it(tmp_path: Path) -> None:
