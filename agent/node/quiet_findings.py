@@ -12,7 +12,8 @@ from agent.cgroup import irqbalance, journal
 from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone, Handles
 from agent.cgroup.irqbalance import Irqbalance
 from agent.cgroup.journal import OriginalValue
-from agent.cgroup.limits import IRQBALANCE_BANNED
+from agent.cgroup.limits import IRQBALANCE_BANNED, PARTITION
+from agent.cgroup.order import parent
 from agent.host.files import Tree
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.pod.pods import Pod
@@ -28,7 +29,6 @@ from agent.view.quiet import ShownQuiet, ShownQuietOwner
 
 LOOK_SECONDS: Final = 1.0
 """How long the doctor looks at the CPUs of owners that ask for quiet ones."""
-_PARTITION: Final = "cpuset.cpus.partition"
 _BOOT: Final = {
     "isolcpus": "sys/devices/system/cpu/isolated",
     "nohz_full": "sys/devices/system/cpu/nohz_full",
@@ -155,13 +155,18 @@ _OF_TASKS: Final = (Remedy.HOST_SLICES, Remedy.PARTITIONS)
 def invalid_partitions(controllers: Controllers, pods: Iterable[Pod]) -> Iterator[str]:
     """The partitions of these pods that the kernel does not honour, with its reason."""
     for pod in pods:
-        for container in pod.containers:
-            if container.group is None or container.virtual:
-                continue
+        groups = {
+            each.group: f"{pod.title} {each.name}"
+            for each in pod.containers
+            if each.group is not None and not each.virtual
+        }
+        # The pod's own group is the partition of most.
+        groups = dict.fromkeys(map(parent, groups), pod.title) | groups
+        for group, name in groups.items():
             with contextlib.suppress(CgroupError):  # it has just ended
-                state = controllers.read(container.group, _PARTITION) or ""
+                state = controllers.read(group, PARTITION) or ""
                 if "invalid" in state:
-                    yield f"{pod.title} {container.name}: {state}"
+                    yield f"{name}: {state}"
 
 
 def wasted(tree: Tree, own: CpuSet) -> Iterator[str]:

@@ -115,6 +115,7 @@ def test_what_irqbalance_bans(tmp_path: Path, banned: str, texts: list[str]) -> 
 
 def test_an_invalid_partition_is_told_with_the_reason(tmp_path: Path) -> None:
     states = {
+        "": "isolated invalid (Parent is not a partition root)",
         "valid": "isolated",
         "member": "member",
         "invalid": "isolated invalid (Cpu list in cpuset.cpus not exclusive)",
@@ -122,13 +123,14 @@ def test_an_invalid_partition_is_told_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
     (tmp_path / "cpuset.cpus.effective").write_text("0-3\n")
     for name, state in states.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "cpuset.cpus.partition").write_text(f"{state}\n")
+        (tmp_path / "pod" / name).mkdir()
+        (tmp_path / "pod" / name / "cpuset.cpus.partition").write_text(f"{state}\n")
     containers = tuple(
-        Container(name, name, ContainerState.RUNNING, f"/{name}") for name in (*states, "gone")
+        Container(name, name, ContainerState.RUNNING, f"/pod/{name}")
+        for name in ("valid", "member", "invalid", "gone")
     )
     told = invalid_partitions(Controllers(str(tmp_path)), [pod("a", containers=containers)])
-    assert [*told] == [f"ns/a invalid: {states['invalid']}"]
+    assert [*told] == [f"ns/a: {states['']}", f"ns/a invalid: {states['invalid']}"]
 
 
 @pytest.mark.parametrize(

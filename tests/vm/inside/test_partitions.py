@@ -174,8 +174,8 @@ def test_everything_is_as_before_after_a_kill_at_any_write(node: RealNode) -> No
         assert node.make_pass()
         assert node.value(group, ".partition") == "isolated", (writes, node.told())
         node.start(FeatureMode.OFF)
-        assert writer.restore(node.hierarchy, node.journal).ok
         assert limits.restore(node.controllers, node.journal).ok
+        assert writer.restore(node.hierarchy, node.journal).ok
         assert not node.journal.values
         assert node.value(group, ".partition") == "member"
         if node.remote:
