@@ -36,6 +36,8 @@ _ABSTRACT: Final = "proc/net/unix"
 _NAME: Final = re.compile(r"irqbalance([1-9][0-9]{0,9})\.sock")
 _SECONDS: Final = 0.5
 """The longest wait for an answer."""
+_SILENT_SECONDS: Final = 60.0
+"""One that did not answer is not asked again before: who asks waits for it."""
 _MOST_SOCKETS: Final = 4
 _MOST_SENT: Final = 499
 """Its buffer has 500 bytes."""
@@ -75,6 +77,7 @@ class Irqbalance:
         self._clock = clock
         self._told: dict[str, _Told] = {}
         self._intervals: dict[str, float] = {}
+        self._unanswered: dict[str, tuple[float, str]] = {}
 
     def look(self) -> None:
         """Each read is of that moment."""
@@ -141,6 +144,9 @@ class Irqbalance:
         address = sockets(self._root).get(group)
         if address is None:
             raise GroupGone(f"no irqbalance has the number {group[1:]}")
+        until, reason = self._unanswered.get(group, (0.0, ""))
+        if self._clock() < until:
+            raise CgroupError(reason)
         message = request.encode("ascii")
         if len(message) > _MOST_SENT:
             raise CgroupError("irqbalance can't take so long a list of CPUs")
@@ -158,9 +164,12 @@ class Irqbalance:
                 answer = b""
                 while len(answer) < _MOST_READ and (part := peer.recv(4096)):
                     answer += part
+        except (ConnectionRefusedError, FileNotFoundError) as error:
+            raise GroupGone(f"irqbalance {group[1:]} has ended") from error
         except OSError as error:
-            reason = error.strerror or "no answer"
-            raise CgroupError(f"cannot ask irqbalance {group[1:]}: {reason}") from error
+            reason = f"cannot ask irqbalance {group[1:]}: {error.strerror or 'no answer'}"
+            self._unanswered[group] = self._clock() + _SILENT_SECONDS, reason
+            raise CgroupError(reason) from error
         return answer.decode("ascii", "replace")
 
 

@@ -151,6 +151,28 @@ def test_one_that_has_ended_has_no_value(agent: Agent, balancer: Balancer, tmp_p
     assert not agent.controllers.has(*KEY)
 
 
+def test_the_socket_of_a_killed_one_is_none(agent: Agent, tmp_path: Path) -> None:
+    balancer = Balancer(tmp_path)
+    agent.apply("2-3")
+    balancer.close()
+    assert agent.restore() is WriteState.GONE
+    assert not agent.journal.values
+
+
+def test_one_that_does_not_answer_is_asked_again_a_minute_later(
+    agent: Agent, balancer: Balancer
+) -> None:
+    balancer.silent = True
+    for _ in range(5):
+        agent.now += 1
+        with pytest.raises(CgroupError, match="cannot ask irqbalance 4711"):
+            agent.controllers.read(*KEY)
+    assert len(balancer.requests) == 1
+    balancer.silent = False
+    agent.now += 60
+    assert agent.controllers.read(*KEY) == ""
+
+
 @pytest.mark.parametrize(
     "answer", ["hello", "SLEEP x BANNED 0", "SLEEP 1 BANNED ,,", "SLEEP 1 BANNED " + "f" * 70_000]
 )

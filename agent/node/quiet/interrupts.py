@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from agent.allocate.quiet.interrupts import InterruptRules, interrupt_rules, wanted_affinity
 from agent.cgroup import irqbalance, limits
-from agent.cgroup.hierarchy import CgroupError, Controllers, Handles
+from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone, Handles
 from agent.cgroup.journal import Journal, JournalError, OriginalValue
 from agent.cgroup.limits import IRQBALANCE_BANNED
 from agent.cgroup.machine_files import IRQ_AFFINITY, IRQ_DEFAULT
@@ -336,26 +336,30 @@ class QuietInterrupts:
         self._ask_at = now + _ASK_SECONDS
         self._untold = ""
         before, self._balancers, self._told = self._balancers, {}, set()
-        groups = irqbalance.sockets(self._root)
-        if not groups and irqbalance.runs(self._root):
-            self._untold = "it has no socket"
-        for group in groups:
+        gone = True
+        for group in irqbalance.sockets(self._root):
             key = (group, IRQBALANCE_BANNED)
             entry = self._journal.value(*key)
             try:
                 text = self._controllers.read(*key) or ""
                 original = text if entry is None else limits.original(entry, text)
                 wanted = str(CpuSet.parse(original) | self._rules.quiet)
+            except GroupGone:
+                continue
             except (CgroupError, CpuSetError) as error:
+                gone = False
                 self._untold = str(error)
                 self._ask_at = now + RETRY_SECONDS
                 if entry is not None:
                     self._balancers[key] = before.get(key, entry.value)
                     self._told.add(key)
             else:
+                gone = False
                 self._balancers[key] = wanted
                 if text == wanted:
                     self._told.add(key)
+        if gone and irqbalance.runs(self._root):
+            self._untold = "it has no socket"
 
     def _problems(self) -> Iterator[str]:
         if self._untold:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.cgroup import irqbalance
 from agent.cgroup.machine_files import IRQ_AFFINITY
 from agent.host import files
 from agent.model.cpu.cpuset import CpuSet
@@ -21,6 +22,7 @@ from agent.model.pod.quiet import CRIO_INTERRUPTS
 from agent.model.settings.feature_modes import FeatureMode
 from agent.node.quiet.interrupts import RETRY_SECONDS
 from tests.builders import machine
+from tests.cgroup.balancer import Balancer
 from tests.node.quiet.quiet_node import (
     KilledError,
     QuietNode,
@@ -239,6 +241,36 @@ def test_nobody_reads_all_interrupts_twice_a_second(tmp_path: Path) -> None:
     before = node.machine.reads
     node.step(10)
     assert node.machine.reads - before < 60, "the writer reads only what the feature has not seen"
+
+
+@pytest.mark.skipif(bool(os.geteuid()), reason="irqbalance answers root only")
+def test_an_irqbalance_is_told_and_one_that_can_t_be_is_a_problem(node: QuietNode) -> None:
+    (node.root / "sys/fs/cgroup" / irqbalance.SERVICE).mkdir(parents=True)
+    node.own("a", "2-3")
+    node.follow()
+    (problem,) = node.problems()
+    assert "it has no socket" in problem
+    assert "IRQBALANCE_BANNED_CPULIST=2-3" in problem
+    balancer = Balancer(node.root, "0")
+    try:
+        node.step(6)
+        balancer.scan()
+        assert balancer.banned == CpuSet([0, 2, 3])
+        assert not node.problems()
+        balancer.answer = "nothing"
+        node.step(6)
+        (problem,) = node.problems()
+        assert "answers 'nothing'" in problem
+        balancer.answer = ""
+        node.step(int(RETRY_SECONDS))
+        assert not node.problems()
+        node.pods.clear()
+        node.follow()
+        balancer.scan()
+        assert balancer.banned == CpuSet([0])
+    finally:
+        balancer.close()
+    assert not node.journal.values
 
 
 CHANGES: Final = st.one_of(
