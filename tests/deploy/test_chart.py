@@ -798,6 +798,12 @@ def test_only_a_pool_with_the_setting_lets_its_agent_write_files_of_the_machine(
     assert volumes["devices"]["hostPath"] == {"path": "/sys/devices", "type": "Directory"}
     # irqbalance's folder itself would be another one after a restart.
     assert volumes["run"]["hostPath"] == {"path": "/run", "type": "Directory"}
+    (of_run,) = (
+        mount
+        for mount in agent(daemon_sets["topolet-agent-telco"])["volumeMounts"]
+        if mount["name"] == "run"
+    )
+    assert of_run["mountPropagation"] == "HostToContainer", "no root folder outlives its container"
     added = {
         name: agent(each)["securityContext"]["capabilities"].get("add")
         for name, each in daemon_sets.items()
