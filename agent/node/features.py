@@ -234,6 +234,11 @@ class FeatureWriter(Generic[MomentT]):
         `seen`: are files that have what is wanted."""
         weight = limits.weight_file(self._controllers)
         held = {*wanted, *((group, weight) for group, file in wanted if file == limits.IDLE)}
+        idle = {
+            group
+            for group, file in self._journal.files
+            if file == limits.IDLE and ((group, file) in self.held or self._concerns(group, file))
+        }
         ended = {
             (group, file)
             for group, file in self._journal.files
@@ -241,7 +246,7 @@ class FeatureWriter(Generic[MomentT]):
             and (
                 (group, file) in self.held
                 or self._concerns(group, file)
-                or (file == weight and (group, limits.IDLE) in self._journal)
+                or (file == weight and group in idle)
             )
         }
         outcomes = []

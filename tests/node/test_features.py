@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.journal import Journal
-from agent.cgroup.limits import is_of_quiet
+from agent.cgroup.journal import Journal, OriginalValue
+from agent.cgroup.limits import IDLE, WEIGHT, is_of_quiet
 from agent.cgroup.machine_files import KINDS, RESUME_LATENCY, MachineFiles
 from agent.model.settings.feature_modes import FeatureMode
 from agent.node.features import (
@@ -239,3 +239,18 @@ def test_a_file_that_ended_is_no_failure(machine: Machine) -> None:
     machine.writer.step({})
     assert machine.writer.problems() == ()
     assert not machine.journal.values
+
+
+def test_the_weight_of_a_group_that_another_writer_has_made_idle_stays(machine: Machine) -> None:
+    """The kernel would refuse the write each second."""
+    (machine.folder / "cgroup/cgroup.controllers").write_text("cpu\n")
+    machine.start()
+    pod = machine.folder / "cgroup/pod"
+    pod.mkdir()
+    entries = [OriginalValue("/pod", IDLE, "0", ("1",)), OriginalValue("/pod", WEIGHT, "100")]
+    for entry in entries:
+        (pod / entry.file).write_text("1\n")
+    machine.journal.update_values(entries)
+    machine.writer.step({0: "10"})
+    assert (pod / WEIGHT).read_text() == "1\n"
+    assert machine.journal.files > {("/pod", IDLE), ("/pod", WEIGHT)}
