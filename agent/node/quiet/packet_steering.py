@@ -71,8 +71,14 @@ class PacketSteering:
             del self._texts[key]
         if new := interfaces - self._interfaces:
             self._walk = itertools.chain(self._queues(new), self._walk)
+            # The first look must not give back what stays wanted.
+            self._read(
+                key
+                for key in self._journal.files
+                if key[1] in _OF_QUEUES.values() and _interface(key) in new
+            )
         self._interfaces = interfaces
-        self._read()
+        self._read(self._next())
         refused, problem = self._refused, ""
         if refused:
             reason = next(iter(refused.values()))
@@ -98,14 +104,17 @@ class PacketSteering:
         self._refused |= {key: change.note or "" for key, change in failures.items()}
         self._retry_at = self._clock() + RETRY_SECONDS
 
-    def _read(self) -> None:
-        """Reads the next queues; after the last one, the first is the next."""
+    def _next(self) -> list[Key]:
+        """The queues whose turn it is; after the last one, the first is the next."""
         queues = list(itertools.islice(self._walk, QUEUES_A_LOOK))
         if len(queues) < QUEUES_A_LOOK:
             self._walk = self._queues(self._interfaces)
             before = set(queues)
             again = itertools.islice(self._walk, QUEUES_A_LOOK - len(queues))
             queues += [key for key in again if key not in before]
+        return queues
+
+    def _read(self, queues: Iterable[Key]) -> None:
         for key in queues:
             try:
                 text = self._controllers.read(*key) or ""

@@ -108,6 +108,22 @@ def test_new_interfaces_are_looked_at_first_and_others_in_turns(node: QuietNode)
     assert masks(node.root)["eth0/queues/rx-0/rps_cpus"] == "000000f3"
 
 
+def test_an_agent_that_starts_again_gives_no_queue_back(node: QuietNode) -> None:
+    number = 3 * QUEUES_A_LOOK
+    make_queues(
+        node.root, {f"veth/queues/rx-{each}/rps_cpus": "0000000f" for each in range(number)}
+    )
+    node.own("a", "2-3")
+    node.follow()
+    node.step(3)
+    before, writes = masks(node.root), len(node.machine.writes)
+    node.start()
+    node.follow()
+    node.step(4)
+    assert masks(node.root) == before
+    assert len(node.machine.writes) == writes
+
+
 @pytest.fixture
 def loopback() -> Iterator[Path]:
     """The mask of a queue of this machine, which is as before afterwards."""
