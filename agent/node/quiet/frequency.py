@@ -50,11 +50,12 @@ class Frequency:
     def _policies(self) -> Iterator[FrequencyPolicy]:
         """Those with CPUs that are online."""
         for name in sorted(self._files.names(_POLICIES), key=lambda name: (len(name), name)):
-            cpus = self._files.text(f"{_POLICIES}/{name}/affected_cpus") or ""
+            folder = f"{_POLICIES}/{name}"
             try:
+                cpus = self._files.text(f"{folder}/affected_cpus") or ""
+                available = self._files.text(f"{folder}/scaling_available_governors") or ""
                 online = CpuSet.parse(",".join(cpus.split()))
-            except CpuSetError:
+            except (OSError, CpuSetError):  # EBUSY without an online CPU
                 continue
             if online:
-                available = self._files.text(f"{_POLICIES}/{name}/scaling_available_governors")
-                yield FrequencyPolicy(name, online, tuple((available or "").split()))
+                yield FrequencyPolicy(name, online, tuple(available.split()))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
+from agent.host.files import Tree
 from agent.model.pod.quiet import CRIO_GOVERNOR, QUIET
 from agent.node.features import WantedFiles
+from agent.node.quiet import frequency as frequency_feature
 from agent.node.quiet.frequency import Frequency
 from tests.node.quiet.quieted import QuietMachine, moment_of, quiet_pod
 
@@ -65,6 +69,26 @@ def test_cpus_that_go_offline_leave_their_policy(node: QuietMachine) -> None:
     )
     assert {group for group, _ in wanted.files} == {"/policy2"}
     assert not wanted.notes
+
+
+class _Inactive(Tree):
+    """The files of policies whose CPUs are all offline can't be read (drivers/cpufreq/cpufreq.c,
+    show)."""
+
+    def read(self, path: str, limit: int | None = None) -> bytes | None:
+        if "/policy6/" in path:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        return super().read(path, limit)
+
+
+def test_a_policy_whose_cpus_are_offline_changes_nothing_of_the_others(
+    node: QuietMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frequency_feature, "Tree", _Inactive)
+    wanted = Frequency(str(node.root)).wanted(
+        moment_of([quiet_pod("runs", "2-3,7", {QUIET: "frequency"})])
+    )
+    assert {group for group, _ in wanted.files} == {"/policy2"}
 
 
 def test_a_machine_without_cpufreq_has_a_problem_if_an_owner_asks(tmp_path: Path) -> None:
