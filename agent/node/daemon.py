@@ -738,7 +738,7 @@ class _Agent:
             CpusetPartitions(controllers, chain=settings.quiet_chain),
             QuietInterrupts(root, controllers, journal),
             HostSlices(controllers, hierarchy, journal),
-            Workqueues(root),
+            Workqueues(root, journal.value),
             PacketSteering(root, controllers, journal),
             CStates(root),
             Frequency(root),

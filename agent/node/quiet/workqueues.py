@@ -5,31 +5,42 @@ wqattrs_actualize_cpumask)."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from typing import Final
 
-from agent.cgroup.machine_files import WORKQUEUE_CPUS
+from agent.cgroup import limits
+from agent.cgroup.hierarchy import CgroupError, GroupGone
+from agent.cgroup.journal import OriginalValue
+from agent.cgroup.machine_files import WORKQUEUE_CPUS, MachineFiles
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.node.features import Key, WantedFiles
 from agent.node.quiet.moment import QuietMoment
 
-_ALL: Final = "/"
+_MASK: Final[Key] = ("/", WORKQUEUE_CPUS)
 
 
 class Workqueues:
-    """`root`: is where the host's files are."""
+    """`root`: is where the host's files are.
+    `entry`: returns the entry of a file in the journal."""
 
     name = "workqueues"
 
-    def __init__(self, root: str) -> None:
-        self._path = os.path.join(root, "sys/devices/virtual/workqueue/cpumask")
+    def __init__(self, root: str, entry: Callable[[str, str], OriginalValue | None]) -> None:
+        self._files = MachineFiles(root)
+        self._entry = entry
 
     def wanted(self, moment: QuietMoment) -> WantedFiles:
         if not moment.quiet(self.name):
             return WantedFiles()
-        if not os.path.exists(self._path):
-            return WantedFiles(problem=f"this kernel has no {self._path}")
         left = moment.left(self.name)
         if not left:
             return WantedFiles(problem="owners have all CPUs, and unbound work needs some")
-        files: dict[Key, str] = {(_ALL, WORKQUEUE_CPUS): str(left)}
-        return WantedFiles(files)
+        try:
+            text = self._files.read(*_MASK)
+            entry = self._entry(*_MASK)
+            original = CpuSet.parse(text if entry is None else limits.original(entry, text))
+        except GroupGone:
+            return WantedFiles(problem=f"this kernel has no {self._files.path(*_MASK)}")
+        except CgroupError:  # which the write has, too
+            original = EMPTY
+        return WantedFiles({_MASK: str(original & left or left)})

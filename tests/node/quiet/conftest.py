@@ -18,7 +18,9 @@ from tests.node.quiet.quieted import WORKQUEUES, QuietMachine
 @pytest.fixture
 def node(tmp_path: Path) -> QuietMachine:
     """Unbound kernel work runs on its eight CPUs."""
-    node = QuietMachine(tmp_path, Workqueues(str(tmp_path / "host")))
+    node = QuietMachine(tmp_path)
+    node.features = (Workqueues(str(node.root), node.entry),)
+    node.start()
     node.put(WORKQUEUES, "ff")
     return node
 

@@ -11,7 +11,7 @@ import msgspec
 from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.journal import Journal
+from agent.cgroup.journal import Journal, OriginalValue
 from agent.cgroup.machine_files import KINDS, MachineFiles
 from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Container, ContainerState, Pod
@@ -88,6 +88,10 @@ class QuietMachine:
             lambda: self.now,
         )
         return self.quiet
+
+    def entry(self, group: str, file: str) -> OriginalValue | None:
+        """That of the journal of the agent that runs."""
+        return self.journal.value(group, file)
 
     def files(self) -> MachineFiles:
         """What reads and writes its files."""

@@ -38,7 +38,7 @@ def masks() -> Iterator[CpuSet]:
 def host(folder: Path, cpus: CpuSet) -> QuietHost:
     """An agent whose feature writes this machine's mask."""
     controllers = Controllers("/sys/fs/cgroup", others={"workqueue": MachineFiles})
-    host = QuietHost(folder, controllers, lambda journal: Workqueues("/"))
+    host = QuietHost(folder, controllers, lambda journal: Workqueues("/", journal.value))
     host.cpus = cpus
     return host
 
@@ -80,6 +80,17 @@ def test_unbound_work_stays_while_owners_that_ask_have_all_cpus(node: QuietMachi
     assert node.text(WORKQUEUES) == "ff"
     (workqueues,) = node.told().features
     assert workqueues.problem == "owners have all CPUs, and unbound work needs some"
+
+
+def test_work_that_an_operator_has_confined_stays_confined(node: QuietMachine) -> None:
+    """With `workqueue.unbound_cpus=`, or by a write of the mask."""
+    node.put(WORKQUEUES, "0f")
+    node.follow(quiet_pod("own", "1", {QUIET: "workqueues"}))
+    assert node.text(WORKQUEUES) == "0000000d"
+    node.follow(quiet_pod("own", "0-3", {QUIET: "workqueues"}))
+    assert node.text(WORKQUEUES) == "000000f0", "it needs some"
+    node.follow()
+    assert node.text(WORKQUEUES) == "0000000f"
 
 
 def test_what_the_kernel_takes_off_for_partitions_is_not_the_original_mask(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_what_another_program_writes_is_corrected_within_a_second(node: QuietMac
     node.follow(OWNER)
     node.put(WORKQUEUES, "0f")
     node.second()
-    assert node.text(WORKQUEUES) == "000000f3"
+    assert node.text(WORKQUEUES) == "00000003"
     node.put(WORKQUEUES, "0f")
     node.follow()
     assert node.text(WORKQUEUES) == "0f", "that of the other program stays"
@@ -102,7 +102,9 @@ class FailingWorkqueues(Workqueues):
 
 
 def test_a_feature_that_fails_keeps_its_values(tmp_path: Path) -> None:
-    node = QuietMachine(tmp_path, FailingWorkqueues(str(tmp_path / "host")))
+    node = QuietMachine(tmp_path)
+    node.features = (FailingWorkqueues(str(node.root), node.entry),)
+    node.start()
     node.put(WORKQUEUES, "ff")
     node.follow(OWNER)
     node.follow(OWNER, quiet_pod("bad", "7", {QUIET: "all"}))

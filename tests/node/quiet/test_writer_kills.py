@@ -36,7 +36,7 @@ class KilledMachine(QuietMachine):
     def __init__(self, folder: Path) -> None:
         self.killed = WatchedMachine(str(folder / "host"))
         root = str(folder / "host")
-        super().__init__(folder, Workqueues(root), CStates(root), Frequency(root))
+        super().__init__(folder, Workqueues(root, self.entry), CStates(root), Frequency(root))
         for path, text in FILES.items():
             self.put(path, text)
         self.put(f"{CPU}/cpuidle/current_driver", "intel_idle")
