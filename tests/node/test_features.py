@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -108,6 +109,15 @@ def test_what_is_wanted_no_more_is_given_back(machine: Machine) -> None:
     assert not machine.writer.held
 
 
+def test_what_is_as_wanted_is_not_written_again(machine: Machine) -> None:
+    machine.writer.step({0: "10", 1: "10"})
+    machine.now += CHECK_SECONDS
+    with mock.patch.object(MachineFiles, "write") as write:
+        machine.writer.step({0: "10", 1: "10"})
+        machine.writer.step({0: "10"})
+    assert [call.args[:2] for call in write.call_args_list] == [key(1)]
+
+
 def test_what_the_agent_before_has_left_is_given_back_unless_a_feature_wants_it(
     machine: Machine,
 ) -> None:
@@ -205,8 +215,10 @@ def test_files_that_are_taken_over_are_given_back_unless_a_feature_wants_them(
 ) -> None:
     """Another program has left them, and they may be those of another part of the agent."""
     machine.writer.step({0: "10", 1: "10", 2: "10"})
-    machine.start(concerns=lambda *_: False).hold([key(0), key(1)])
-    assert machine.writer.held == {key(0), key(1)}
+    writer = machine.start(concerns=lambda *_: False)
+    writer.step({1: "10"})
+    writer.hold([key(0)])
+    assert writer.held == {key(0), key(1)}
     machine.writer.step({1: "10"})
     assert machine.texts == "0 10 10 0 0 0 0 0"
     assert machine.writer.held == {key(1)}

@@ -47,7 +47,7 @@ def governors(
         asking = [wish for wish in wishes if wish.cpus & cpus]
         if not asking:
             continue
-        asked = union(wish.cpus for wish in asking) & cpus
+        asked = union(wish.cpus for wish in asking)
         texts = sorted({wish.governor for wish in asking})
         others = (cpus & owned) - asked
         if len(texts) > 1:

@@ -49,7 +49,8 @@ class Frequency:
 
     def _policies(self) -> Iterator[FrequencyPolicy]:
         """Those with CPUs that are online."""
-        for name in sorted(self._files.names(_POLICIES), key=lambda name: (len(name), name)):
+        names = (name for name in self._files.names(_POLICIES) if name.startswith("policy"))
+        for name in sorted(names, key=lambda name: (len(name), name)):
             folder = f"{_POLICIES}/{name}"
             try:
                 cpus = self._files.text(f"{folder}/affected_cpus") or ""
@@ -57,5 +58,4 @@ class Frequency:
                 online = CpuSet.parse(",".join(cpus.split()))
             except (OSError, CpuSetError):  # EBUSY without an online CPU
                 continue
-            if online:
-                yield FrequencyPolicy(name, online, tuple(available.split()))
+            yield FrequencyPolicy(name, online, tuple(available.split()))

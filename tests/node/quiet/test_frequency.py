@@ -61,6 +61,27 @@ def test_a_governor_that_the_machine_does_not_have_is_a_problem(node: QuietMachi
     assert problem == "policy2 has no governor 'userspace': performance schedutil powersave"
 
 
+def test_the_frequency_of_another_owner_stays(node: QuietMachine) -> None:
+    node.follow(
+        quiet_pod("runs", "2", {QUIET: "frequency"}),
+        quiet_pod("other", "3", {}),
+    )
+    assert texts(node) == ["schedutil"] * 4
+    (note,) = node.quiet.state.wanted["frequency"].notes
+    assert note == "policy2 of CPUs 2-3 stays: the owner of CPUs 3 does not ask"
+
+
+def test_policies_are_read_with_each_change_of_owners_alone(node: QuietMachine) -> None:
+    runs = quiet_pod("runs", "2-3", {QUIET: "frequency"})
+    node.put(f"{POLICIES}/policy2/scaling_available_governors", "schedutil")
+    node.follow(runs)
+    node.put(f"{POLICIES}/policy2/scaling_available_governors", "performance schedutil")
+    node.second()
+    assert texts(node)[1] == "schedutil"
+    node.follow(runs, quiet_pod("more", "6-7", {}))
+    assert texts(node)[1] == "performance"
+
+
 def test_cpus_that_go_offline_leave_their_policy(node: QuietMachine) -> None:
     node.put(f"{POLICIES}/policy6/affected_cpus", "")
     node.put(f"{POLICIES}/policy2/affected_cpus", "3")
