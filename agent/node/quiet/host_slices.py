@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Final
 
 from agent.allocate.quiet.host_slices import HostGroup, narrowed, stuck
 from agent.cgroup import limits, names
-from agent.cgroup.hierarchy import Controllers, GroupGone, Hierarchy
+from agent.cgroup.hierarchy import CPUS, Controllers, GroupGone, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.limits import PARTITION, SLICE_CPUS
 from agent.cgroup.order import ancestors
@@ -44,6 +45,7 @@ class HostSlices:
         if not left:
             text = "owners have all CPUs, and the host's processes need some"
             return WantedFiles(problem=text)
+        left = left - self._of_partitions(moment.pods) or left
         groups, problems = self._groups(moment.pods)
         if self._hierarchy.group_of(_FIRST_PROCESS) == "/":
             of_all = f"the processes in the group / of cgroup v{self._hierarchy.version}"
@@ -71,15 +73,21 @@ class HostSlices:
             return {}
         return dict.fromkeys(inherited, str(effective))
 
+    def _of_partitions(self, pods: Iterable[Pod]) -> CpuSet:
+        """The CPUs of partitions below `/` in which pods are, also of invalid ones: no other group
+        can use them, and the kernel (as 6.1) ends a partition if another group lists one. Raises
+        CgroupError."""
+        _, above_pods = _groups_of(pods)
+        cpus = EMPTY
+        for group in self._hierarchy.children("/"):
+            with contextlib.suppress(GroupGone):
+                if (names.of_pods(group) or group in above_pods) and self._is_partition(group):
+                    cpus |= self._hierarchy.own_cpus(group)
+        return cpus
+
     def _groups(self, pods: Iterable[Pod]) -> tuple[dict[str, HostGroup], tuple[str, ...]]:
         """The groups, and what can't be moved. Raises CgroupError."""
-        of_pods = {
-            each.group
-            for pod in pods
-            for each in (*pod.containers, *pod.sandboxes)
-            if each.group is not None
-        }
-        above_pods = {above for group in of_pods for above in ancestors(group)}
+        of_pods, above_pods = _groups_of(pods)
         groups: dict[str, HostGroup] = {}
         staying: dict[str, list[str]] = {}
         waiting = deque(self._hierarchy.children("/"))
@@ -106,12 +114,15 @@ class HostSlices:
 
     def _stays(self, group: str) -> str:
         """Why the group stays where it is; "" where it need not. Raises CgroupError, GroupGone."""
-        if self._hierarchy.version == 1:
-            return ""
-        partition = self._controllers.read(group, PARTITION)
-        if partition is None:
+        if self._is_partition(group):
+            return "stay: they are partitions of another program"
+        if self._hierarchy.version == 2 and self._controllers.read(group, CPUS) is None:
             return "stay: the group above has no cpuset in its cgroup.subtree_control"
-        return "" if partition == _MEMBER else "stay: they are partitions of another program"
+        return ""
+
+    def _is_partition(self, group: str) -> bool:
+        """Raises CgroupError, GroupGone."""
+        return (self._controllers.read(group, PARTITION) or _MEMBER) != _MEMBER
 
     def _own_cpus(self, group: str) -> CpuSet | None:
         """Those that the group has without the agent; None where no process can be in it. Raises
@@ -125,6 +136,17 @@ class HostSlices:
 def pause_cpus(moment: QuietMoment) -> CpuSet:
     """Where pause containers run: on the CPUs that are left. Empty while no owner asks."""
     return moment.left(HOST_SLICES) if moment.quiet(HOST_SLICES) else EMPTY
+
+
+def _groups_of(pods: Iterable[Pod]) -> tuple[Collection[str], Collection[str]]:
+    """The groups of their containers and pause containers, and the groups above these."""
+    of_pods = {
+        each.group
+        for pod in pods
+        for each in (*pod.containers, *pod.sandboxes)
+        if each.group is not None
+    }
+    return of_pods, {above for group in of_pods for above in ancestors(group)}
 
 
 def _named(groups: Collection[str]) -> str:

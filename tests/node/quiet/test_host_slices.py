@@ -206,6 +206,17 @@ def test_partitions_of_other_programs_stay_as_they_are(tmp_path: Path) -> None:
     assert "/machine.slice stay" in host.shown().problem
 
 
+@pytest.mark.parametrize(("of_pods", "left"), [("2-7", "0-1"), ("0-7", "0-3")])
+def test_no_group_of_the_host_lists_the_cpus_of_a_partition_of_pods(
+    tmp_path: Path, of_pods: str, left: str
+) -> None:
+    host = ModelHost(tmp_path, 2, {"/kubepods": of_pods, "/system.slice": ""})
+    host.values.partitions["/kubepods"] = "root invalid (Cpu list in cpuset.cpus not exclusive)"
+    host.own("4-7")
+    host.step()
+    assert host.effective()["/system.slice"] == left
+
+
 def test_daemons_get_the_cpus_of_a_partition_back_when_that_ends_last(tmp_path: Path) -> None:
     """A group with processes does not inherit again, and partitions have CPUs when the owner that
     asked for daemons to leave is gone."""

@@ -10,8 +10,9 @@ from typing import Final
 import pytest
 
 from agent.cgroup import limits
-from agent.cgroup.hierarchy import Controllers, Hierarchy, mounted
+from agent.cgroup.hierarchy import CPUS, Controllers, Hierarchy, mounted
 from agent.cgroup.host_slices import SliceCpus
+from agent.cgroup.limits import PARTITION
 from agent.model.cpu.cpuset import CpuSet
 from agent.node.quiet.host_slices import HostSlices
 from tests.cgroup.real_groups import RealGroups
@@ -73,6 +74,24 @@ def test_a_busy_daemon_leaves_the_cpus_of_an_owner_and_comes_back(
     host.start()
     assert limits.restore(host.controllers, host.journal).ok
     assert CpuSet(os.sched_getaffinity(daemon)) == host.cpus
+
+
+def test_daemons_end_no_partition_of_pods(groups: RealGroups, host: QuietHost) -> None:
+    """As the one of `/kubepods` on kernels in which only partitions have partitions in them."""
+    kubepods = groups.make("/kubepods", host.cpus - CpuSet([0, 1]))
+    partition = groups.path(kubepods, PARTITION)
+    if not partition.exists():
+        pytest.skip("needs cgroup v2")
+    groups.path(groups.top, CPUS).write_text(str(host.cpus - CpuSet([0])))
+    groups.path(groups.top, PARTITION).write_text("root")
+    partition.write_text("root")
+    assert partition.read_text() == "root\n"
+    groups.process(groups.make("/system.slice"))
+    host.own(CpuSet([max(host.cpus)]))
+    host.step()
+    assert not host.quiet.state.failed
+    assert partition.read_text() == "root\n"
+    assert groups.own(f"{groups.top}/system.slice") == CpuSet([0, 1])
 
 
 def test_processes_in_the_group_of_all_are_told_to_stay(
