@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from agent.model.pod.quiet import QUIET_FEATURES
+from tests.fixtures import interrupts
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = (sys.executable, "benchmarks/quiet.py", "--quick", "--output", "json")
@@ -26,6 +28,12 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name in ("quiet", "common"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module("quiet")
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    with interrupts.alone():
+        yield
 
 
 def test_figures_are_medians_and_each_feature_has_a_row(quiet: ModuleType) -> None:
@@ -53,6 +61,7 @@ def test_figures_are_medians_and_each_feature_has_a_row(quiet: ModuleType) -> No
 
 @pytest.mark.timeout(180)
 @pytest.mark.long
+@pytest.mark.usefixtures("alone")
 def test_a_real_owner_measures_beside_all_that_disturbs(quiet: ModuleType) -> None:
     """How long its gaps are depends on the machine's other load, but devices interrupt it, and
     everything of the machine is afterwards as it was."""
@@ -71,6 +80,7 @@ def test_a_real_owner_measures_beside_all_that_disturbs(quiet: ModuleType) -> No
 
 @pytest.mark.timeout(180)
 @pytest.mark.long
+@pytest.mark.usefixtures("alone")
 def test_a_run_that_is_ended_gives_everything_back(quiet: ModuleType) -> None:
     """It ends while unbound work is kept from the owner's CPU."""
     before = of_the_machine()
