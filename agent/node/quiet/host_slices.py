@@ -16,6 +16,7 @@ from agent.cgroup.limits import PARTITION, SLICE_CPUS
 from agent.cgroup.order import ancestors
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.pod.pods import Pod
+from agent.model.pod.qos import DEFAULT_POOL, pool_cpus
 from agent.node.features import MOST_NAMED, Key, WantedFiles
 from agent.node.quiet.moment import QuietMoment
 
@@ -55,8 +56,10 @@ class HostSlices:
             text = "the groups above them have no CPU that is left"
             problems = (*problems, f"{_named(staying)} stay: {text}")
         files = {(group, SLICE_CPUS): str(own) for group, own in cpus.items()}
-        note = f"the host's groups and pause containers run on CPUs {left}"
-        return WantedFiles(files, "; ".join(problems), (note,))
+        notes = [f"the host's groups run on CPUs {left}"]
+        if pauses := pause_cpus(moment):
+            notes.append(f"pause containers run on CPUs {pauses}")
+        return WantedFiles(files, "; ".join(problems), tuple(notes))
 
     def _beside_partitions(self, moment: QuietMoment) -> dict[Key, str]:
         """What groups have that inherited their CPUs, as long as partitions have some: a group with
@@ -134,8 +137,12 @@ class HostSlices:
 
 
 def pause_cpus(moment: QuietMoment) -> CpuSet:
-    """Where pause containers run: on the CPUs that are left. Empty while no owner asks."""
-    return moment.left(HOST_SLICES) if moment.quiet(HOST_SLICES) else EMPTY
+    """Where pause containers run: on the CPUs that are left and that pods share. Empty while no
+    owner asks, and if there are none."""
+    if moment.decision is None or not moment.quiet(HOST_SLICES):
+        return EMPTY
+    pool = pool_cpus(moment.decision.pools.get(DEFAULT_POOL.name, ()))
+    return moment.left(HOST_SLICES) & pool
 
 
 def _groups_of(pods: Iterable[Pod]) -> tuple[Collection[str], Collection[str]]:

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.allocate.pools import decide
+from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import Controllers, GroupValues
 from agent.cgroup.host_slices import SliceCpus
@@ -20,10 +22,12 @@ from agent.cgroup.journal import OriginalValue
 from agent.cgroup.limits import PARTITION
 from agent.host import files
 from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.pod.quiet import QUIET
 from agent.node.quiet.host_slices import MOST_GROUPS, HostSlices
 from tests.builders import machine
 from tests.cgroup.kernel import Kernel, ModelFiles, ModelHierarchy
 from tests.node.quiet.quiet_host import ALL, QuietHost
+from tests.node.quiet.quieted import quiet_pod
 
 
 class PartitionedKernel(Kernel):
@@ -121,7 +125,7 @@ def test_daemons_run_on_what_nobody_owns_while_an_owner_asks(tmp_path: Path, ver
     narrow = {"/backup": "0-1", "/probe": "0-1"}
     assert host.effective() == {**before, **moved, **narrow}
     assert host.shown().files == 5
-    assert host.shown().notes == ("the host's groups and pause containers run on CPUs 0-1",)
+    assert host.shown().notes == ("the host's groups run on CPUs 0-1",)
     host.leave()
     host.own("4-7")
     host.step()
@@ -193,7 +197,6 @@ def test_the_hosts_processes_stay_while_owners_have_all_cpus(tmp_path: Path) -> 
     host.step()
     assert host.effective()["/system.slice"] == "0-7"
     assert host.shown().problem == "owners have all CPUs, and the host's processes need some"
-    assert pauses(host) == EMPTY
 
 
 def test_partitions_of_other_programs_stay_as_they_are(tmp_path: Path) -> None:
@@ -253,17 +256,25 @@ def test_no_more_than_a_bounded_number_of_groups_is_moved(tmp_path: Path) -> Non
     assert host.shown().problem == f"the host has more than {MOST_GROUPS} groups"
 
 
-def pauses(host: QuietHost) -> CpuSet:
-    pods = tuple(host.pods.values())
-    return host.quiet.pause_cpus(pods, machine(1, 8), host.decision())
-
-
-def test_pause_containers_run_on_what_nobody_owns_while_an_owner_asks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pods", "reserved", "pauses"),
+    [
+        ({"a": "interrupts"}, "", ""),
+        ({"a": "interrupts", "b": "host-slices"}, "", "0-1,6-7"),
+        ({"a": "host-slices", "b": "none"}, "0", "1,6-7"),
+        ({"a": "host-slices", "b": "none"}, "0-1,6-7", ""),
+    ],
+)
+def test_pause_containers_run_where_pods_share_cpus_while_an_owner_asks(
+    tmp_path: Path, pods: dict[str, str], reserved: str, pauses: str
+) -> None:
+    """Not on CPUs that no pod may use: outside of a partition of all pods there are only these."""
+    cpus = {"a": "2-3", "b": "4-5"}
+    owners = tuple(quiet_pod(name, cpus[name], {QUIET: asks}) for name, asks in pods.items())
+    topology, rules = machine(1, 8), PoolRules(node_reserved=CpuSet.parse(reserved))
+    decision = decide(topology, owners, KubeletCpus(), {}, {}, rules)
     host = ModelHost(tmp_path, 2, {})
-    host.own("6-7", "interrupts")
-    assert pauses(host) == EMPTY
-    host.own("4-5")
-    assert pauses(host) == CpuSet(range(4))
+    assert str(host.quiet.pause_cpus(owners, topology, decision)) == pauses
 
 
 EVENTS: Final = st.one_of(
