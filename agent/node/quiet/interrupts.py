@@ -12,6 +12,7 @@ import contextlib
 import errno
 import math
 import os
+import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -143,7 +144,8 @@ class QuietInterrupts:
         self._controllers = controllers
         self._journal = journal
         self._clock = clock
-        self._handles = Handles()
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._handles = Handles(soft // 4)  # those of cgroups have half of the limit
         self._turn = 0
         self._forget()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.cgroup import irqbalance
+from agent.cgroup.hierarchy import Handles
 from agent.cgroup.machine_files import IRQ_AFFINITY
 from agent.host import files
 from agent.model.cpu.cpuset import CpuSet
@@ -244,6 +246,31 @@ def test_nobody_reads_all_interrupts_twice_a_second(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(os.geteuid()), reason="irqbalance answers root only")
+def test_open_files_of_interrupts_and_of_cgroups_stay_within_the_limit(tmp_path: Path) -> None:
+    number = 200
+    node = make_node(tmp_path, dict.fromkeys(range(number), ""))
+    for irq in range(number):
+        # Only files of the kernel stay open.
+        file = node.root / f"proc/irq/{irq}/smp_affinity_list"
+        file.symlink_to("/proc/sys/kernel/randomize_va_space")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    others = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4 * others + 40, hard))
+    of_cgroups = Handles()
+    try:
+        for irq in range(number):
+            of_cgroups.read(f"{node.root}/proc/irq/{irq}/smp_affinity_list")
+        node.start(FeatureMode.OBSERVE)
+        node.own("a", "0-2")
+        node.follow()
+        assert len(node.quiet.state.wanted["interrupts"].files) == number + 1
+        node.pods.clear()
+        node.follow()
+    finally:
+        of_cgroups.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_an_irqbalance_is_told_and_one_that_can_t_be_is_a_problem(node: QuietNode) -> None:
     (node.root / "sys/fs/cgroup" / irqbalance.SERVICE).mkdir(parents=True)
     node.own("a", "2-3")
