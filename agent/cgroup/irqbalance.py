@@ -161,9 +161,12 @@ class Irqbalance:
                 if uid:
                     raise CgroupError(f"the socket of irqbalance {group[1:]} is not root's")
                 peer.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, credentials)])
-                answer = b""
+                answer, until = b"", time.monotonic() + _SECONDS
                 while len(answer) < _MOST_READ and (part := peer.recv(4096)):
                     answer += part
+                    if (seconds := until - time.monotonic()) <= 0:
+                        raise TimeoutError
+                    peer.settimeout(seconds)
         except (ConnectionRefusedError, FileNotFoundError) as error:
             raise GroupGone(f"irqbalance {group[1:]} has ended") from error
         except OSError as error:

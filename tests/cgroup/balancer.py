@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +29,7 @@ class Balancer:
         self.requests: list[str] = []
         self.answer = ""
         self.silent = False
+        self.slow = False
         folder = root / irqbalance.FOLDER
         folder.mkdir(parents=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -50,6 +53,11 @@ class Balancer:
                 if self.silent:
                     peer.settimeout(DEADLINE_SECONDS)
                     peer.recv(1)  # until the other side has waited long enough
+                elif self.slow:
+                    with contextlib.suppress(BrokenPipeError):
+                        for _ in range(60):
+                            peer.send(b"x")
+                            time.sleep(0.05)
                 elif request == "setup":
                     answer = self.answer or f"SLEEP 10 BANNED {mask_of(self.banned)}"
                     peer.sendall(answer.encode())

@@ -159,16 +159,17 @@ def test_the_socket_of_a_killed_one_is_none(agent: Agent, tmp_path: Path) -> Non
     assert not agent.journal.values
 
 
+@pytest.mark.parametrize("fault", ["silent", "slow"])
 def test_one_that_does_not_answer_is_asked_again_a_minute_later(
-    agent: Agent, balancer: Balancer
+    agent: Agent, balancer: Balancer, fault: str
 ) -> None:
-    balancer.silent = True
+    setattr(balancer, fault, True)
     for _ in range(5):
         agent.now += 1
         with pytest.raises(CgroupError, match="cannot ask irqbalance 4711"):
             agent.controllers.read(*KEY)
     assert len(balancer.requests) == 1
-    balancer.silent = False
+    setattr(balancer, fault, False)
     agent.now += 60
     assert agent.controllers.read(*KEY) == ""
 
