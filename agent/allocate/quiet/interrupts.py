@@ -17,7 +17,7 @@ class InterruptRules(msgspec.Struct, frozen=True):
     quiet: CpuSet = EMPTY
     """The CPUs that interrupts leave."""
     left: CpuSet = EMPTY
-    """Where to they go; empty if owners who want no interrupts have all CPUs."""
+    """Where they go; empty if owners who want no interrupts have all CPUs."""
     housekeeping: tuple[tuple[CpuSet, CpuSet], ...] = ()
     """The CPUs of a pod, and those of them that keep interrupts."""
 

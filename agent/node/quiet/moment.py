@@ -57,7 +57,7 @@ class QuietMoment(msgspec.Struct, frozen=True, dict=True):
         return self.topology.online - union(owner.cpus for owner in self.decision.owners)
 
     def left(self, feature: str) -> CpuSet:
-        """Where to what disturbs these owners goes: the CPUs that nobody owns, if there are some
+        """Where what disturbs these owners goes: the CPUs that nobody owns, if there are some
         without those that the kernel isolates, else those of owners that do not ask for the
         feature; empty if there are none."""
         if self.topology is None:

@@ -1,4 +1,4 @@
-"""The owners that ask, and where to what disturbs them goes."""
+"""The owners that ask, and where what disturbs them goes."""
 
 from __future__ import annotations
 
