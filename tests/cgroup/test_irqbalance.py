@@ -159,6 +159,12 @@ def test_the_socket_of_a_killed_one_is_none(agent: Agent, tmp_path: Path) -> Non
     assert not agent.journal.values
 
 
+def test_a_socket_of_another_user_is_told_nothing(agent: Agent, balancer: Balancer) -> None:
+    balancer.belong_to(65534)
+    with pytest.raises(CgroupError, match="not root's"):
+        agent.controllers.read(*KEY)
+
+
 @pytest.mark.parametrize("fault", ["silent", "slow"])
 def test_one_that_does_not_answer_is_asked_again_a_minute_later(
     agent: Agent, balancer: Balancer, fault: str
