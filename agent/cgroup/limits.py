@@ -203,9 +203,6 @@ class LimitsPass:
             both = self._controllers.read(step.group, MEMORY_AND_SWAP)
             if both is not None and grows(MEMORY, both, step.new):
                 self._controllers.write(step.group, MEMORY_AND_SWAP, step.new)
-        if step.file == PARTITION and "invalid" in step.old:
-            # Linux 6.1 lets an invalid partition stay invalid until it has been a member.
-            self._controllers.write(step.group, step.file, MEMBER)
         try:
             self._controllers.write(step.group, step.file, _written(step.file, step.new))
         except CgroupError as error:
@@ -787,7 +784,6 @@ _UNSET: Final[Mapping[str, str]] = {
 CORE_GROUP: Final = "core_sched.group"
 """It is of `cgroup.core_scheduling`."""
 PARTITION: Final = "cpuset.cpus.partition"
-MEMBER: Final = "member"
 ISOLATED: Final = "isolated"
 PARTITION_ROOT: Final = "root"
 EXCLUSIVE: Final = "cpuset.cpus.exclusive"

@@ -163,7 +163,7 @@ REMEDIES: Final = {
     NodeCode.DISTURBED: "move or limit what disturbs these pods, give them CPUs of their own or "
     "more of them, or raise their quota (docs/usage.md)",
     NodeCode.QUIET_PARTITION: "read the kernel's reason (docs/quiet-cpus.md): another group has "
-    "these CPUs, or one above is no partition; the agent tries it again each second",
+    "these CPUs, or one above is no partition; the agent makes it again every two seconds",
     NodeCode.QUIET_INTERRUPTS: "leave interrupts that the kernel manages, or boot with "
     "isolcpus=managed_irq; topolet explain node quiet names those that the kernel refused to move",
     NodeCode.QUIET_TASKS: "read why host-slices or partitions could not move them (topolet explain "

@@ -98,6 +98,18 @@ def test_v2_reads(tmp_path: Path) -> None:
     assert not (tmp_path / "a/without/cpuset.cpus").exists()
 
 
+def test_cpus_of_partitions_are_the_machines_too(tmp_path: Path) -> None:
+    root = v2(tmp_path / "cgroup")
+    (root / "cpuset.cpus.effective").write_text("0-1\n")
+    hierarchy = Hierarchy(str(root), str(tmp_path / "proc"))
+    assert hierarchy.machine_cpus() == CpuSet.parse("0-1")
+    cpus = tmp_path / "sys/devices/system/cpu"
+    for folder in (cpus, tmp_path / "proc"):
+        folder.mkdir(parents=True)
+    (cpus / "online").write_text("0-3\n")
+    assert hierarchy.machine_cpus() == CpuSet.parse("0-3")
+
+
 def test_write_and_inherit(tmp_path: Path) -> None:
     v2(tmp_path)
     group(tmp_path / "a", cpus="0-3,5,7")

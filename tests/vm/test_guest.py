@@ -91,7 +91,10 @@ SUITES: dict[str, tuple[float, list[str]]] = {
     ),
     "owners with a static kubelet": (STATIC_LIMIT_SECONDS, ["tests/vm/static"]),
     "partitions in a chain": (LIMIT_SECONDS, PARTITIONS),
-    "remote partitions": (LIMIT_SECONDS, PARTITIONS),
+    "remote partitions": (
+        LIMIT_SECONDS,
+        [*PARTITIONS, "tests/vm/inside/test_isolated_pods.py"],
+    ),
 }
 """By what they show on four NUMA nodes with cgroup v2: the limit of a guest, and the tests that run
 in it."""

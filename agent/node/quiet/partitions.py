@@ -43,7 +43,11 @@ class CpusetPartitions:
         if version == 1:
             return self._unbalanced(moment)
         files, problems = self._files(moment)
-        problems += self._invalid(files)
+        for group, cpus in _isolated(files).items():
+            if state := self._broken(group, cpus):
+                problems.append(state)
+                # It is a member for a second: kernels (as 6.1) let it stay invalid otherwise.
+                del files[group, PARTITION]
         return WantedFiles(files, _sentences(problems))
 
     def leaving(self, moment: QuietMoment, held: Collection[Key]) -> set[Key]:
@@ -128,19 +132,22 @@ class CpusetPartitions:
             except CgroupError:
                 continue
 
-    def _invalid(self, files: Mapping[Key, str]) -> list[str]:
-        """Sentences about partitions that the kernel has made invalid; they are written again each
-        second."""
-        problems = []
-        for group, file in files:
-            if file == PARTITION:
-                try:
-                    state = self._controllers.read(group, PARTITION) or ""
-                except CgroupError:
-                    continue
-                if "invalid" in state:
-                    problems.append(f"{group} is {state}")
-        return problems
+    def _broken(self, group: str, cpus: CpuSet | None) -> str:
+        """A sentence about a partition that the kernel does not honour; "" if it does, or if there
+        is none yet. Kernels (as 6.12) call one valid that has lost its CPUs with the exclusive
+        CPUs of a group above.
+
+        `cpus`: are what the partition has; None for one that shares them with others in it."""
+        try:
+            state = self._controllers.read(group, PARTITION) or ""
+            effective = _cpus(self._controllers.read(group, _EFFECTIVE))
+        except CgroupError:
+            return ""
+        if "invalid" in state:
+            return f"{group} is {state}"
+        if state == ISOLATED and cpus is not None and effective != cpus:
+            return f"{group} is {state}, but has the CPUs '{effective}', not '{cpus}'"
+        return ""
 
     def _unbalanced(self, moment: QuietMoment) -> WantedFiles:
         """v1 has no partitions. A group that is not balanced has an effect if no group above it is
@@ -174,6 +181,7 @@ class CpusetPartitions:
         return ""
 
 
+_EFFECTIVE: Final = "cpuset.cpus.effective"
 _OF_PARTITION: Final = (CPUS, EXCLUSIVE, PARTITION)
 
 
@@ -256,6 +264,17 @@ def _groups(owner: QuietOwner, decision: Decision) -> OwnerGroups | None:
         tuple(others),
         refused,
     )
+
+
+def _isolated(files: Mapping[Key, str]) -> dict[str, CpuSet | None]:
+    """The partitions with their CPUs; None for those that have others below."""
+    return {
+        group: _cpus(files.get((group, EXCLUSIVE)) or files.get((group, CPUS)))
+        if text == ISOLATED
+        else None
+        for (group, file), text in files.items()
+        if file == PARTITION
+    }
 
 
 def _is_shared(group: str, files: Mapping[Key, str]) -> bool:

@@ -55,6 +55,10 @@ class RecordedWrites(Handles):
         folder, _, file = path.rpartition("/")
         self.writes.append((os.path.basename(folder), file.removeprefix("cpuset."), text))
         Path(path).write_text(f"{text}\n")
+        if text == "isolated":
+            exclusive = Path(folder, EXCLUSIVE)
+            cpus = exclusive if exclusive.exists() else Path(folder, "cpuset.cpus")
+            Path(folder, "cpuset.cpus.effective").write_bytes(cpus.read_bytes())
 
 
 class FileNode(PartitionedNode):
@@ -189,23 +193,33 @@ def test_batch_pods_beside_an_lsr_pod_keep_it_from_being_isolated(tmp_path: Path
     assert problem == "ns/a: BE pods run on its CPUs 2-3, because it is LSR"
 
 
-def test_an_invalid_partition_is_told_and_repaired_once_a_second(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        (PARTITION, "isolated invalid (Cpu list in cpuset.cpus not exclusive)", "is isolated inv"),
+        (PARTITION, "isolated invalid", "is isolated invalid"),
+        ("cpuset.cpus.effective", "", "is isolated, but has the CPUs '', not '2-3'"),
+    ],
+)
+def test_a_broken_partition_is_told_and_made_again(
+    tmp_path: Path, file: str, text: str, words: str
+) -> None:
     node = FileNode(tmp_path, NEW)
     group = node.add("a", "2-3")
     node.pass_of_files()
     node.written()
-    state = "isolated invalid (Cpu list in cpuset.cpus not exclusive)"
-    node.groups.path(group, PARTITION).write_text(f"{state}\n")
+    node.groups.path(group, file).write_text(f"{text}\n")
     node.step()
     (problem,) = node.told()
-    assert problem == f"{group} is {state}"
-    assert node.written() == [
-        ("poda", "cpus.partition", "member"),
-        ("poda", "cpus.partition", "isolated"),
-    ]
+    assert problem.startswith(f"{group} {words}")
+    assert text in problem
+    assert node.written() == [("poda", "cpus.partition", "member")]
     node.step()
     assert not node.told()
-    node.groups.path(group, PARTITION).write_text(f"{state}\n")
+    assert node.written() == [("poda", "cpus.partition", "isolated")]
+    node.step()
+    assert not node.written()
+    node.groups.path(group, file).write_text(f"{text}\n")
     limits.restore(node.controllers, node.journal)
     assert node.value(group, ".partition") == "member"
 
