@@ -126,8 +126,10 @@ class CpusetPartitions:
                 for other in self._controllers.children(above, CPUS):
                     if other == group or other.startswith(f"{group}/"):
                         continue
-                    overlap = _cpus(self._controllers.read(other, CPUS)) & _cpus(text)
-                    if overlap:
+                    own, listed = _cpus(text), _cpus(self._controllers.read(other, CPUS))
+                    # A group may list exclusive CPUs if it lists others too (6.12).
+                    has_others = file == EXCLUSIVE and listed - own
+                    if (overlap := listed & own) and not has_others:
                         yield f"{other} has the CPUs {overlap} of {group} in its {CPUS}"
             except CgroupError:
                 continue
