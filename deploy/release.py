@@ -1,6 +1,6 @@
-"""Builds the published files of a version: wheel, image, chart, SBOM, provenance, checksums.
+"""Builds the published files of a version: wheel, image, chart, SBOM, VEX, provenance, checksums.
 
-    python deploy/release.py [--output dist] [--platform linux/amd64] [--base IMAGE]
+    python deploy/release.py [--tag v0.1.0] [--output dist] [--platform linux/amd64] [--base IMAGE]
 
 The image is an OCI archive with an image for each platform, built by buildah. No program of another
 platform is executed during the build. The command prints the size of the image and the time of its
@@ -38,6 +38,7 @@ _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _PINNED: Final = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _BASE: Final = re.compile(r"^ARG BASE=(\S+)$", re.MULTILINE)
+_CHART_FIELD: Final = re.compile(r"^(name|version|appVersion): *\"?([^\s\"#]+)", re.MULTILINE)
 
 
 class ReleaseError(RuntimeError):
@@ -112,11 +113,10 @@ def sbom(number: str, packages: Iterable[Package]) -> dict[str, Any]:
     ]  # fmt: skip
     own = {"type": "application", "name": "topolet", "version": number}
     own["purl"] = own["bom-ref"] = f"pkg:pypi/topolet@{number}"
-    contents = json.dumps(components).encode()
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
-        "serialNumber": f"urn:uuid:{uuid.UUID(bytes=hashlib.sha256(contents).digest()[:16])}",
+        "serialNumber": _urn(components),
         "version": 1,
         "metadata": {"component": own},
         "components": components,
@@ -153,6 +153,58 @@ def provenance(
     }
 
 
+def check_tag(tag: str) -> None:
+    """Raises ReleaseError if a tag of git is not that of the project's version, or the chart has
+    another version."""
+    number = version()
+    if tag != f"v{number}":
+        raise ReleaseError(f"tag {tag}: VERSION in agent/__init__.py is {number}")
+    fields = dict(_CHART_FIELD.findall((CHART / "Chart.yaml").read_text()))
+    for key in ("version", "appVersion"):
+        if fields.get(key) != number:
+            raise ReleaseError(f"Chart.yaml: {key} is {fields.get(key)}, VERSION is {number}")
+
+
+def exploitability() -> list[dict[str, Any]]:
+    """The vulnerabilities that scanners find in the image and that can't be exploited there, each
+    with its packages and the reason."""
+    statements: list[dict[str, Any]] = json.loads((IMAGE / "vex.json").read_text())
+    return statements
+
+
+def vex(statements: Iterable[dict[str, Any]], timestamp: str) -> dict[str, Any]:
+    """The OpenVEX document with the statements of `exploitability`. `timestamp`: in RFC 3339."""
+    body = [
+        {
+            "vulnerability": {"name": statement["vulnerability"]},
+            "products": [
+                {
+                    "@id": "pkg:oci/topolet",
+                    "subcomponents": [{"@id": package} for package in statement["packages"]],
+                }
+            ],
+            "status": "not_affected",
+            "justification": statement["justification"],
+            "impact_statement": statement["reason"],
+        }
+        for statement in statements
+    ]
+    return {
+        "@context": "https://openvex.dev/ns/v0.2.0",
+        "@id": _urn(body),
+        "author": "The Topolet maintainers",
+        "timestamp": timestamp,
+        "version": 1,
+        "statements": body,
+    }
+
+
+def _urn(body: Any) -> str:
+    """An identifier that depends only on the body."""
+    digest = hashlib.sha256(json.dumps(body).encode()).digest()
+    return f"urn:uuid:{uuid.UUID(bytes=digest[:16])}"
+
+
 def sha256(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
@@ -166,9 +218,8 @@ def checksums(files: Iterable[Path]) -> str:
 def pack_chart(chart: Path, folder: Path) -> Path:
     """Packs the chart as `helm package` does, but reproducibly: equal files give equal bytes.
     Raises ReleaseError."""
-    text = (chart / "Chart.yaml").read_text()
-    fields = dict(re.findall(r"^(name|version): *\"?([^\s\"#]+)", text, re.MULTILINE))
-    if fields.keys() != {"name", "version"}:
+    fields = dict(_CHART_FIELD.findall((chart / "Chart.yaml").read_text()))
+    if not fields.keys() >= {"name", "version"}:
         raise ReleaseError(f"{chart / 'Chart.yaml'}: name or version is missing")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -307,6 +358,10 @@ def release(
     bom = folder / f"topolet-{number}.cdx.json"
     bom.write_text(json.dumps(sbom(number, packages), indent=1) + "\n")
     files.append(bom)
+    openvex = folder / f"topolet-{number}.openvex.json"
+    timestamp = _run(["git", "-C", str(ROOT), "log", "-1", "--format=%cI"])
+    openvex.write_text(json.dumps(vex(exploitability(), timestamp), indent=1) + "\n")
+    files.append(openvex)
     statement = folder / f"topolet-{number}.provenance.json"
     dirty = bool(_run(["git", "-C", str(ROOT), "status", "--porcelain"]))
     provenance_body = provenance(files, revision(), used_base, dirty=dirty)
@@ -322,8 +377,11 @@ def main() -> int:
     parser.add_argument("--platform", action="append", choices=PLATFORMS)
     parser.add_argument("--base", help="another base of the image than the Dockerfile's")
     parser.add_argument("--no-image", action="store_true")
+    parser.add_argument("--tag", help="fail if the version's tag is another one")
     options = parser.parse_args()
     try:
+        if options.tag is not None:
+            check_tag(options.tag)
         used_base = options.base or base()
         builder = None if options.no_image else Builder()
         with tempfile.TemporaryDirectory() as folder:

@@ -11,8 +11,10 @@ import subprocess
 import sys
 from typing import Any, Final
 
-IGNORED: Final[dict[str, str]] = {}
-"""The reason of each ignored vulnerability, by id."""
+from deploy import release
+
+IGNORED: Final = frozenset(each["vulnerability"] for each in release.exploitability())
+"""Vulnerabilities with a reason in deploy/image/vex.json, by id."""
 
 
 def outcome(report: dict[str, Any]) -> tuple[list[str], str]:
@@ -24,7 +26,7 @@ def outcome(report: dict[str, Any]) -> tuple[list[str], str]:
         f"{each['name']} {each['version']}: {found['id']}: {found.get('description', '')[:200]}"
         for each in audited
         for found in each["vulns"]
-        if IGNORED.keys().isdisjoint((found["id"], *found.get("aliases", ())))
+        if IGNORED.isdisjoint((found["id"], *found.get("aliases", ())))
     ]
     return (
         vulnerabilities,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
+import re
 import subprocess
 import tarfile
 import tomllib
@@ -25,6 +27,16 @@ LOCKS = {
     ],
     "build-requirements.txt": PROJECT["build-system"]["requires"],
 }
+
+
+JUSTIFICATIONS = {
+    "component_not_present",
+    "vulnerable_code_not_present",
+    "vulnerable_code_not_in_execute_path",
+    "vulnerable_code_cannot_be_controlled_by_adversary",
+    "inline_mitigations_already_exist",
+}
+"""Those of OpenVEX 0.2.0."""
 
 
 def number(version: str) -> tuple[int, ...]:
@@ -103,6 +115,70 @@ def test_the_bill_of_materials_has_the_packages_of_python_and_debian() -> None:
     assert other["serialNumber"] != bill["serialNumber"]
 
 
+def test_a_vulnerability_without_effect_is_of_a_program_that_nothing_executes() -> None:
+    """What deploy/image/vex.json says of a Debian package is that no program of it is executed."""
+    locked = {each.name for each in release.locked((IMAGE / "requirements.txt").read_text())}
+    texts = {
+        node.value
+        for file in (ROOT / "agent").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    statements = release.exploitability()
+    assert statements
+    for statement in statements:
+        assert re.fullmatch(r"CVE-\d{4}-\d{4,}", statement["vulnerability"])
+        assert statement["reason"].endswith(".")
+        for package in statement["packages"]:
+            kind, _, name = package.removeprefix("pkg:").rpartition("/")
+            if kind == "pypi":
+                assert name in locked
+            else:
+                assert kind == "deb/debian"
+                programs = {name, f"{name}-get", f"{name}-key"}
+                assert not {Path(text).name for text in texts} & programs
+
+
+def test_the_openvex_document_has_a_justification_for_each_vulnerability() -> None:
+    statement = {
+        "vulnerability": "CVE-2000-0001",
+        "packages": ["pkg:deb/debian/a"],
+        "justification": "component_not_present",
+        "reason": "There is no a.",
+    }
+    document = release.vex([statement], "2026-01-02T03:04:05Z")
+    assert document["@context"] == "https://openvex.dev/ns/v0.2.0"
+    (written,) = document["statements"]
+    assert written["vulnerability"] == {"name": "CVE-2000-0001"}
+    (product,) = written["products"]
+    assert product == {"@id": "pkg:oci/topolet", "subcomponents": [{"@id": "pkg:deb/debian/a"}]}
+    assert written["justification"] == "component_not_present"
+    assert document["@id"] != release.vex([], "2026-01-02T03:04:05Z")["@id"]
+    for written in release.vex(release.exploitability(), "")["statements"]:
+        assert written["justification"] in JUSTIFICATIONS
+
+
+def test_a_tag_of_another_version_is_refused_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release.check_tag(f"v{release.version()}")
+    output = tmp_path / "dist"
+    monkeypatch.setattr("sys.argv", ["release", "--no-image", "--tag=v9.9.9", f"--output={output}"])
+    assert release.main() == 1
+    assert "v9.9.9" in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_a_tag_is_refused_if_the_chart_has_another_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "CHART", tmp_path)
+    text = (ROOT / "deploy/chart/Chart.yaml").read_text()
+    (tmp_path / "Chart.yaml").write_text(text.replace("appVersion: ", "appVersion: 9"))
+    with pytest.raises(ReleaseError, match="appVersion is 9"):
+        release.check_tag(f"v{release.version()}")
+
+
 @pytest.mark.parametrize("dirty", [False, True])
 def test_the_provenance_lists_each_file_and_its_materials(tmp_path: Path, dirty: bool) -> None:
     file = tmp_path / "a"
@@ -127,6 +203,11 @@ def test_a_release_without_an_image_has_the_other_parts(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         pages = (each.relative_to(ROOT) for each in (ROOT / "agent/http/pages").iterdir())
         assert {"agent/py.typed", *map(str, pages)} <= set(opened.namelist())
+    workflow = (ROOT / ".github/workflows/release.yaml").read_text()
+    used = set(re.findall(r"\bdist/([\w.$-]+\w)", workflow.replace("$VERSION", release.version())))
+    image = f"topolet-{release.version()}-image.tar"
+    assert image in used
+    assert used <= {each.name for each in files} | {image}
     bill = json.loads((tmp_path / f"topolet-{release.version()}.cdx.json").read_text())
     assert bill["bomFormat"] == "CycloneDX"
 
