@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from agent.model.dra.node_claims import ContainerClaim, NodeClaims
 from agent.model.linux_resources import NO_QUOTA
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QoS, pool_cpus
+from agent.model.pod.quiet import CRIO_INTERRUPTS, HOUSEKEEPING
 from tests.builders import machine, pod
 
 TWO_NODES = machine(2, 4)
@@ -62,6 +64,13 @@ def test_a_mixed_container_runs_on_the_pool_too() -> None:
     assert mixed.exclusive
     assert mixed.resources.quota == decision.pods["p"].group.quota == NO_QUOTA
     assert cpus_of(decision, "q", "x") == "2-7"
+
+
+def test_only_the_container_that_owns_the_first_core_is_told_that_it_keeps_interrupts() -> None:
+    of_node = claims("0-3", x=claim("0-1"), y=claim("2-3"))
+    asking = msgspec.structs.replace(pod("p", "LS"), annotations={CRIO_INTERRUPTS: HOUSEKEEPING})
+    of_pod = decided(of_node, asking).pods["p"]
+    assert [of_pod.of(name).housekeeping for name in ("x", "y", "sidecar")] == ["0", "", ""]
 
 
 def test_memory_comes_from_the_nodes_of_the_cpus_if_the_claim_says_so() -> None:

@@ -147,7 +147,7 @@ def test_a_claim_that_no_pod_has_is_refused(
 
 
 def test_a_claim_that_was_deleted_meanwhile_loses_its_cpus(
-    server: ClaimsOfServer, start: Start
+    server: ClaimsOfServer, start: Start, tmp_path: Path
 ) -> None:
     """Unless a pod that still exists uses it, or the agent does not know the pods yet."""
     for name in "abc":
@@ -159,6 +159,9 @@ def test_a_claim_that_was_deleted_meanwhile_loses_its_cpus(
     pod = ApiPod("u-p", "ns", "p", "n1", Phase.RUNNING, {}, {}, "besteffort", 0, claims=uses)
     claims.with_claims(KubeletCpus(), [pod])
     claims.keep()
+    kept = (tmp_path / CLAIMS_FILE).stat().st_ino
+    claims.keep()
+    assert (tmp_path / CLAIMS_FILE).stat().st_ino == kept, "it is written when it differs"
     del server.claims["ns", "b"]
     server.claims["ns", "c"]["metadata"]["uid"] = "u-new"
     again = start(None)

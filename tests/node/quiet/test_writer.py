@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -14,7 +15,7 @@ from agent.node.quiet.workqueues import Workqueues
 from agent.node.sources import SourceName
 from agent.telemetry.quiet_metrics import QuietMeasures
 from agent.view.quiet import ShownQuietOwner
-from tests.node.quiet.quieted import WORKQUEUES, QuietMachine, quiet_pod
+from tests.node.quiet.quieted import WORKQUEUES, QuietMachine, decided, quiet_pod
 
 OWNER = quiet_pod("own", "2-3", {QUIET: "workqueues"})
 
@@ -124,6 +125,19 @@ def test_what_the_kernel_refuses_is_told_and_tried_again(node: QuietMachine) -> 
     node.second()
     assert node.text(WORKQUEUES) == "000000f3"
     assert node.problems[SourceName.QUIET.value] == 0
+
+
+@pytest.mark.parametrize(
+    ("switch", "features", "pauses"),
+    [("act", "", "0-1,4-7"), ("act", "host-slices=observe", ""), ("observe", "", "")],
+)
+def test_an_agent_that_observes_moves_no_pause_container(
+    node: QuietMachine, switch: Literal["observe", "act"], features: str, pauses: str
+) -> None:
+    pods = (quiet_pod("own", "2-3", {QUIET: "host-slices"}),)
+    quiet = node.start(switch, features)
+    cpus = quiet.pause_cpus(pods, node.topology, decided(pods, node.topology))
+    assert str(cpus) == pauses
 
 
 def test_metrics_count_files_and_owners_by_feature(node: QuietMachine) -> None:
