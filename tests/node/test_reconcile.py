@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from agent.cgroup import writer
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.kube.errors import StoreError
+from agent.model.cpu.topology import Topology
 from agent.model.linux_resources import CpuQuota, LinuxResources
 from agent.model.notifications import (
     Created,
@@ -58,6 +60,21 @@ def test_one_pass(world: World) -> None:
         "c-ls-main": "0,2-3",
         created.id: "0,2-3",
     }
+
+
+def test_partitions_can_end_before_a_pass_writes(world: World) -> None:
+    world.container(world.sandbox("own", "LSE", "1"))
+    group = "kubepods/burstable/podown/c-own-main"
+    seen = []
+
+    def before(_pods: tuple[podvalues.Pod, ...], _: Topology, decision: pools.Decision) -> None:
+        seen.append((world.cpus(group), [owner.cpuset for owner in decision.owners]))
+
+    with mock.patch("agent.node.enforcement._nothing", before):
+        agent = world.agent()
+    agent.reconcile()
+    assert seen == [("0-3", ["1"])]
+    assert world.cpus(group) == "1"
 
 
 @pytest.mark.parametrize("state", [ContainerState.RUNNING, ContainerState.CREATED])
