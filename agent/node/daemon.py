@@ -213,6 +213,7 @@ def run(
             driver = dra.server(agent.claims)
             driver.start()
             closing.callback(driver.close)
+            agent.claims.start()
             closing.callback(agent.claims.close)
         agent.cluster.start()
         if frontend:

@@ -5,7 +5,8 @@ server, gets its CPUs of those that the last pass left, and is kept in a file be
 next pass takes these CPUs from all others, and until then no frontend starts a container of the
 claim. The file is the truth after a restart, since the kubelet does not repeat itself. No pass
 waits for the disk: a claim has its CPUs before it is in the file, and loses them after it has left
-the file."""
+the file. Passes decide about a container of a claim once the file names it: a restarted agent knows
+all that have started, before it knows the pods of the API server."""
 
 from __future__ import annotations
 
@@ -33,6 +34,7 @@ from agent.allocate.dra.refusals import FORGOTTEN_SECONDS, UnpreparedClaim
 from agent.allocate.dra.slices import Device
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.host import files
+from agent.host.daemon import Periodic
 from agent.host.log_once import Problem
 from agent.kube.auth import AccessError
 from agent.kube.errors import KubeError, NotFoundError
@@ -55,6 +57,8 @@ from agent.telemetry.exposition import Histogram
 
 log = logging.getLogger(__name__)
 
+PERIOD_SECONDS: Final = 10.0
+"""How long a file that could not be written waits for the next try."""
 DECISION_SECONDS: Final = 2.0
 """A preparation waits so long for a pass that decides. One that fails does not end its wait."""
 WAIT_SECONDS: Final = 20.0
@@ -135,7 +139,10 @@ class ResourceClaims:
         self._layout: Layout | None = None
         self._pods: frozenset[str] | None = None
         """The uids of the pods that exist; None before the first pass."""
-        self._node_claims: tuple[Mapping[str, PreparedClaim], NodeClaims] | None = None
+        self._node_claims = NodeClaims()
+        self._decided: tuple[Mapping[str, PreparedClaim], Mapping[str, PreparedClaim]] | None = None
+        """The claims and the file that `_node_claims` are of."""
+        self._keeper = Periodic("claims", PERIOD_SECONDS, self.keep)
         self._refused: dict[str, UnpreparedClaim] = {}
         self.registration = "the kubelet has not registered the driver yet"
         """Why the kubelet asks for no claims, "" if it does."""
@@ -149,8 +156,13 @@ class ResourceClaims:
         """Called when the devices may have changed, on any thread."""
         self._cut_files(is_whole=is_whole)
 
+    def start(self) -> None:
+        """Starts the thread that writes what passes learn."""
+        self._keeper.start()
+
     def close(self) -> None:
-        """Ends the preparations that wait."""
+        """Ends the preparations that wait, and the thread."""
+        self._keeper.stop()
         with self._lock:
             self._closed = True
             self._lock.notify_all()
@@ -184,8 +196,7 @@ class ResourceClaims:
 
     def node_claims(self) -> NodeClaims:
         """What decisions read, as of the last pass."""
-        last = self._node_claims
-        return last[1] if last is not None else NodeClaims()
+        return self._node_claims
 
     def follow(self, moment: ClaimMoment) -> None:
         """Takes what a pass has left."""
@@ -236,17 +247,23 @@ class ResourceClaims:
 
     def with_claims(self, kubelet: KubeletCpus, pods: Collection[ApiPod]) -> KubeletCpus:
         """Adds the CPUs of claims, of the containers that these pods of the API server use them
-        for."""
+        for, once the file names these."""
         self.pods = tuple(pod for pod in pods if pod.claims)
         with self._lock:
             self._deciding = True
             claims = with_containers(self._claims, self.pods, self._pods)
             if claims is not self._claims:
                 self._claims = claims
+                self._keeper.hurry()
+            before, kept = self._decided, self._in_file
+            if before is None or before[0] is not claims or before[1] is not kept:
+                self._decided = claims, kept
+                self._node_claims = node_claims(
+                    kept.get(uid) or msgspec.structs.replace(claim, containers=())
+                    for uid, claim in claims.items()
+                )
                 self.changed()
-            if self._node_claims is None or self._node_claims[0] is not self._claims:
-                self._node_claims = self._claims, node_claims(self._claims.values())
-            return msgspec.structs.replace(kubelet, claims=self._node_claims[1])
+            return msgspec.structs.replace(kubelet, claims=self._node_claims)
 
     def groups(self) -> tuple[CpuGroup, ...]:
         """The devices of the node in order; none before the first pass."""
@@ -497,12 +514,16 @@ class ResourceClaims:
     def keep(self) -> None:
         """Writes the file, if a pass has learned of containers that it lacks."""
         with self._writing:
+            before = self._in_file
             try:
                 self._keep(self._claims, "the containers of claims")
             except PreparationError as error:
                 self._unkept.report(str(error))
             else:
                 self._unkept.clear()
+            wrote = self._in_file is not before
+        if wrote:
+            self._wake()
 
     def _keep(self, claims: Mapping[str, PreparedClaim], title: str) -> None:
         """Writes the file, if it differs. Raises PreparationError."""

@@ -114,7 +114,6 @@ class ResourceSlices:
 
     def step(self) -> None:
         """Writes what differs. Never raises."""
-        self._claims.keep()
         self._watch.check()
         problem = self._claims.problem() or self._watch.problem or ""
         watch = self._watch.watch

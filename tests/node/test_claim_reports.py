@@ -91,6 +91,8 @@ class ReportedClaims(ClaimsOfServer):
             for name in names
         ]
         self.ledger.with_claims(KubeletCpus(), pods)
+        self.ledger.keep()
+        self.ledger.with_claims(KubeletCpus(), pods)
         self.follow(self.offered)
 
     def prepare(self, name: str) -> None:

@@ -344,6 +344,38 @@ def test_only_few_claims_wait_and_none_for_an_agent_that_ends(
     assert all("has not completed its first pass yet" in call.ended() for call in calls)
 
 
+def test_no_container_has_cpus_of_a_claim_before_the_file_names_it(
+    server: ClaimsOfServer, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod that the agent learns of after the claim is prepared. An agent that was killed after
+    the container had started moved it to the CPUs that pods share, until it had listed the pods."""
+    server.add("a", 4)
+    claims = start()
+    claims.prepare("ns", "a", "u-a")
+    uses = (ClaimUse("x", "a"),)
+    pod = ApiPod("u-p", "ns", "p", "n1", Phase.PENDING, {}, {}, "besteffort", 0, claims=uses)
+
+    def decided() -> Mapping[str, Mapping[str, object]]:
+        of_node = claims.with_claims(KubeletCpus(), [pod]).claims
+        claims.follow(ClaimMoment(FOUR_NODES, EVERYTHING, pods=frozenset({"u-p"})))
+        return of_node.containers
+
+    disk = SlowDisk(monkeypatch)
+    claims.start()
+    try:
+        eventually("the file is written", lambda: decided() or disk.flushes)
+        assert not decided()
+        passes = server.passes
+        disk.go_on()
+        eventually("a pass is asked for", lambda: server.passes > passes)
+    finally:
+        disk.go_on()
+        claims.close()
+    of_pass = decided()
+    assert set(of_pass) == {"u-p"}
+    assert start(None).with_claims(KubeletCpus(), []).claims.containers == of_pass
+
+
 class SlowDisk:
     """A disk that flushes nothing until it is told to."""
 
