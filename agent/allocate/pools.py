@@ -63,6 +63,7 @@ from agent.allocate.shares import (
     shared_cpus,
     sharing_containers,
 )
+from agent.allocate.weights import least_shares
 from agent.model.bounds import reason as shortened
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.policies import DeviceLocality
@@ -593,7 +594,11 @@ class _PodValues(msgspec.Struct, frozen=True):
     def claimed(self, pod: Pod, claim: ContainerClaim) -> Wanted:
         """The values of a container with CPUs of a claim."""
         mems = self._claimed_mems(pod, claim.cpus) if claim.bind_memory else None
-        return Wanted(LinuxResources(str(claim.cpus), mems, quota=NO_QUOTA), exclusive=True)
+        return Wanted(
+            LinuxResources(str(claim.cpus), mems, quota=NO_QUOTA),
+            exclusive=True,
+            least_shares=least_shares(claim.cpus),
+        )
 
     def mixed(self, pod: Pod, wanted: Wanted) -> Wanted:
         """The values of a container with CPUs of its own that runs on its pool too."""

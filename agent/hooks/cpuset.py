@@ -242,7 +242,7 @@ def changes(
     wanted = answer.wanted
     mounts = (Mount(cpus_folder, MOUNTED_AT),) if cpus_folder else ()
     variables = _variables(wanted) if isinstance(request, CreateContainer) else ()
-    return Changes(wanted.resources.missing_in(request.requested), mounts, variables)
+    return Changes(wanted.over(request.requested).missing_in(request.requested), mounts, variables)
 
 
 def _variables(wanted: Wanted) -> tuple[tuple[str, str], ...]:

@@ -54,6 +54,16 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     housekeeping: str = ""
     """Those of its own CPUs that keep interrupts, for its variable HOUSEKEEPING_CPUS; "" without
     such a variable."""
+    least_shares: int = 0
+    """The fewest CPU shares that it has, whatever its request says; 0 for no such bound."""
+
+    def over(self, request: LinuxResources) -> LinuxResources:
+        """The values of a container that requests these. A request without shares gets none."""
+        resources = self.resources
+        shares = request.shares if resources.shares is None else resources.shares
+        if shares is None or shares >= self.least_shares:
+            return resources
+        return msgspec.structs.replace(resources, shares=self.least_shares)
 
     @property
     def own(self) -> CpuSet:

@@ -3,6 +3,7 @@ restore the values that it stores of a container."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -11,6 +12,7 @@ from functools import lru_cache
 import msgspec
 
 from agent.allocate.pools import Decision
+from agent.allocate.weights import pod_shares
 from agent.cgroup import limits as limit_files
 from agent.cgroup import names, writer
 from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, Hierarchy
@@ -219,6 +221,8 @@ class Enforcement:
         limits = wanted_limits(runtime.pods, decision)
         if self.memory_stays:
             limits = {group: of_group.without("mems") for group, of_group in limits.items()}
+        batch = {group for group, each in limits.items() if each.shares is not None}
+        limits = self._with_weights(runtime.pods, decision, limits)
         held = self.held()
         limits = {
             group: of_group.without(*_held_fields(group, held))
@@ -244,9 +248,8 @@ class Enforcement:
             for each in restored.having(WriteState.FAILED)
             if not each.refused
         )
-        batch = {group for group, each in limits.items() if each.shares is not None}
         refused = find_refused_limits(runtime.pods, (*others.changes, *restored.changes), batch)
-        self._update_runtime(runtime, decision)
+        self._update_runtime(runtime, decision, limits)
         writes = (
             Written(WriteReason.DECISION, outcome, others),
             Written(WriteReason.LIMIT_ENDED, ended, restored),
@@ -259,6 +262,26 @@ class Enforcement:
         """Whether the memory nodes of running containers must not change: cgroup v2 migrates their
         pages then, which needs the setting; v1 leaves the pages where they are."""
         return not self._migrate_memory and self._controllers.version("cpuset") != 1
+
+    def _with_weights(
+        self, pods: tuple[Pod, ...], decision: Decision, limits: dict[str, LinuxResources]
+    ) -> dict[str, LinuxResources]:
+        """The limits, with the weights of containers with CPUs of claims and of their pods. A group
+        that has more shares keeps them: the kubelet may have resized the pod."""
+        least = least_weights(pods, decision)
+        if not least:
+            return limits
+        file = limit_files.weight_file(self._controllers)
+        weighed = dict(limits)
+        for group, shares in least.items():
+            others = limits.get(group, NO_RESOURCES)
+            present = others.shares
+            if present is None:
+                with contextlib.suppress(CgroupError):  # its write says why
+                    text = self._controllers.read(group, file) or ""
+                    present = limit_files.parsed(self._controllers, group, {file: text}).shares
+            weighed[group] = msgspec.structs.replace(others, shares=max(present or 0, shares))
+        return weighed
 
     def _restore_sandboxes(
         self, runtime: RuntimeState, wanted: Mapping[str, CpuSet]
@@ -308,8 +331,12 @@ class Enforcement:
             self._restored.setdefault(change.group, {})[change.file] = change.new or ""
         return outcome
 
-    def _update_runtime(self, runtime: RuntimeState, decision: Decision) -> None:
-        """Queues an update for each running container whose values in the runtime differ."""
+    def _update_runtime(
+        self, runtime: RuntimeState, decision: Decision, limits: Mapping[str, LinuxResources]
+    ) -> None:
+        """Queues an update for each running container whose values in the runtime differ.
+
+        `limits`: the values of groups."""
         if self._updater is None:
             return
         groups = {each.id: each.group for each in _containers(runtime) if each.group is not None}
@@ -322,7 +349,8 @@ class Enforcement:
                 for of_pod in (decision.pods[pod.uid],)
                 for each in pod.containers
                 if each.state is ContainerState.RUNNING and not each.virtual
-                for wanted in (self._with_restored(each.group, of_pod.of(each.name)),)
+                for of_container in (with_weight(each.group, of_pod.of(each.name), limits),)
+                for wanted in (self._with_restored(each.group, of_container),)
             },
             runtime.statuses,
             groups,
@@ -364,7 +392,8 @@ class Enforcement:
         # it gets those that became free. So no two owners wait for each other's CPUs.
         created.sort(key=lambda each: each[2].exclusive)
         for pod, container, wanted in (*created, *created):
-            status, possible = statuses[container.id], wanted.resources
+            status = statuses[container.id]
+            possible = wanted.over(status.resources)
             if not stores(status, possible) and wanted.exclusive:
                 owner = tuple(each for each in decision.owners if each.uid == pod.uid)
                 overlaps = find_overlaps(runtime.pods, owner, after)
@@ -537,11 +566,41 @@ def wanted_limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, LinuxR
             elif resources.mems is not None:
                 wanted[container.group] = LinuxResources(mems=resources.mems)
             above = parent(container.group)
-            # The systemd driver writes the uid with "_", since "-" separates slices.
-            is_of_pod = pod.uid.replace("-", "_") in above.replace("-", "_")
-            if of_pod.group != NO_RESOURCES and is_of_pod:
+            if of_pod.group != NO_RESOURCES and _is_of_pod(above, pod):
                 wanted[above] = of_pod.group
     return wanted
+
+
+def with_weight(group: str | None, wanted: Wanted, limits: Mapping[str, LinuxResources]) -> Wanted:
+    """The values for the runtime of a container whose group gets the shares of its claim. One that
+    has more has them of its request, and the runtime keeps that."""
+    least, of_group = wanted.least_shares, limits.get(group or "", NO_RESOURCES)
+    if not least or of_group.shares != least:
+        return wanted
+    resources = msgspec.structs.replace(wanted.resources, shares=least)
+    return msgspec.structs.replace(wanted, resources=resources)
+
+
+def least_weights(pods: tuple[Pod, ...], decision: Decision) -> dict[str, int]:
+    """By group: the fewest shares of containers with CPUs of claims, and of their pods."""
+    least = {}
+    for pod in pods:
+        of_pod = decision.pods[pod.uid]
+        of_group = pod_shares(pod.containers, of_pod)
+        for container in pod.containers if of_group else ():
+            if container.group is None:
+                continue
+            if shares := of_pod.of(container.name).least_shares:
+                least[container.group] = shares
+            if _is_of_pod(above := parent(container.group), pod):
+                least[above] = of_group
+    return least
+
+
+def _is_of_pod(group: str, pod: Pod) -> bool:
+    """Whether this is the pod's own group. The systemd driver writes the uid with "_", since "-"
+    separates slices."""
+    return pod.uid.replace("-", "_") in group.replace("-", "_")
 
 
 @lru_cache(maxsize=1_024)  # hundreds of containers share a handful of cpusets

@@ -107,7 +107,7 @@ class Containers:
         out containers that the agent blocks."""
         for each in self._present.values():
             wanted = snapshot.containers.get(each.id, NOTHING)
-            changes = wanted.resources.missing_in(each.requested)
+            changes = wanted.over(each.requested).missing_in(each.requested)
             if changes != NO_RESOURCES and not wanted.blocked:
                 yield each, changes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,6 +72,24 @@ def test_only_the_container_that_owns_the_first_core_is_told_that_it_keeps_inter
     asking = msgspec.structs.replace(pod("p", "LS"), annotations={CRIO_INTERRUPTS: HOUSEKEEPING})
     of_pod = decided(of_node, asking).pods["p"]
     assert [of_pod.of(name).housekeeping for name in ("x", "y", "sidecar")] == ["0", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("of_container", "least"),
+    [
+        (claim("0-1"), 2048),
+        (claim("0-1", shared=True), 2048),
+        (claim("0-2", bind_memory=True), 3072),
+    ],
+)
+def test_the_weight_of_a_container_is_at_least_that_of_its_claim(
+    of_container: ContainerClaim, least: int
+) -> None:
+    """The decision does not know its request, which may have more."""
+    of_pod = decided(claims(str(of_container.cpus), x=of_container), pod("p", "LS")).pods["p"]
+    assert of_pod.of("x").least_shares == least
+    assert of_pod.of("x").resources.shares is None
+    assert of_pod.of("sidecar").least_shares == 0
 
 
 def test_memory_comes_from_the_nodes_of_the_cpus_if_the_claim_says_so() -> None:

@@ -218,6 +218,25 @@ def test_a_claim_waits_until_the_agent_has_read_the_cpus_of_a_static_kubelet(
         assert answer.wanted.cpuset == "0-3"
 
 
+@pytest.mark.parametrize(
+    ("requested", "changed"), [(512, 2048), (2048, None), (3072, None), (None, None)]
+)
+def test_a_request_gets_the_weight_of_its_claim_unless_it_has_more(
+    requested: int | None, changed: int | None
+) -> None:
+    """At creation and with every update. An update without shares leaves them."""
+    wanted = Wanted(LinuxResources("0-1", quota=NO_QUOTA), exclusive=True, least_shares=2048)
+    snap = static(wanted, containers={"c": wanted})
+    creation = request("p", shares=requested)
+    answer = cpuset.create(creation, snap, [])
+    assert isinstance(answer, Override)
+    assert cpuset.changes(creation, answer).resources.shares == changed
+    update = UpdateContainer("c", LinuxResources(shares=requested))
+    answer = cpuset.update(update, snap, None)
+    assert isinstance(answer, Override)
+    assert cpuset.changes(update, answer).resources.shares == changed
+
+
 CLAIMS = whole_cpus("2-3", qos="LSE", claim="4-5")
 
 

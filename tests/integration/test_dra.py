@@ -30,7 +30,7 @@ from tests.fixtures import trees
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import run_pod
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.harness import TestNode
+from tests.integration.harness import TestNode, kernel_group
 from tests.integration.incluster import QOS, READ_RULES, STATUS, WRITE_RULES, ClusterNode
 from tests.waiting import eventually
 
@@ -168,6 +168,18 @@ class DraNode:
         }
         self.api.admin.merge(f"{path}/{name}/status", {"status": status})
         return pb.Claim(namespace=self.name, name=name, uid=uid)
+
+    def user(self, name: str, claim: str) -> str:
+        """A pod of this name on the node, whose container `main` uses the claim. Its uid."""
+        main = {"name": "main", "image": "none", "resources": {"claims": [{"name": "cpus"}]}}
+        spec = {
+            "nodeName": self.name,
+            "containers": [main],
+            "resourceClaims": [{"name": "cpus", "resourceClaimName": claim}],
+        }
+        pods = f"/api/v1/namespaces/{self.name}/pods"
+        made = self.api.create(pods, {"metadata": {"name": name}, "spec": spec})
+        return str(made["metadata"]["uid"])
 
     def status(self, claim: pb.Claim) -> list[dict[str, Any]]:
         """The devices in the status of the claim."""
@@ -496,6 +508,33 @@ def test_the_cpus_of_a_prepared_claim_leave_the_pool_and_come_back(new_node: New
         assert json.loads((node.state / "claims.json").read_text()) == {"claims": []}
 
 
+def test_the_weight_of_a_container_is_that_of_its_claim_until_that_ends(new_node: NewNode) -> None:
+    """Also of its pod, and as the runtime stores it. The request has 256 shares."""
+    dra = new_node("dra-weight")
+    node = dra.node
+    dra.start()
+    eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
+    claim = dra.claim("one", 1)
+    spec = node.spec("user", "LS", uid=dra.user("user", "one"), namespace=dra.name)
+    _, container = run_pod(node.direct, spec)
+    of_pod = kernel_group(node.direct.container_status(container).pid, "cpu").parent / "cpu.shares"
+    of_pod.write_text("256")
+
+    def weights() -> tuple[str, str]:
+        return node.kernel_value(container, "cpu", "cpu.shares"), of_pod.read_text().strip()
+
+    def stored() -> int | None:
+        return node.direct.container_status(container).resources.shares
+
+    assert weights() == ("256", "256")
+    assert not dra.prepare(claim).error
+    eventually("both have the weight of one CPU", lambda: weights() == ("1024", "1024"))
+    eventually("the runtime stores it", lambda: stored() == 1024)
+    assert dra.unprepare(claim) == ""
+    eventually("both have that of the request", lambda: weights() == ("256", "256"))
+    eventually("the runtime stores it", lambda: stored() == 256)
+
+
 def test_the_status_of_a_claim_names_its_cpus_until_it_is_unprepared(new_node: NewNode) -> None:
     dra = new_node("dra-status")
     dra.machine(1, 2, 1, 4, 1)
@@ -556,18 +595,7 @@ def test_a_pod_whose_claim_the_node_cannot_prepare_is_evicted(new_node: NewNode)
     eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
     claim = dra.claim("large", 4)
     pods = f"/api/v1/namespaces/{dra.name}/pods"
-    body = dra.read(f"{pods}/of-large")
-    waiting = {
-        "metadata": {"name": "waits"},
-        "spec": {
-            "nodeName": dra.name,
-            "containers": [
-                {**body["spec"]["containers"][0], "resources": {"claims": [{"name": "cpus"}]}}
-            ],
-            "resourceClaims": [{"name": "cpus", "resourceClaimName": "large"}],
-        },
-    }
-    dra.api.create(pods, waiting)
+    dra.user("waits", "large")
     deadline = time.monotonic() + TIMEOUT_SECONDS + REFUSED_SECONDS
 
     def leaves() -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from agent.allocate.pools import Decision
+from agent.allocate.reserved_cpus import KubeletCpus
 from agent.cgroup.hierarchy import Controllers, Handles, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.limits import MIGRATE
@@ -18,6 +20,7 @@ from agent.cri.client import Cri, Sandbox
 from agent.discover import cpus
 from agent.kube.events import Regarding
 from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.dra.node_claims import ContainerClaim, NodeClaims
 from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import Created, PodAnnounced
 from agent.model.pod.annotations import (
@@ -31,8 +34,8 @@ from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import PodWanted, Wanted
 from agent.node.change_log import LIMIT_REFUSED, PodEvents
-from agent.node.enforcement import Enforcement, Freed
-from agent.node.reconcile import ReconcileError
+from agent.node.enforcement import Enforcement, Freed, with_weight
+from agent.node.reconcile import ClaimMoment, ReconcileError
 from agent.node.runtime_updater import RuntimeUpdater
 from agent.node.runtime_view import RuntimeState
 from tests.node.world import Recorded, World, claim
@@ -164,6 +167,54 @@ def test_batch_pod_is_limited_to_its_amounts(world: World) -> None:
     assert world.limit("kubepods/besteffort", SHARES) == "1024", "the kubelet sets it"
     resources = world.snapshot().containers["c-b-main"].resources
     assert (resources.quota, resources.shares) == (CpuQuota(100_000), 512)
+
+
+class Prepared:
+    """The claims of a DRA driver that has prepared these."""
+
+    def __init__(self, claims: NodeClaims) -> None:
+        self.claims = claims
+
+    def with_claims(self, kubelet: KubeletCpus, pods: Collection[ApiPod]) -> KubeletCpus:
+        return msgspec.structs.replace(kubelet, claims=self.claims)
+
+    def follow(self, moment: ClaimMoment) -> None: ...
+
+
+def test_the_weight_of_a_container_is_that_of_its_claim_until_that_ends(world: World) -> None:
+    pod = world.sandbox("own", "LS")
+    for name, requested in (("app", 1), ("busy", 3), ("other", 1)):
+        container = world.container(pod, name, cpus=requested)
+        world.limits(f"{OWN}/{container.id}", SHARES, str(1024 * requested))
+    world.limits(OWN, SHARES, "5120")
+    claim = ContainerClaim(CpuSet.parse("1-2"), shared=True)
+    prepared = Prepared(NodeClaims(claim.cpus, {"own": {"app": claim, "busy": claim}}))
+    agent = world.agent(claims=prepared)
+
+    def weights() -> list[str]:
+        containers = [world.limit(f"{OWN}/c-own-{name}", SHARES) for name in names]
+        return [world.limit(OWN, SHARES), *containers]
+
+    names = ("app", "busy", "other")
+    for _ in range(2):
+        agent.reconcile()
+        assert weights() == ["6144", "2048", "3072", "1024"]
+    world.limits(OWN, SHARES, "4096")
+    world.limits(f"{OWN}/c-own-app", SHARES, "4096")
+    agent.reconcile()
+    assert weights() == ["6144", "4096", "3072", "1024"], "a kubelet resized the pod"
+    prepared.claims = NodeClaims()
+    agent.reconcile()
+    assert weights() == ["4096", "4096", "3072", "1024"]
+
+
+@pytest.mark.parametrize(("of_group", "of_runtime"), [(2048, 2048), (4096, None)])
+def test_the_runtime_is_told_the_weight_of_a_claim_unless_the_request_has_more(
+    of_group: int, of_runtime: int | None
+) -> None:
+    wanted = Wanted(LinuxResources("1-2"), exclusive=True, least_shares=2048)
+    told = with_weight("g", wanted, {"g": LinuxResources(shares=of_group)})
+    assert told.resources == LinuxResources("1-2", shares=of_runtime)
 
 
 def test_a_limit_below_the_memory_in_use_is_a_fault_of_its_pod_only(

@@ -48,7 +48,7 @@ from agent.node.node_configuration import NodeObject
 from agent.node.node_local import NodeLocalCpus
 from agent.node.outbox import deliver
 from agent.node.publisher import Publisher
-from agent.node.reconcile import Reconciler
+from agent.node.reconcile import ClaimsOfNode, Reconciler
 from agent.node.report import ClusterReporter, Reporter
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
@@ -177,6 +177,7 @@ def reconciler(
     metrics: AgentMetrics | None = None,
     pod_events: PodEvents | None = None,
     append: Append = lambda records: None,
+    claims: ClaimsOfNode | None = None,
 ) -> Reconciler:
     """A reconciler of node `n` without devices, with its files in `state`."""
     return Reconciler(
@@ -199,6 +200,7 @@ def reconciler(
             append=append,
         ),
         local,
+        claims=claims,
     )
 
 
@@ -239,6 +241,7 @@ class World:
         pod_events: PodEvents | None = None,
         append: Append | None = None,
         wait: Callable[[float], None] | None = None,
+        claims: ClaimsOfNode | None = None,
     ) -> Reconciler:
         """An agent with new `metrics`; its records go to `records`, or to `append`. With a `wait`
         it warns mixed containers 0.1 s before."""
@@ -274,6 +277,7 @@ class World:
             self.metrics,
             pod_events,
             append or self.records.extend,
+            claims,
         )
 
     def metric(self, name: str) -> float:
