@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -91,6 +91,7 @@ class Cluster:
         self._transport = transport
         self._node_name = node_name
         self._first_seconds = spread(node_name, spread_seconds)
+        self._of_node: list[ListWatch[Any]] = []
         self._recheck_seconds = recheck_seconds
         self._clock = clock
         self._applied: dict[tuple[str, str, str], LastApply] = {}
@@ -179,7 +180,10 @@ class Cluster:
         return wire.listed(path, select, self._transport.get, take, from_cache=True).found
 
     def claim(self, namespace: str, name: str) -> bytes:
-        """A ResourceClaim as JSON. Raises KubeError and AccessError."""
+        """A ResourceClaim as JSON. Raises KubeError and AccessError. A pod waits for it that the
+        watches have to report too: they begin at once."""
+        for watch in self._of_node:
+            watch.begin()
         return self._transport.get(objects.claim_path(namespace, name))
 
     def apply_claim_status(self, namespace: str, name: str, status: Object) -> None:
@@ -210,7 +214,7 @@ class Cluster:
         return (eviction.delete if kill else eviction.evict)(self._transport, pod)
 
     def _watch(self, kind: Kind, fields: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:
-        return ListWatch(
+        watch = ListWatch(
             self._transport,
             objects.path(kind.group, kind.versions[0], kind.plural),
             {"fieldSelector": fields},
@@ -218,6 +222,8 @@ class Cluster:
             changed,
             first_seconds=self._first_seconds,
         )
+        self._of_node.append(watch)
+        return watch
 
     def _apply(self, wanted: Object, subresource: str) -> bool:
         kind, name = kind_named(wanted["kind"]), wanted["metadata"]["name"]

@@ -46,7 +46,7 @@ class ListWatch(Generic[T]):
     """A watch of the objects at `path` that `select` matches: WatchList if the server has it,
     otherwise list and watch.
 
-    `first_seconds`: the wait before the first request."""
+    `first_seconds`: the wait before the first request, which `begin` ends."""
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class ListWatch(Generic[T]):
         self._reachability = transport.reachability
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        self._begins = threading.Event()
         self._woken = threading.Event()
         self._thread = threading.Thread(target=self.run, name=f"watch {path}", daemon=True)
         self._version: str | None = None
@@ -131,8 +132,13 @@ class ListWatch(Generic[T]):
     def start(self) -> None:
         self._thread.start()
 
+    def begin(self) -> None:
+        """Somebody waits for the first answer. Any thread may call it."""
+        self._begins.set()
+
     def stop(self) -> None:
         self._stopped.set()
+        self._begins.set()
         self._woken.set()
         self._stream.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -148,7 +154,8 @@ class ListWatch(Generic[T]):
             self._stream.drop()
 
     def _run(self) -> None:
-        self._rest(self._first_seconds)
+        if self._first_seconds > 0:
+            self._pace.wait(self._begins, self._first_seconds)
         while not self._stopped.is_set():
             self._rest(self._schedule.wait(self._pace.clock()))
             if self._stopped.is_set():

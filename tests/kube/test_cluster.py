@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agent.kube import objects as kinds
+from agent.kube.auth import FileAccess
 from agent.kube.cluster import RECHECK_SECONDS, TRIES, Cluster, Repair
 from agent.kube.errors import ConflictError, NotFoundError, RejectedError, ServerError, StoreError
 from agent.kube.transport import Transport
@@ -14,6 +15,7 @@ from agent.model.devices import device_object
 from agent.model.devices.device_object import Device
 from tests.kube.clock import Clock
 from tests.kube.fake_api_server import Request, Server, reply, status
+from tests.waiting import eventually
 
 GROUP = "/apis/topology.node.k8s.io"
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1"
@@ -308,3 +310,17 @@ def test_devices_of_other_types_are_kept(api: Api, cluster: Cluster) -> None:
     api.objects[path]["spec"]["devices"].insert(0, xpu)
     assert cluster.apply(device_object.encode("n", []))
     assert api.objects[path]["spec"]["devices"] == [xpu]
+
+
+def test_watches_of_a_node_begin_when_a_claim_is_read(server: Server, api: Api) -> None:
+    """Its pod has no CPUs before the agent knows it, and its container fails after half a second.
+    After a restart that took up to ten seconds, and the kubelet's pause after failures."""
+    cluster = Cluster(Transport(FileAccess(server.url)), "n", spread_seconds=1e9)
+    watch = cluster.watch_pods("n", lambda text: text, lambda changes: None)
+    watch.start()
+    try:
+        with pytest.raises(NotFoundError):
+            cluster.claim("ns", "a")
+        eventually("pods are watched", lambda: "/api/v1/pods" in {r.path for r in server.requests})
+    finally:
+        watch.stop()
