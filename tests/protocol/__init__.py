@@ -1,0 +1,1 @@
+"""The protocol of admission as a model, which an explorer checks: `python -m tests.protocol`."""
