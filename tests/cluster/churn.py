@@ -22,6 +22,8 @@ from tests.cluster.pods import manifest
 TEMPLATE = "churn"
 LABEL = "churn"
 IN_FLIGHT = 4
+"""kube-scheduler tries pods last that have failed most: where only one has a place at a time, the
+first that loses may wait until no other comes."""
 _RESTARTED_EVERY = 4
 """The container of one pod of so many is killed, and restarted."""
 _KILLED = ("agent", "kubelet", "containerd")
