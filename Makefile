@@ -149,6 +149,8 @@ lock: $(VENV)/.lock
 		$(LOCKED) --extra hookserver pyproject.toml; } >.lock && mv .lock deploy/image/requirements.txt
 	@{ echo "# make lock writes it: what builds Topolet's wheel." && \
 		$(BIN)/python -c '$(BUILD_REQUIRES)' | $(LOCKED) -; } >.lock && mv .lock deploy/image/build-requirements.txt
+	@{ echo "# make lock writes it: the packages of the plugin of kubectl, for every machine." && \
+		$(LOCKED) --extra kubeconfig pyproject.toml; } >.lock && mv .lock deploy/plugin/requirements.txt
 
 # Wheel, image for amd64 and arm64, chart, SBOM, provenance and checksums, in dist/.
 # Options: make release RELEASE="--no-image"

@@ -1,11 +1,14 @@
 """Builds the published files of a version: wheel, image, chart, SBOM, VEX, provenance, checksums.
 
     python deploy/release.py [--tag v0.1.0] [--output dist] [--platform linux/amd64] [--base IMAGE]
+        [--plugin OWNER/NAME]
 
 The image is an OCI archive with an image for each platform, built by buildah. No program of another
 platform is executed during the build. The command prints the size of the image and the time of its
-start. It packs the chart if deploy/chart exists. If buildah is missing, or a base can't be pulled,
-the command fails and writes no files; --no-image builds all other parts.
+start. It packs the chart if deploy/chart exists. With --plugin it packs the plugin of kubectl too,
+and writes its manifest for krew, which names the files of a release in that repository of GitHub.
+If buildah is missing, or a base can't be pulled, the command fails and writes no files; --no-image
+builds all other parts.
 """
 
 from __future__ import annotations
@@ -33,8 +36,12 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 IMAGE: Final = ROOT / "deploy" / "image"
 CHART: Final = ROOT / "deploy" / "chart"
 PLATFORMS: Final = ("linux/amd64", "linux/arm64")
+PLUGIN: Final = ROOT / "deploy" / "plugin"
+PYTHONS: Final = ("3.11", "3.12", "3.13")
+"""Versions of Python for which the plugin has compiled modules."""
 START_RUNS: Final = 3
 _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+_MANYLINUX: Final = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 _PINNED: Final = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _BASE: Final = re.compile(r"^ARG BASE=(\S+)$", re.MULTILINE)
@@ -221,17 +228,83 @@ def pack_chart(chart: Path, folder: Path) -> Path:
     fields = dict(_CHART_FIELD.findall((chart / "Chart.yaml").read_text()))
     if not fields.keys() >= {"name", "version"}:
         raise ReleaseError(f"{chart / 'Chart.yaml'}: name or version is missing")
+    return _pack(chart, fields["name"], folder / f"{fields['name']}-{fields['version']}.tgz")
+
+
+def _pack(source: Path, top: str, written: Path) -> Path:
+    """Writes an archive with the folder `source` as `top`. Hidden files are left out."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for file in sorted(chart.rglob("*")):
+        for file in sorted(source.rglob("*")):
             if file.is_file() and not file.name.startswith("."):
-                entry = tarfile.TarInfo(f"{fields['name']}/{file.relative_to(chart)}")
-                entry.size, entry.mode = file.stat().st_size, 0o644
+                entry = tarfile.TarInfo(f"{top}/{file.relative_to(source)}")
+                entry.size = file.stat().st_size
+                entry.mode = 0o755 if file.stat().st_mode & 0o100 else 0o644
                 with file.open("rb") as opened:
                     archive.addfile(entry, opened)
-    written = folder / f"{fields['name']}-{fields['version']}.tgz"
     written.write_bytes(gzip.compress(packed.getvalue(), mtime=0))
     return written
+
+
+def pack_plugin(built: Path, platform: str, folder: Path) -> Path:
+    """Packs the plugin of kubectl with its Python packages for a platform and all of PYTHONS, whose
+    compiled modules have different names and so lie side by side. `built`: Topolet's wheel. Raises
+    ReleaseError."""
+    architecture = _architecture(platform)
+    (machine,) = (name for name, other in _MACHINES.items() if other == architecture)
+    platforms = [f"--platform={name}_{machine}" for name in _MANYLINUX]
+    with tempfile.TemporaryDirectory() as made:
+        packed, site = Path(made, "packed"), Path(made, "packed", "site")
+        for python in PYTHONS:
+            words = ("--only-binary=:all:", "--require-hashes", f"--python-version={python}")
+            lock = str(PLUGIN / "requirements.txt")
+            _install(Path(made, python), *words, *platforms, "-r", lock)
+            shutil.copytree(Path(made, python), site, dirs_exist_ok=True)
+        _install(Path(made, "own"), "--no-deps", "--no-index", str(built))
+        shutil.copytree(Path(made, "own"), site, dirs_exist_ok=True)
+        shutil.rmtree(site / "bin")
+        (site / "__main__.py").write_text(
+            "from agent.__main__ import main\n\nraise SystemExit(main())\n"
+        )
+        shutil.copy(PLUGIN / "kubectl-topolet", packed)
+        shutil.copy(ROOT / "LICENSE", packed)
+        return _pack(
+            packed, "topolet", folder / f"topolet-{version()}-plugin-{architecture}.tar.gz"
+        )
+
+
+def _install(target: Path, *words: str) -> None:
+    options = ("--quiet", "--disable-pip-version-check", "--no-compile", f"--target={target}")
+    _run([sys.executable, "-m", "pip", "install", *options, *words])
+
+
+def krew_manifest(number: str, repository: str, archives: dict[str, Path]) -> dict[str, Any]:
+    """The manifest of the plugin for krew. `repository`: OWNER/NAME at GitHub. `archives`: by
+    platform."""
+    page = f"https://github.com/{repository}"
+    return {
+        "apiVersion": "krew.googlecontainertools.github.com/v1alpha2",
+        "kind": "Plugin",
+        "metadata": {"name": "topolet"},
+        "spec": {
+            "version": f"v{number}",
+            "homepage": page,
+            "shortDescription": "Shows and explains which CPUs and devices pods have",
+            "description": "Shows what agents of Topolet decided on nodes, explains why a pod\n"
+            "gets no node, and finds what is wrong with a node.\n",
+            "caveats": "The plugin needs Python 3.11, 3.12 or 3.13, and Topolet in the cluster.\n",
+            "platforms": [
+                {
+                    "selector": {"matchLabels": {"os": "linux", "arch": _architecture(platform)}},
+                    "uri": f"{page}/releases/download/v{number}/{archive.name}",
+                    "sha256": sha256(archive),
+                    "files": [{"from": "topolet/*", "to": "."}],
+                    "bin": "kubectl-topolet",
+                }
+                for platform, archive in sorted(archives.items())
+            ],
+        },
+    }
 
 
 def wheel(folder: Path) -> Path:
@@ -332,10 +405,15 @@ def _run(words: Sequence[str]) -> str:
 
 
 def release(
-    folder: Path, *, builder: Builder | None, platforms: Sequence[str], used_base: str
+    folder: Path,
+    *,
+    builder: Builder | None,
+    platforms: Sequence[str],
+    used_base: str,
+    repository: str | None = None,
 ) -> list[Path]:
-    """Builds all parts into an empty folder; without `builder`, all but the image. Raises
-    ReleaseError."""
+    """Builds all parts into an empty folder; without `builder`, all but the image; with the
+    `repository` OWNER/NAME of GitHub, the plugin of kubectl too. Raises ReleaseError."""
     number = version()
     files = [wheel(folder)]
     packages = locked((IMAGE / "requirements.txt").read_text())
@@ -355,6 +433,13 @@ def release(
               f"{line}")  # fmt: skip
     if CHART.exists():
         files.append(pack_chart(CHART, folder))
+    if repository is not None:
+        packed = {platform: pack_plugin(files[0], platform, folder) for platform in platforms}
+        # JSON is YAML; krew wants the name of the plugin.
+        manifest = folder / "topolet.yaml"
+        body = krew_manifest(number, repository, packed)
+        manifest.write_text(json.dumps(body, indent=1) + "\n")
+        files += [*packed.values(), manifest]
     bom = folder / f"topolet-{number}.cdx.json"
     bom.write_text(json.dumps(sbom(number, packages), indent=1) + "\n")
     files.append(bom)
@@ -377,6 +462,7 @@ def main() -> int:
     parser.add_argument("--platform", action="append", choices=PLATFORMS)
     parser.add_argument("--base", help="another base of the image than the Dockerfile's")
     parser.add_argument("--no-image", action="store_true")
+    parser.add_argument("--plugin", metavar="OWNER/NAME", help="the repository of the release")
     parser.add_argument("--tag", help="fail if the version's tag is another one")
     options = parser.parse_args()
     try:
@@ -390,6 +476,7 @@ def main() -> int:
                 builder=builder,
                 platforms=options.platform or PLATFORMS,
                 used_base=used_base,
+                repository=options.plugin,
             )
             os.makedirs(options.output, exist_ok=True)
             for each in files:

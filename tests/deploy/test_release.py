@@ -8,6 +8,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tarfile
 import tomllib
 import zipfile
@@ -21,11 +22,15 @@ from deploy.release import IMAGE, ROOT, Package, ReleaseError
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = {
-    "requirements.txt": [
+    "image/requirements.txt": [
         *PROJECT["project"]["dependencies"],
         *PROJECT["project"]["optional-dependencies"]["hookserver"],
     ],
-    "build-requirements.txt": PROJECT["build-system"]["requires"],
+    "image/build-requirements.txt": PROJECT["build-system"]["requires"],
+    "plugin/requirements.txt": [
+        *PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"]["kubeconfig"],
+    ],
 }
 
 
@@ -46,7 +51,7 @@ def number(version: str) -> tuple[int, ...]:
 @pytest.mark.parametrize("name", LOCKS)
 def test_the_lock_has_each_dependency_within_its_range_and_with_hashes(name: str) -> None:
     """After a change of pyproject.toml, run `make lock`."""
-    locked = {each.name: each for each in release.locked((IMAGE / name).read_text())}
+    locked = {each.name: each for each in release.locked((ROOT / "deploy" / name).read_text())}
     assert all(each.sha256 for each in locked.values())
     for wanted in LOCKS[name]:
         package, _, bounds = wanted.partition(">=")
@@ -90,6 +95,65 @@ def test_a_chart_is_packed_to_the_same_bytes_each_time(tmp_path: Path) -> None:
         (tmp_path / "one" / "chart" / "Chart.yaml").write_text("name: topolet\n")
     with pytest.raises(ReleaseError, match="version is missing"):
         release.pack_chart(tmp_path / "one" / "chart", tmp_path)
+
+
+def test_the_manifest_for_krew_names_an_archive_of_each_platform_by_its_hash(
+    tmp_path: Path,
+) -> None:
+    """By krew's validate.go and types.go, which know no other fields."""
+    archives = {}
+    for platform in release.PLATFORMS:
+        archives[platform] = tmp_path / f"{platform.rpartition('/')[2]}.tar.gz"
+        archives[platform].write_text(platform)
+    manifest = release.krew_manifest("1.2.3", "owner/name", archives)
+    assert manifest["apiVersion"] == "krew.googlecontainertools.github.com/v1alpha2"
+    assert (manifest["kind"], manifest["metadata"]) == ("Plugin", {"name": "topolet"})
+    spec = manifest["spec"]
+    texts = {"version", "homepage", "shortDescription", "description", "caveats"}
+    assert spec.keys() == texts | {"platforms"}
+    assert spec["version"] == "v1.2.3"
+    assert len(spec["shortDescription"]) <= 70
+    for text in (spec["description"], spec["caveats"]):
+        assert all(len(line) <= 80 for line in text.splitlines())
+    selected = [platform["selector"]["matchLabels"] for platform in spec["platforms"]]
+    assert selected == [{"os": "linux", "arch": arch} for arch in ("amd64", "arm64")]
+    for platform, (name, archive) in zip(spec["platforms"], sorted(archives.items()), strict=True):
+        assert platform.keys() == {"selector", "uri", "sha256", "files", "bin"}
+        assert platform["sha256"] == hashlib.sha256(name.encode()).hexdigest()
+        uri = f"https://github.com/owner/name/releases/download/v1.2.3/{archive.name}"
+        assert platform["uri"] == uri
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_plugin_of_kubectl_runs_from_its_archive_with_its_own_packages(tmp_path: Path) -> None:
+    wheel, platform = release.wheel(tmp_path), release.own_platform()
+    archive = release.pack_plugin(wheel, platform, tmp_path)
+    (described,) = release.krew_manifest("1.2.3", "a/b", {platform: archive})["spec"]["platforms"]
+    (operation,) = described["files"]
+    with tarfile.open(archive) as opened:
+        opened.extractall(tmp_path / "unpacked", filter="data")
+    installed = tmp_path / "unpacked" / operation["from"].removesuffix("/*")
+    link = tmp_path / "kubectl-topolet"
+    link.symlink_to(installed / described["bin"])
+    interpreter = tmp_path / "bin" / "python3"
+    interpreter.parent.mkdir()
+    # The virtual environment of the tests has the same packages; -S hides them.
+    interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    interpreter.chmod(0o755)
+    path = f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [link, "--version"], env={"PATH": path}, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert release.version() in done.stdout
+    words = [interpreter, "-c", "import kubernetes, msgspec, xxhash, yaml; print(msgspec.__file__)"]
+    environment = {"PYTHONPATH": str(installed / "site")}
+    module = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert module.stdout.startswith(str(installed))
+    for python in release.PYTHONS:
+        tag = python.replace(".", "")
+        assert list((installed / "site/msgspec").glob(f"_core.cpython-{tag}-*.so"))
 
 
 STATUS = """Package: libc6
