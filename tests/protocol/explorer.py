@@ -111,7 +111,7 @@ def _settles(model: Model, fair: _Fair, state: State) -> tuple[int, str]:
             return steps, f"{number} waits for ever"
     if problem := next(_unsettled(model, last), ""):
         return steps, problem
-    if state.up and not any(_announced_only(model, state)):
+    if state.up and not _rivals(model, state) and not any(_announced_only(model, state)):
         crashed = fair.end(model.agent_crashed(state))
         if crashed is None:
             return steps, "somebody waits for ever after a crash of the agent"
@@ -131,6 +131,17 @@ def _unsettled(model: Model, state: State) -> Iterator[str]:
             yield f"{number} owns CPUs for ever, and does not exist"
         if pod.phase is Phase.RUNNING and pod.kernel != model.wanted(snapshot, number):
             yield f"{number} does not run on the CPUs of the decision"
+
+
+def _rivals(model: Model, state: State) -> bool:
+    """Whether pods claim the same CPU, and a pass has chosen its owner but not published that."""
+    claims = model.bounds.claims
+    union = 0
+    for claim in claims:
+        union |= claim
+    last = state.snapshot.owned if state.snapshot else None
+    doing = state.running_pass
+    return sum(claims) != union and doing is not None and doing.decided.owned != last
 
 
 def _announced_only(model: Model, state: State) -> Iterator[bool]:

@@ -8,11 +8,14 @@ from tests.protocol.explorer import BrokenError, explore
 from tests.protocol.model import Bounds, Model, Rules
 
 OWNER_AND_SHARER = (1, 0)
+RIVALS = (1, 1)
+"""Two pods that claim one CPU."""
 
 
 def test_no_interleaving_without_faults_breaks_an_invariant() -> None:
-    explored = explore(Model(Bounds(2, OWNER_AND_SHARER, faults=0)))
-    assert explored.states > 20_000
+    for claims in (OWNER_AND_SHARER, RIVALS):
+        explored = explore(Model(Bounds(2, claims, faults=0)))
+        assert explored.states > 20_000
 
 
 @pytest.mark.long
@@ -33,6 +36,11 @@ def test_no_interleaving_with_one_crash_or_failure_breaks_an_invariant() -> None
 def test_the_explorer_finds_what_breaks_without_faults(rules: Rules, problem: str) -> None:
     with pytest.raises(BrokenError, match=problem):
         explore(Model(Bounds(2, OWNER_AND_SHARER, faults=0), rules))
+
+
+def test_an_agent_that_forgets_the_owners_of_its_predecessor_chooses_others() -> None:
+    with pytest.raises(BrokenError, match="leads to another state"):
+        explore(Model(Bounds(2, RIVALS, faults=0), Rules(forgets_owners=True)))
 
 
 @pytest.mark.long
