@@ -71,8 +71,10 @@ from agent.model.cpu.topology import Topology
 from agent.model.dra.node_claims import ContainerClaim, NodeClaims
 from agent.model.linux_resources import NO_QUOTA, NO_RESOURCES, LinuxResources
 from agent.model.pod.annotations import (
+    CRIO_INTERRUPTS,
     DEVICE_LOCALITY,
     EXTENDED_RESOURCE_SPEC,
+    HOUSEKEEPING,
     MIXED_CONTAINERS,
     AnnotationError,
     device_locality,
@@ -88,7 +90,6 @@ from agent.model.pod.qos import (
     pool_of_class,
     usable_pools,
 )
-from agent.model.pod.quiet import CRIO_INTERRUPTS, HOUSEKEEPING
 from agent.model.snapshot import LocalOwner, Owner, PodWanted, Wanted
 
 _BE: Final = pool_of_class(QoS.BE)

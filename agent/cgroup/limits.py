@@ -58,15 +58,6 @@ from agent.cgroup.hierarchy import (
     GroupGone,
 )
 from agent.cgroup.journal import Journal, JournalError, OriginalValue
-from agent.cgroup.machine_files import (
-    GOVERNOR,
-    IRQ_AFFINITY,
-    IRQ_DEFAULT,
-    RESUME_LATENCY,
-    RPS_CPUS,
-    WORKQUEUE_CPUS,
-    XPS_CPUS,
-)
 from agent.cgroup.order import ValueChange, ValueOutcome, WriteState, ancestors, parent
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import (
@@ -783,6 +774,15 @@ _UNSET: Final[Mapping[str, str]] = {
 """What takes the value of a disk away."""
 CORE_GROUP: Final = "core_sched.group"
 """It is of `cgroup.core_scheduling`."""
+IRQ_AFFINITY: Final = "irq.affinity"
+IRQ_DEFAULT: Final = "irq.default_affinity"
+WORKQUEUE_CPUS: Final = "workqueue.cpus"
+RPS_CPUS: Final = "queue.rps_cpus"
+XPS_CPUS: Final = "queue.xps_cpus"
+RESUME_LATENCY: Final = "pm_qos.resume_latency_us"
+GOVERNOR: Final = "cpufreq.governor"
+KINDS_OF_MACHINE: Final = ("irq", "workqueue", "queue", "pm_qos", "cpufreq")
+"""The first words of the names of files of the machine (`cgroup.machine_files`)."""
 PARTITION: Final = "cpuset.cpus.partition"
 ISOLATED: Final = "isolated"
 PARTITION_ROOT: Final = "root"

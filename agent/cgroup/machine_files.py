@@ -24,6 +24,15 @@ import os
 from typing import Final, NamedTuple
 
 from agent.cgroup.hierarchy import CgroupError, GroupGone, below
+from agent.cgroup.limits import (
+    GOVERNOR,
+    IRQ_AFFINITY,
+    IRQ_DEFAULT,
+    RESUME_LATENCY,
+    RPS_CPUS,
+    WORKQUEUE_CPUS,
+    XPS_CPUS,
+)
 from agent.host import files
 from agent.model.cpu.cpuset import CpuSet, CpuSetError
 
@@ -41,13 +50,6 @@ class _MachineFile(NamedTuple):
     """The file beside it that is read where it exists."""
 
 
-IRQ_AFFINITY: Final = "irq.affinity"
-IRQ_DEFAULT: Final = "irq.default_affinity"
-WORKQUEUE_CPUS: Final = "workqueue.cpus"
-RPS_CPUS: Final = "queue.rps_cpus"
-XPS_CPUS: Final = "queue.xps_cpus"
-RESUME_LATENCY: Final = "pm_qos.resume_latency_us"
-GOVERNOR: Final = "cpufreq.governor"
 _FILES: Final = {
     IRQ_AFFINITY: _MachineFile("proc/irq", "smp_affinity_list"),
     IRQ_DEFAULT: _MachineFile("proc/irq", "default_smp_affinity", mask=True),
@@ -65,8 +67,6 @@ _BETWEEN: Final = {
     RESUME_LATENCY: "power",
 }
 """A folder behind the first part of the group."""
-KINDS: Final = tuple(sorted({name.partition(".")[0] for name in _FILES}))
-"""The first words of the names."""
 
 
 class MachineFiles:

@@ -20,9 +20,7 @@ import msgspec
 from agent.cgroup import limits as limit_files
 from agent.cgroup import writer
 from agent.cgroup.hierarchy import CgroupError, Controllers, GroupValues, Hierarchy
-from agent.cgroup.host_slices import SliceCpus
 from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
-from agent.cgroup.machine_files import KINDS, MachineFiles
 from agent.cgroup.order import ValueOutcome, WriteOutcome, WriteState, parent
 from agent.cri.client import Cri
 from agent.hooks.agent_client import read_snapshot
@@ -305,7 +303,15 @@ def group_values(
 
     @functools.cache
     def machine_files() -> GroupValues:
+        from agent.cgroup.machine_files import MachineFiles  # few nodes need it
+
         return MachineFiles(root)
+
+    @functools.cache
+    def slices() -> GroupValues:
+        from agent.cgroup.host_slices import SliceCpus  # few nodes need it
+
+        return SliceCpus(hierarchy)
 
     @functools.cache
     def irqbalance() -> GroupValues:
@@ -316,9 +322,9 @@ def group_values(
     return {
         "resctrl": control_groups(root, hierarchy),
         "core_sched": core_groups(hierarchy, entries),
-        "slice": lambda: SliceCpus(hierarchy),
+        "slice": slices,
         "irqbalance": irqbalance,
-        **dict.fromkeys(KINDS, machine_files),
+        **dict.fromkeys(limit_files.KINDS_OF_MACHINE, machine_files),
     }
 
 

@@ -13,9 +13,9 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.topology import Topology
 from agent.model.dra.node_claims import ContainerClaim, NodeClaims
 from agent.model.linux_resources import NO_QUOTA
+from agent.model.pod.annotations import CRIO_INTERRUPTS, HOUSEKEEPING
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QoS, pool_cpus
-from agent.model.pod.quiet import CRIO_INTERRUPTS, HOUSEKEEPING
 from tests.builders import machine, pod
 
 TWO_NODES = machine(2, 4)

@@ -14,10 +14,9 @@ from agent.model import bounds
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.layout import of_topology
 from agent.model.linux_resources import NO_QUOTA
-from agent.model.pod.annotations import MIXED_CONTAINERS, SHARED_CONTAINERS
+from agent.model.pod.annotations import CRIO_INTERRUPTS, MIXED_CONTAINERS, SHARED_CONTAINERS
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import pool_cpus
-from agent.model.pod.quiet import CRIO_INTERRUPTS
 from agent.model.snapshot import Wanted
 from tests.builders import machine, pod
 

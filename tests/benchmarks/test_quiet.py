@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.pod.quiet import QUIET_FEATURES
+from agent.model.pod.annotations import QUIET_FEATURES
 from tests.fixtures import interrupts
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone
 from agent.cgroup.journal import Journal
-from agent.cgroup.limits import apply_texts, restore
-from agent.cgroup.machine_files import (
+from agent.cgroup.limits import (
     GOVERNOR,
     IRQ_AFFINITY,
     IRQ_DEFAULT,
-    KINDS,
+    KINDS_OF_MACHINE,
     RESUME_LATENCY,
     RPS_CPUS,
     WORKQUEUE_CPUS,
     XPS_CPUS,
-    MachineFiles,
-    mask_of,
+    apply_texts,
+    restore,
 )
+from agent.cgroup.machine_files import MachineFiles, mask_of
 from agent.model.cpu.cpuset import MAX_ID, CpuSet
 
 
@@ -62,7 +62,9 @@ def test_a_value_has_a_file_that_is_written_and_given_back(
     of_machine.write_text("3\n" if cpus else "before\n")
     (tmp_path / "cgroup").mkdir()
     files = MachineFiles(str(tmp_path))
-    controllers = Controllers(str(tmp_path / "cgroup"), others=dict.fromkeys(KINDS, lambda: files))
+    controllers = Controllers(
+        str(tmp_path / "cgroup"), others=dict.fromkeys(KINDS_OF_MACHINE, lambda: files)
+    )
     journal = Journal(tmp_path / "journal")
     before = controllers.read(group, file)
     text = "2,4" if cpus else "n/a"

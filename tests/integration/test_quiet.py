@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.pod.quiet import QUIET
+from agent.model.pod.annotations import QUIET
 from tests.fixtures.pods import run_pod
 from tests.integration.harness import TestNode
 from tests.waiting import eventually

@@ -24,9 +24,9 @@ from agent.model.devices.device_object import GPU_PARTITIONS
 from agent.model.nrt import node_annotations
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod import annotations
-from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.annotations import QUIET_BYTES, AnnotationError
 from agent.model.pod.pods import ANNOTATIONS, pod_metadata
-from agent.model.pod.quiet import QUIET_BYTES, quiet_wishes
+from agent.model.pod.quiet import quiet_wishes
 from agent.node import device_listing as listing
 
 Read = Callable[[Mapping[str, str]], Any]

@@ -10,8 +10,8 @@ import pytest
 
 from agent.cgroup.hierarchy import Controllers
 from agent.cgroup.journal import Journal, OriginalValue
-from agent.cgroup.limits import IDLE, WEIGHT, is_of_quiet
-from agent.cgroup.machine_files import KINDS, RESUME_LATENCY, MachineFiles
+from agent.cgroup.limits import IDLE, KINDS_OF_MACHINE, RESUME_LATENCY, WEIGHT, is_of_quiet
+from agent.cgroup.machine_files import MachineFiles
 from agent.model.settings.feature_modes import FeatureMode
 from agent.node.features import (
     CHECK_SECONDS,
@@ -67,7 +67,7 @@ class Machine:
         self.journal = Journal(self.folder / "journal")
         files = MachineFiles(str(self.folder))
         controllers = Controllers(
-            str(self.folder / "cgroup"), others=dict.fromkeys(KINDS, lambda: files)
+            str(self.folder / "cgroup"), others=dict.fromkeys(KINDS_OF_MACHINE, lambda: files)
         )
         self.writer = FeatureWriter[dict[int, str]](
             controllers,

@@ -20,9 +20,9 @@ from agent.model.nrt.node_annotations import (
     refused_claims,
 )
 from agent.model.nrt.resource_topology import Version
+from agent.model.pod.annotations import CRIO_INTERRUPTS
 from agent.model.pod.apiobjects import ApiPod, Phase
 from agent.model.pod.pods import Pod
-from agent.model.pod.quiet import CRIO_INTERRUPTS
 from agent.model.settings.agent import AgentSettings
 from agent.node.change_log import INVALID_ANNOTATION, PodEvents
 from agent.node.cluster_view import ClusterState

@@ -77,6 +77,33 @@ STRATEGY_BYTES = {
 """The annotations with which a pod overrides strategies of its node, with the longest length of
 each in bytes."""
 
+QUIET_FEATURES = (
+    "partitions",
+    "interrupts",
+    "host-slices",
+    "workqueues",
+    "packet-steering",
+    "c-states",
+    "frequency",
+)
+"""The names of the features of `node.quiet`."""
+QUIET = "topolet.io/quiet"
+CRIO_LOAD_BALANCING = "cpu-load-balancing.crio.io"
+CRIO_INTERRUPTS = "irq-load-balancing.crio.io"
+CRIO_C_STATES = "cpu-c-states.crio.io"
+CRIO_GOVERNOR = "cpu-freq-governor.crio.io"
+CRIO_QUOTA = "cpu-quota.crio.io"
+QUIET_BYTES = {
+    QUIET: 256,
+    CRIO_LOAD_BALANCING: 64,
+    CRIO_INTERRUPTS: 64,
+    CRIO_C_STATES: 64,
+    CRIO_GOVERNOR: 64,
+    CRIO_QUOTA: 64,
+}
+"""These annotations, with the longest length of each in bytes."""
+HOUSEKEEPING = "housekeeping"
+
 
 _Value = TypeVar("_Value")
 

@@ -15,12 +15,12 @@ from agent.model.pod.annotations import (
     EXTENDED_RESOURCE_SPEC,
     GPU_ISOLATION_PROVIDER,
     MIXED_CONTAINERS,
+    QUIET_BYTES,
     RESOURCE_STATUS,
     SHARED_CONTAINERS,
     with_crio_names,
 )
 from agent.model.pod.qos import QOS_LABEL, KubeClass, QoS, qos_of
-from agent.model.pod.quiet import QUIET_BYTES
 
 
 class ContainerState(enum.StrEnum):

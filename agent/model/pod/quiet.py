@@ -28,34 +28,20 @@ from typing import Final
 import msgspec
 
 from agent.model import bounds
-from agent.model.pod.annotations import AnnotationError, text_of
-
-QUIET_FEATURES: Final = (
-    "partitions",
-    "interrupts",
-    "host-slices",
-    "workqueues",
-    "packet-steering",
-    "c-states",
-    "frequency",
+from agent.model.pod.annotations import (
+    CRIO_C_STATES,
+    CRIO_GOVERNOR,
+    CRIO_INTERRUPTS,
+    CRIO_LOAD_BALANCING,
+    CRIO_QUOTA,
+    HOUSEKEEPING,
+    QUIET,
+    QUIET_BYTES,
+    QUIET_FEATURES,
+    AnnotationError,
+    text_of,
 )
-"""The names of the features of `node.quiet`."""
-QUIET: Final = "topolet.io/quiet"
-CRIO_LOAD_BALANCING: Final = "cpu-load-balancing.crio.io"
-CRIO_INTERRUPTS: Final = "irq-load-balancing.crio.io"
-CRIO_C_STATES: Final = "cpu-c-states.crio.io"
-CRIO_GOVERNOR: Final = "cpu-freq-governor.crio.io"
-CRIO_QUOTA: Final = "cpu-quota.crio.io"
-QUIET_BYTES: Final = {
-    QUIET: 256,
-    CRIO_LOAD_BALANCING: 64,
-    CRIO_INTERRUPTS: 64,
-    CRIO_C_STATES: 64,
-    CRIO_GOVERNOR: 64,
-    CRIO_QUOTA: 64,
-}
-"""These annotations, with the longest length of each in bytes."""
-HOUSEKEEPING: Final = "housekeeping"
+
 PERFORMANCE: Final = "performance"
 _GOVERNOR: Final = re.compile("[a-z_]{1,15}")  # CPUFREQ_NAME_LEN
 _LATENCY: Final = re.compile("max_latency:([1-9][0-9]{0,8})")  # an s32 of the kernel

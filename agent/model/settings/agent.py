@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from agent.model.devices.visibility import UnrequestedGpus
-from agent.model.pod.quiet import QUIET_FEATURES
+from agent.model.pod.annotations import QUIET_FEATURES
 from agent.model.settings.colocation import FEATURES
 from agent.model.settings.options import (
     HOLD_SECONDS,

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from agent.model.pod.quiet import QUIET_FEATURES, quiet_features
+from agent.model.pod.annotations import QUIET_FEATURES
+from agent.model.pod.quiet import quiet_features
 from agent.model.settings.feature_modes import FeatureMode, modes_of
 from agent.model.settings.options import SettingsError
 

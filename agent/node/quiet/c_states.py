@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from agent.cgroup.machine_files import RESUME_LATENCY
+from agent.cgroup.limits import RESUME_LATENCY
 from agent.host.files import Tree
 from agent.node.features import Key, WantedFiles
 from agent.node.quiet.moment import QuietMoment

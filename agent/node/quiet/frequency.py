@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from agent.allocate.quiet.frequency import FrequencyPolicy, GovernorWish, governors
-from agent.cgroup.machine_files import GOVERNOR
+from agent.cgroup.limits import GOVERNOR
 from agent.host.files import Tree
 from agent.model.cpu.cpuset import CpuSet, CpuSetError, union
 from agent.node.features import MOST_NAMED, Key, WantedFiles

@@ -22,8 +22,7 @@ from agent.allocate.quiet.interrupts import InterruptRules, interrupt_rules, wan
 from agent.cgroup import irqbalance, limits
 from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone, Handles
 from agent.cgroup.journal import Journal, JournalError, OriginalValue
-from agent.cgroup.limits import IRQBALANCE_BANNED
-from agent.cgroup.machine_files import IRQ_AFFINITY, IRQ_DEFAULT
+from agent.cgroup.limits import IRQ_AFFINITY, IRQ_DEFAULT, IRQBALANCE_BANNED
 from agent.cgroup.order import ValueChange
 from agent.host import files
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError

@@ -15,7 +15,7 @@ from typing import Final
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import CgroupError, Controllers
 from agent.cgroup.journal import Journal
-from agent.cgroup.machine_files import RPS_CPUS, XPS_CPUS
+from agent.cgroup.limits import RPS_CPUS, XPS_CPUS
 from agent.cgroup.order import ValueChange
 from agent.model.cpu.cpuset import CpuSet, CpuSetError
 from agent.node.features import Key, WantedFiles

@@ -11,7 +11,8 @@ from typing import Final
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import CgroupError, GroupGone
 from agent.cgroup.journal import OriginalValue
-from agent.cgroup.machine_files import WORKQUEUE_CPUS, MachineFiles
+from agent.cgroup.limits import WORKQUEUE_CPUS
+from agent.cgroup.machine_files import MachineFiles
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.node.features import Key, WantedFiles
 from agent.node.quiet.moment import QuietMoment

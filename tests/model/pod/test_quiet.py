@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.pod.pods import pod_metadata
-from agent.model.pod.quiet import (
+from agent.model.pod.annotations import (
     CRIO_C_STATES,
     CRIO_GOVERNOR,
     CRIO_INTERRUPTS,
@@ -16,9 +15,9 @@ from agent.model.pod.quiet import (
     QUIET,
     QUIET_BYTES,
     QUIET_FEATURES,
-    QuietWishes,
-    quiet_wishes,
 )
+from agent.model.pod.pods import pod_metadata
+from agent.model.pod.quiet import QuietWishes, quiet_wishes
 
 ALL = frozenset(QUIET_FEATURES)
 

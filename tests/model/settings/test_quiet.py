@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.pod.quiet import QUIET_FEATURES, quiet_features
+from agent.model.pod.annotations import QUIET_FEATURES
+from agent.model.pod.quiet import quiet_features
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.feature_modes import FeatureMode
 from agent.model.settings.options import SettingsError

@@ -16,8 +16,8 @@ from agent.cgroup.hierarchy import Controllers, Handles, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
+from agent.model.pod.annotations import QUIET
 from agent.model.pod.pods import Pod
-from agent.model.pod.quiet import QUIET
 from agent.model.settings.feature_modes import FeatureMode
 from agent.model.settings.quiet import QUIET_FEATURES
 from agent.node.enforcement import sandbox_cpusets, wanted_cpusets

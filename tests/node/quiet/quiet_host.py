@@ -12,9 +12,9 @@ from agent.allocate.pools import Decision
 from agent.cgroup.hierarchy import Controllers
 from agent.cgroup.journal import Journal
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.annotations import QUIET, QUIET_FEATURES
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import QoS
-from agent.model.pod.quiet import QUIET, QUIET_FEATURES
 from agent.model.settings.feature_modes import FeatureMode
 from agent.model.settings.quiet import QUIET_FILE
 from agent.model.snapshot import Owner

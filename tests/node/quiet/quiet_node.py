@@ -11,11 +11,12 @@ from agent.cgroup import limits
 from agent.cgroup.hierarchy import CgroupError, Controllers
 from agent.cgroup.irqbalance import Irqbalance
 from agent.cgroup.journal import Journal
-from agent.cgroup.machine_files import IRQ_AFFINITY, KINDS, MachineFiles
+from agent.cgroup.limits import IRQ_AFFINITY, KINDS_OF_MACHINE
+from agent.cgroup.machine_files import MachineFiles
 from agent.model.cpu.topology import Topology
+from agent.model.pod.annotations import QUIET
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QoS
-from agent.model.pod.quiet import QUIET
 from agent.model.settings.feature_modes import FeatureMode
 from agent.model.settings.quiet import QUIET_FEATURES
 from agent.model.snapshot import Owner
@@ -81,7 +82,7 @@ class QuietNode:
         self.controllers = Controllers(
             str(groups),
             others={
-                **dict.fromkeys(KINDS, lambda: self.machine),
+                **dict.fromkeys(KINDS_OF_MACHINE, lambda: self.machine),
                 "irqbalance": lambda: Irqbalance(
                     str(root), lambda: self.journal.values, lambda: self.now
                 ),

@@ -12,7 +12,8 @@ from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.cgroup.hierarchy import Controllers
 from agent.cgroup.journal import Journal, OriginalValue
-from agent.cgroup.machine_files import KINDS, MachineFiles
+from agent.cgroup.limits import KINDS_OF_MACHINE
+from agent.cgroup.machine_files import MachineFiles
 from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.settings.agent import AgentSettings
@@ -75,7 +76,7 @@ class QuietMachine:
         self.journal = Journal(self.folder / "journal")
         files = self.files()
         self.controllers = Controllers(
-            str(self.folder / "cgroup"), others=dict.fromkeys(KINDS, lambda: files)
+            str(self.folder / "cgroup"), others=dict.fromkeys(KINDS_OF_MACHINE, lambda: files)
         )
         self.quiet = QuietCpus(
             self.controllers,

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.model.pod.quiet import CRIO_C_STATES, QUIET
+from agent.model.pod.annotations import CRIO_C_STATES, QUIET
 from agent.node.features import WantedFiles
 from agent.node.quiet.c_states import CStates
 from tests.node.quiet.quieted import QuietMachine, moment_of, quiet_pod

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.host.files import Tree
-from agent.model.pod.quiet import CRIO_GOVERNOR, QUIET
+from agent.model.pod.annotations import CRIO_GOVERNOR, QUIET
 from agent.node.features import WantedFiles
 from agent.node.quiet import frequency as frequency_feature
 from agent.node.quiet.frequency import Frequency

@@ -22,7 +22,7 @@ from agent.cgroup.journal import OriginalValue
 from agent.cgroup.limits import PARTITION
 from agent.host import files
 from agent.model.cpu.cpuset import EMPTY, CpuSet
-from agent.model.pod.quiet import QUIET
+from agent.model.pod.annotations import QUIET
 from agent.node.quiet.host_slices import MOST_GROUPS, HostSlices
 from tests.builders import machine
 from tests.cgroup.kernel import Kernel, ModelFiles, ModelHierarchy

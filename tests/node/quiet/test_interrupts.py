@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from agent.cgroup import irqbalance
 from agent.cgroup.hierarchy import Handles
-from agent.cgroup.machine_files import IRQ_AFFINITY
+from agent.cgroup.limits import IRQ_AFFINITY
 from agent.host import files
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.pod.quiet import CRIO_INTERRUPTS
+from agent.model.pod.annotations import CRIO_INTERRUPTS
 from agent.model.settings.feature_modes import FeatureMode
 from agent.node.quiet.interrupts import RETRY_SECONDS
 from tests.builders import machine

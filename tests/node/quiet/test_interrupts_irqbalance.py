@@ -13,7 +13,7 @@ import pytest
 from agent.cgroup.irqbalance import FOLDER, Irqbalance
 from agent.cgroup.limits import IRQBALANCE_BANNED
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.pod.quiet import CRIO_INTERRUPTS
+from agent.model.pod.annotations import CRIO_INTERRUPTS
 from tests import tools
 from tests.node.quiet.quiet_node import QuietNode, affinities
 from tests.waiting import eventually

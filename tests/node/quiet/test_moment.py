@@ -7,8 +7,7 @@ import pytest
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import NO_QUOTA
-from agent.model.pod.annotations import SHARED_CONTAINERS
-from agent.model.pod.quiet import CRIO_INTERRUPTS, CRIO_QUOTA, QUIET
+from agent.model.pod.annotations import CRIO_INTERRUPTS, CRIO_QUOTA, QUIET, SHARED_CONTAINERS
 from agent.node.quiet.moment import QuietMoment, quiet_owners
 from tests.builders import machine, pod
 from tests.node.quiet.quieted import decided, moment_of, quiet_pod

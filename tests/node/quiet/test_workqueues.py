@@ -12,9 +12,10 @@ import pytest
 
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.machine_files import WORKQUEUE_CPUS, MachineFiles
+from agent.cgroup.limits import WORKQUEUE_CPUS
+from agent.cgroup.machine_files import MachineFiles
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.pod.quiet import QUIET
+from agent.model.pod.annotations import QUIET
 from agent.node.quiet.workqueues import Workqueues
 from tests.node.quiet.quiet_host import QuietHost
 from tests.node.quiet.quieted import WORKQUEUES, QuietMachine, quiet_pod

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from agent.model.pod.quiet import CRIO_INTERRUPTS, QUIET
+from agent.model.pod.annotations import CRIO_INTERRUPTS, QUIET
 from agent.model.settings.feature_modes import FeatureMode
 from agent.node.features import CHECK_SECONDS, TOLD_SECONDS, WantedFiles
 from agent.node.quiet.moment import QuietMoment

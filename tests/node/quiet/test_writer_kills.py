@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from agent.cgroup import limits
 from agent.cgroup.machine_files import MachineFiles
 from agent.host import files
+from agent.model.pod.annotations import CRIO_C_STATES, CRIO_GOVERNOR, QUIET
 from agent.model.pod.pods import Pod
-from agent.model.pod.quiet import CRIO_C_STATES, CRIO_GOVERNOR, QUIET
 from agent.node.quiet.c_states import CStates
 from agent.node.quiet.frequency import Frequency
 from agent.node.quiet.workqueues import Workqueues

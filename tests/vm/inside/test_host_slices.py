@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.model.pod.quiet import QUIET
+from agent.model.pod.annotations import QUIET
 from tests.fixtures.cgroups import MOUNTS
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import remove_pod, run_pod
