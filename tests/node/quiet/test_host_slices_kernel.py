@@ -26,11 +26,14 @@ SPINNING: Final = ("sh", "-c", "while :; do :; done")
 @pytest.fixture
 def groups() -> Iterator[RealGroups]:
     mount = None if os.geteuid() else mounted(ROOT, "cpuset")
-    if mount is None or len(os.sched_getaffinity(0)) < 2:
+    cpus = os.sched_getaffinity(0)
+    if mount is None or len(cpus) < 2:
         pytest.skip("needs root, two CPUs and the cpuset controller")
     real = RealGroups({"cpuset": mount})
     yield real
     real.close()
+    # The kernel (as 6.1) frees the CPUs of a partition a moment after its end.
+    eventually("the CPUs are free", lambda: os.sched_getaffinity(0) == cpus)
 
 
 @pytest.fixture
