@@ -51,7 +51,7 @@ from peers.runtime import NoRuntimeError, Program, Runtime, workloads
 from agent.cgroup.hierarchy import Controllers
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.annotations import QUIET, QUIET_FEATURES
-from agent.model.settings.quiet import QUIET_FILE
+from agent.usage import QUIET_FILE
 from agent.view import quiet as view
 from tests.fixtures.cgroups import roots
 from tests.fixtures.pods import PodSpec

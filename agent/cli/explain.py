@@ -236,9 +236,9 @@ def _quiet(arguments: argparse.Namespace, settings: ExplainSettings) -> int:
     """Prints what leaves the CPUs of owners, and what still runs there. Returns the exit code.
     Raises ExplainError and OSError."""
     from agent.cgroup.hierarchy import CgroupError
-    from agent.model.settings.quiet import QUIET_FILE
     from agent.node import contention, disturbers
     from agent.rpc.grpc import RpcError
+    from agent.usage import QUIET_FILE
     from agent.view import disturbers as view
     from agent.view import quiet
 

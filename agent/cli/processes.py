@@ -131,7 +131,6 @@ def _run_agent(settings: AgentSettings, arguments: argparse.Namespace) -> int:
 def _check_agent(settings: AgentSettings) -> None:
     from agent.model.settings.agent import AGENT_PORT
     from agent.model.settings.colocation import feature_modes
-    from agent.model.settings.quiet import default_features, quiet_modes
     from agent.node.devices import configured_actions
     from agent.node.loop import excluded
     from agent.node.node_local import named_reserved, static_options
@@ -143,9 +142,12 @@ def _check_agent(settings: AgentSettings) -> None:
     pages_address(settings.http, AGENT_PORT)
     configured_actions(settings)
     feature_modes(settings)
-    quiet_modes(settings)
-    default_features(settings)
     named_reserved(settings)
+    if settings.quiet_features or settings.quiet_owners:
+        from agent.model.settings.quiet import default_features, quiet_modes  # few agents need it
+
+        quiet_modes(settings)
+        default_features(settings)
 
 
 def _hook_server(settings: AgentSettings) -> Frontend | None:

@@ -48,7 +48,6 @@ from agent.model.settings.agent import AGENT_PORT, AgentSettings
 from agent.model.settings.colocation import feature_modes
 from agent.model.settings.feature_modes import FeatureMode
 from agent.model.settings.options import SettingsError
-from agent.model.settings.quiet import QUIET_FILE, default_features, quiet_modes
 from agent.node import device_visibility, node_local, nri_guard
 from agent.node.change_log import PodEvents
 from agent.node.cluster_view import ClusterCache, ClusterState, ClusterView, cluster_objects
@@ -83,7 +82,14 @@ from agent.node.sources import SourceName, Sources
 from agent.node.triggers import Triggers
 from agent.telemetry.audit import Trail
 from agent.telemetry.metrics import AgentMetrics
-from agent.usage import COLOCATION_FILE, EVICTIONS_FILE, OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE
+from agent.usage import (
+    COLOCATION_FILE,
+    EVICTIONS_FILE,
+    OFFERED_FILE,
+    QUIET_FILE,
+    STRATEGIES_FILE,
+    WAITS_FILE,
+)
 
 if TYPE_CHECKING:
     from agent.cgroup.core_scheduling import CoreGroups
@@ -724,6 +730,7 @@ class _Agent:
         controllers: Controllers,
         journal: Journal,
     ) -> QuietCpus:
+        from agent.model.settings.quiet import default_features, quiet_modes
         from agent.node.quiet.c_states import CStates
         from agent.node.quiet.frequency import Frequency
         from agent.node.quiet.host_slices import HostSlices

@@ -17,12 +17,11 @@ from agent.model.cpu.cpuset import union
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
-from agent.model.settings.quiet import QUIET_FILE
 from agent.model.snapshot import Owner, SnapshotError
 from agent.node.drift import group_reader
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.usage import party_of, sampled_pod
-from agent.usage import timers
+from agent.usage import QUIET_FILE, timers
 from agent.usage.disturbers import (
     Disturbers,
     LookedOwner,

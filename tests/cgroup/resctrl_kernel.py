@@ -6,6 +6,7 @@ moves threads that exist, and whatever is in no group is in the root group."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -197,7 +198,10 @@ class MountedResctrl:
             except (KeyError, ValueError):
                 answer, error = b"", errno.EINVAL
             if code not in _NAMELESS:
-                os.write(self._device, _OUT.pack(_OUT.size + len(answer), -error, unique) + answer)
+                with contextlib.suppress(FileNotFoundError):  # who asked has ended
+                    os.write(
+                        self._device, _OUT.pack(_OUT.size + len(answer), -error, unique) + answer
+                    )
 
     def _answer(self, code: int, node: int, body: bytes) -> bytes:
         path = self._nodes.get(node, "")

@@ -14,9 +14,8 @@ from agent.model import snapshot as snapshots
 from agent.model.linux_resources import LinuxResources
 from agent.model.pod.qos import QoS
 from agent.model.settings.feature_modes import FeatureMode
-from agent.model.settings.quiet import QUIET_FILE
 from agent.model.snapshot import PodWanted, Wanted
-from agent.usage import OFFERED_FILE, STRATEGIES_FILE
+from agent.usage import OFFERED_FILE, QUIET_FILE, STRATEGIES_FILE
 from agent.view.features import ShownFeature
 from agent.view.quiet import ShownQuiet
 from tests.cli.conftest import Topolet

@@ -102,7 +102,7 @@ class Route:
             return {self._text(key): self.plain(each, key) for key, each in value.items()}
         if isinstance(value, list | tuple):
             # A runtime lists its objects in any order.
-            ordered = [self.plain(each, name) for each in value]
+            ordered = [self.plain(each, name) for each in value if not _of_disks(each)]
             return sorted(ordered, key=repr) if value and isinstance(value[0], Mapping) else ordered
         if name in _VARYING_FIELDS and not isinstance(value, bool):
             return "varies"
@@ -160,6 +160,13 @@ class Events:
         with contextlib.suppress(grpc.RpcError):
             for text in self._call:
                 self._received.put(self._cri.read(kind, text))
+
+
+def _of_disks(value: Any) -> bool:
+    """Whether it is a metric that a container has once it has read a disk: if others leave it no
+    memory."""
+    name = value.get("name") if isinstance(value, Mapping) else None
+    return isinstance(name, str) and name.startswith("container_blkio_")
 
 
 def _parsed(text: Any) -> Any:

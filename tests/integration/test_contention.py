@@ -14,7 +14,7 @@ import pytest
 from agent.cgroup.hierarchy import mounted
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.settings.feature_modes import FeatureMode
-from agent.model.settings.quiet import QUIET_FILE
+from agent.usage import QUIET_FILE
 from agent.view.features import ShownFeature
 from agent.view.quiet import ShownQuiet, ShownQuietOwner
 from tests.cgroup.real_groups import RealGroups

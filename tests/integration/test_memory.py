@@ -21,7 +21,7 @@ from tests.integration.incluster import READ_RULES, WRITE_RULES, ClusterNode
 from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
-AGENT_MB, AGENT_ABOVE_BARE_MB, PROXY_MB = 40.6, 32, 18.4
+AGENT_MB, AGENT_ABOVE_BARE_MB, PROXY_MB = 40.9, 32.2, 18.4
 TRIES = 4
 HEAVY = {"asyncio", "grpc", "kubernetes", "pydantic", "pynvml"}
 

@@ -112,7 +112,7 @@ def test_all_objects_are_as_before(reported_node: ReportedNode, tmp_path: Path) 
     assert written["Node"]["status"]["capacity"]["koordinator.sh/gpu-core"] == "100"
     assert written["NodeResourceTopology"]
     assert written["Device"]
-    for part in slices(reported_node.node, "", [{"name": "numa-node-0"}], 1):
+    for part in slices(reported_node.node, "", [{"name": "numa-node-0", "attributes": {}}], 1):
         reported_node.cluster.apply(part)
     for _ in range(2):
         it = removal(reported_node.node, reported_node.cluster, tmp_path)

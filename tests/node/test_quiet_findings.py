@@ -16,7 +16,6 @@ from agent.model.pod.pods import Container, ContainerState
 from agent.model.pod.qos import QoS
 from agent.model.settings.agent import RestoreSettings
 from agent.model.settings.feature_modes import FeatureMode
-from agent.model.settings.quiet import QUIET_FILE
 from agent.model.snapshot import PodWanted, Snapshot, Wanted
 from agent.node import quiet_findings
 from agent.node.node_findings import NodeCode
@@ -27,6 +26,7 @@ from agent.node.quiet_findings import (
     silent_cpus,
     wasted,
 )
+from agent.usage import QUIET_FILE
 from agent.usage.contention import Party, PartyKind
 from agent.usage.disturbers import Disturber, DisturberKind, Disturbers, LookedOwner, Remedy
 from agent.view.disturbers import DisturbedOwner, shown

@@ -4,15 +4,12 @@ some."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Protocol
 
 from agent.model.pod.annotations import QUIET_FEATURES
 from agent.model.pod.quiet import quiet_features
 from agent.model.settings.feature_modes import FeatureMode, modes_of
 from agent.model.settings.options import SettingsError
-
-QUIET_FILE: Final = "quiet.json"
-"""In the state folder: what they do, for people."""
 
 
 class QuietOptions(Protocol):

@@ -16,12 +16,12 @@ from agent.model.pod.annotations import QUIET, QUIET_FEATURES
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import QoS
 from agent.model.settings.feature_modes import FeatureMode
-from agent.model.settings.quiet import QUIET_FILE
 from agent.model.snapshot import Owner
 from agent.node.features import Feature
 from agent.node.quiet.moment import QuietMoment
 from agent.node.quiet.writer import QuietCpus
 from agent.node.sources import Sources
+from agent.usage import QUIET_FILE
 from agent.view import quiet
 from agent.view.features import ShownFeature
 from tests.builders import machine, pod

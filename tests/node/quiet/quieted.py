@@ -17,11 +17,12 @@ from agent.cgroup.machine_files import MachineFiles
 from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.settings.agent import AgentSettings
-from agent.model.settings.quiet import QUIET_FILE, default_features, quiet_modes
+from agent.model.settings.quiet import default_features, quiet_modes
 from agent.node.features import Feature
 from agent.node.quiet.moment import QuietMoment, quiet_owners
 from agent.node.quiet.writer import QuietCpus
 from agent.node.sources import Sources
+from agent.usage import QUIET_FILE
 from agent.view import quiet as shown
 from agent.view.quiet import ShownQuiet
 from tests.builders import machine, pod

@@ -45,8 +45,9 @@ def make_node(folder: Path, numbers: dict[int, str]) -> QuietNode:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> QuietNode:
-    return make_node(tmp_path, ORIGINAL)
+def node(tmp_path_factory: pytest.TempPathFactory) -> QuietNode:
+    """The path of a socket in its folder is short enough."""
+    return make_node(tmp_path_factory.mktemp("node"), ORIGINAL)
 
 
 def default(node: QuietNode) -> str:
