@@ -51,7 +51,7 @@ class _Told(msgspec.Struct):
     """What a process was told last."""
 
     cpus: CpuSet | None = None
-    """None if it has other CPUs than it was told."""
+    """It bans them; None if it bans others than it was told."""
     until: float = 0.0
     """It may take them up until then."""
     taken: bool = False
@@ -192,8 +192,8 @@ def sockets(root: str) -> dict[str, str | bytes]:
 
 
 def _without_folder(root: str) -> Iterator[tuple[str, bytes]]:
-    """Those of old versions, which only processes in the network namespace of the host reach. Their
-    names may end with zeros."""
+    """The addresses of old versions have no folder, and only processes in the network namespace of
+    the host reach them. Their names may end with zeros."""
     try:
         with open(os.path.join(root, _ABSTRACT), encoding="ascii", errors="replace") as file:
             names = [line.split()[-1] for line in file if "@irqbalance" in line]

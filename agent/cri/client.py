@@ -324,7 +324,8 @@ class _Info(msgspec.Struct, rename={"spec": "runtimeSpec"}):
 
 
 class _RuntimeConfig(msgspec.Struct):
-    """Of containerd: 1.6 knows no CDI files, 1.7 reads them only if told so, and 2.4 always."""
+    """containerd 1.6 knows no CDI files, 1.7 reads them only if it is configured so, and 2.4 always
+    does."""
 
     containerd: msgspec.Raw = msgspec.Raw()
     enabled: bool = msgspec.field(default=True, name="enableCDI")
@@ -339,12 +340,12 @@ def cdi_dirs_of(config: str) -> tuple[str, ...] | None:
     """`config`: the runtime's configuration as JSON. None if it is not containerd's, or can't be
     read."""
     try:
-        found = bounds.decode(_config_decoder, config or "{}")
+        of_runtime = bounds.decode(_config_decoder, config or "{}")
     except bounds.JsonError:
         return None
-    if not bytes(found.containerd):
+    if not bytes(of_runtime.containerd):
         return None
-    return (found.dirs or ()) if found.enabled else ()
+    return (of_runtime.dirs or ()) if of_runtime.enabled else ()
 
 
 def status_of(info: str) -> VerboseStatus:

@@ -21,7 +21,7 @@ FILE_NAME: Final = "cpus"
 
 
 class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a container is told about its CPUs: lists in the kernel's form."""
+    """The file tells a container its CPUs, as lists in the kernel's form."""
 
     cpus: str
     generation: int

@@ -49,11 +49,11 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The NUMA nodes of its CPUs, as a list, for its variable NUMA_NODES; "" for a container
     without devices, which has no such variable."""
     shared: str | None = None
-    """Those of its CPUs that are its pool's, as a list, beside the ones that it owns; "" while the
-    pool is empty, None for a container that is not mixed."""
+    """A mixed container has these CPUs of its pool, as a list, beside its own; "" while the pool is
+    empty, None for a container that is not mixed."""
     housekeeping: str = ""
-    """Those of its own CPUs that keep interrupts, for its variable HOUSEKEEPING_CPUS; "" without
-    such a variable."""
+    """These of its own CPUs keep interrupts, as its variable HOUSEKEEPING_CPUS says; "" for a
+    container without the variable."""
     least_shares: int = 0
     """The fewest CPU shares that it has, whatever its request says; 0 for no such bound."""
 

@@ -147,7 +147,7 @@ def runtime_pods(settings: RestoreSettings, hierarchy: Hierarchy) -> tuple[Pod, 
 
 
 def owners_of_node(state_dir: str) -> tuple[Owner, ...]:
-    """Those of the agent's last decisions; none without an agent."""
+    """The agent's last decisions name these owners. There are none without an agent."""
     try:
         return read_snapshot(os.path.join(state_dir, snapshots.FILE)).owners
     except (OSError, SnapshotError):

@@ -435,7 +435,7 @@ class Enforcement:
 
 
 def _nothing(pods: tuple[Pod, ...], topology: Topology, decision: Decision) -> None:
-    """Nothing is to be done."""
+    """A pass without quiet CPUs prepares nothing."""
 
 
 def _held_fields(group: str, held: Collection[tuple[str, str]]) -> Iterator[str]:

@@ -15,7 +15,7 @@ class FrequencyPolicy(NamedTuple):
     cpus: CpuSet
     """They are online."""
     governors: tuple[str, ...]
-    """Those that it may have."""
+    """It may have these."""
 
 
 class GovernorWish(NamedTuple):

@@ -23,7 +23,7 @@ class InterruptRules(msgspec.Struct, frozen=True):
 
     @property
     def confined(self) -> bool:
-        """Whether interrupts can leave no CPU, because there is no other."""
+        """Whether interrupts stay where they are, because no other CPU is left for them."""
         return not self.left and not self.housekeeping
 
 

@@ -411,7 +411,8 @@ def shared_containers(annotations: Mapping[str, str]) -> tuple[str, ...]:
 
 def mixed_containers(annotations: Mapping[str, str]) -> tuple[str, ...]:
     """The containers that run on their pool too, beside the CPUs that they own, sorted. Raises
-    AnnotationError, also for what is no name of a container: each gets a folder of its name."""
+    AnnotationError, also if a word can't be the name of a container: each has a folder with its
+    name."""
     names = _container_names(annotations, MIXED_CONTAINERS)
     for name in names:
         if not _CONTAINER_NAME.fullmatch(name):

@@ -6,8 +6,8 @@ of the node does.
 | `topolet.io/quiet`             | features (`QUIET_FEATURES`), separated by commas;  |
 |                                | `all`, or `none`                                   |
 | `cpu-load-balancing.crio.io`   | `disable`: `partitions`                            |
-| `irq-load-balancing.crio.io`   | `disable`: `interrupts`; `housekeeping`: these,    |
-|                                | but the first core of the pod keeps them            |
+| `irq-load-balancing.crio.io`   | `disable`: `interrupts`; `housekeeping` asks for   |
+|                                | them too, and the first core of the pod keeps some |
 | `cpu-c-states.crio.io`         | `disable`, or `max_latency:MICROSECONDS`           |
 | `cpu-freq-governor.crio.io`    | a governor of cpufreq                              |
 | `cpu-quota.crio.io`            | `disable`: nothing, because containers with CPUs   |
@@ -69,10 +69,10 @@ def quiet_features(text: str) -> frozenset[str]:
         return frozenset(QUIET_FEATURES)
     if words == ["none"]:
         return frozenset()
-    known = ("all", "none", *QUIET_FEATURES)
+    allowed = ("all", "none", *QUIET_FEATURES)
     for word in words:
         if word not in QUIET_FEATURES:
-            raise ValueError(bounds.unknown_value("feature", word, known))
+            raise ValueError(bounds.unknown_value("feature", word, allowed))
     return frozenset(words)
 
 
