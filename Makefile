@@ -27,16 +27,15 @@ FUZZ := $(BIN)/python -m pytest -n 2 -m hypothesis --fuzz 8 tests \
 RELAY := TOPOLET_FUZZ_STREAMS=40000 $(BIN)/python -m pytest -n 2 tests/relay/test_fuzz_relay.py
 PARSERS := $(BIN)/python -m tests.parsers --count 100000 --seed $$$$
 
-# Once for each further version of kube-apiserver: the suites that talk to one, without those that need
-# a kube-scheduler of the same version or a whole node.
-API_SERVERS := $(sort $(patsubst tests/tools/kube-apiserver-%,%,$(wildcard tests/tools/kube-apiserver-*)))
-API_SERVER_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
+# Once for each further version of Kubernetes: the suites that talk to an API server.
+VERSIONS := $(sort $(patsubst tests/tools/kubernetes-%,%,$(wildcard tests/tools/kubernetes-*)))
+VERSION_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
 	authorization cluster deploy helm kube reinstall rollout webhook)) \
 	$(addprefix tests/integration/extender/test_, $(addsuffix .py, \
 	bind evictor outage scheduler_process scheduler_state))
 
-.PHONY: run run-numa run-cluster check test test-all test-fuzz test-api-servers test-cluster plan-tests \
-	prepare-tests all-suites fuzz api-servers audit mutants lint lint-types lint-others lock manifests pictures \
+.PHONY: run run-numa run-cluster check test test-all test-fuzz test-versions test-cluster plan-tests \
+	prepare-tests all-suites fuzz versions audit mutants lint lint-types lint-others lock manifests pictures \
 	release clean
 
 run: $(VENV)/.run
@@ -66,12 +65,12 @@ test: prepare-tests
 # Its four parts run one after the other, also after one has failed.
 test-all: ALL := -a
 test-all: prepare-tests
-	@$(MAKE) --no-print-directory --keep-going all-suites fuzz api-servers audit
+	@$(MAKE) --no-print-directory --keep-going all-suites fuzz versions audit
 
 test-fuzz: prepare-tests fuzz
 
-test-api-servers: ALL := -a
-test-api-servers: prepare-tests api-servers
+test-versions: ALL := -a
+test-versions: prepare-tests versions
 
 all-suites:
 	$(PYTEST)
@@ -81,11 +80,11 @@ fuzz:
 	$(RELAY)
 	$(PARSERS)
 
-api-servers:
-	@failed=; for version in $(API_SERVERS); do \
-		echo "Against kube-apiserver $$version:"; \
-		TOPOLET_APISERVER=$$version $(PYTEST) $(API_SERVER_SUITES) || failed="$$failed $$version"; \
-	done; [ -z "$$failed" ] || { echo "Failed against kube-apiserver$$failed"; exit 1; }
+versions:
+	@failed=; for version in $(VERSIONS); do \
+		echo "With Kubernetes $$version:"; \
+		TOPOLET_KUBERNETES=$$version $(PYTEST) $(VERSION_SUITES) || failed="$$failed $$version"; \
+	done; [ -z "$$failed" ] || { echo "Failed with Kubernetes$$failed"; exit 1; }
 
 # Known vulnerabilities of the dependencies, if a source of them can be reached.
 audit: $(VENV)/.audit

@@ -30,15 +30,15 @@ DATA = Path(__file__).resolve().parent / "data"
 
 
 def pytest_configure() -> None:
-    """Fails if TOPOLET_APISERVER is not a known version."""
+    """Fails if TOPOLET_KUBERNETES is not a known version."""
     try:
-        tools.api_server()
+        tools.kubernetes_version()
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
 
 
 def pytest_report_header() -> str:
-    return f"kube-apiserver: {tools.api_server()}"
+    return f"Kubernetes: {tools.kubernetes_version()}"
 
 
 @pytest.fixture(autouse=True)

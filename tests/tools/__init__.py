@@ -19,9 +19,10 @@ _HERE = Path(__file__).resolve().parent
 _FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags=-s -w")
 _BUILD_SECONDS = 1200
 
-API_SERVERS = {each: f"kube-apiserver-{each}" for each in ("1.33", "1.34", "1.37")}
-"""Sets with one kube-apiserver each, by version, in addition to the one of the set "kubernetes":
-`make test-all` runs the API server's suites with them."""
+VERSIONS = {each: f"kubernetes-{each}" for each in ("1.33", "1.34", "1.35", "1.37")}
+"""Sets with the programs OF_VERSION, by the version of Kubernetes, in addition to the set
+"kubernetes": `make test-all` runs some suites with them."""
+OF_VERSION = ("kube-apiserver", "kube-scheduler", "kubelet")
 
 _MODULES = {
     "containerd": "github.com/containerd/containerd/v2",
@@ -36,7 +37,7 @@ _MODULES = {
     "helm": "helm.sh/helm/v4",
     "helm3": "helm.sh/helm/v3",
     "kubernetes": "k8s.io/kubernetes",
-    **dict.fromkeys(API_SERVERS.values(), "k8s.io/kubernetes"),
+    **dict.fromkeys(VERSIONS.values(), "k8s.io/kubernetes"),
 }
 _FOLDERS = {"koord-runtime-proxy": "koordinator"}
 """The folder of a set that shares the module of another one."""
@@ -78,10 +79,10 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "helm": (("install", *_FLAGS, "tool"),),
     "helm3": (("install", *_FLAGS, "tool"),),
     "kubernetes": (("install", *_FLAGS, "tool"),),
-    **dict.fromkeys(API_SERVERS.values(), (("install", *_FLAGS, "tool"),)),
+    **dict.fromkeys(VERSIONS.values(), (("install", *_FLAGS, "tool"),)),
 }
 NAMES = tuple(_MODULES)
-ONLY_LONG = ("cri-o", "dra-driver", "helm3", "koordinator", *API_SERVERS.values())
+ONLY_LONG = ("cri-o", "dra-driver", "helm3", "koordinator", *VERSIONS.values())
 """Sets that only `make test-all` builds and uses."""
 ASSETS = ("etcd", "kubernetes")
 """Programs that KUBEBUILDER_ASSETS has too, if it is set."""
@@ -140,34 +141,36 @@ def _version(name: str) -> str:
 
 def kubernetes(program: str) -> Path | str:
     """A program of Kubernetes, or etcd: from the folder KUBEBUILDER_ASSETS if that is set,
-    otherwise built; or the reason why it is not available. TOPOLET_APISERVER takes precedence for
-    kube-apiserver.
+    otherwise built; or the reason why it is not available. TOPOLET_KUBERNETES takes precedence for
+    the programs OF_VERSION.
     """
-    if program == "kube-apiserver" and (selected := _selected_api_server()):
+    selected = _selected()
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if selected and program in OF_VERSION:
         where = built(selected)
-        return where if isinstance(where, str) else where / program
-    if assets := os.environ.get("KUBEBUILDER_ASSETS"):
+    elif assets:
         asset = Path(assets).absolute() / program
         return asset if asset.exists() else f"{program}: not in KUBEBUILDER_ASSETS, {assets}"
-    where = built("etcd" if program == "etcd" else "kubernetes")
+    else:
+        where = built("etcd" if program == "etcd" else "kubernetes")
     return where if isinstance(where, str) else where / program
 
 
-def api_server() -> str:
-    """The kube-apiserver that tests start, as text."""
+def kubernetes_version() -> str:
+    """The version of Kubernetes that tests start, as text."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
-    selected = _selected_api_server()
+    selected = _selected()
     if assets and not selected:
         return f"that of {assets}"
     return _version(selected or "kubernetes")
 
 
-def _selected_api_server() -> str | None:
-    """The set of the version in TOPOLET_APISERVER; None: the usual one."""
-    version = os.environ.get("TOPOLET_APISERVER")
-    if version and version not in API_SERVERS:
-        raise ValueError(f"TOPOLET_APISERVER={version}: not one of {', '.join(API_SERVERS)}")
-    return API_SERVERS[version] if version else None
+def _selected() -> str | None:
+    """The set of the version in TOPOLET_KUBERNETES; None: the usual one."""
+    version = os.environ.get("TOPOLET_KUBERNETES")
+    if version and version not in VERSIONS:
+        raise ValueError(f"TOPOLET_KUBERNETES={version}: not one of {', '.join(VERSIONS)}")
+    return VERSIONS[version] if version else None
 
 
 @functools.cache

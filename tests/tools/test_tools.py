@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -90,35 +91,47 @@ def test_a_changed_module_is_built_in_another_folder(
 
 
 def test_every_folder_with_a_module_is_built_or_read() -> None:
-    """The Makefile finds the versions of kube-apiserver by their folders."""
+    """The Makefile finds the versions of Kubernetes by their folders."""
     folders = {each.parent.name for each in Path(tools.__file__).parent.glob("*/go.mod")}
     assert folders == {*(tools.module(name).name for name in tools.NAMES), *tools.SOURCES}
-    versions = {f"kube-apiserver-{version}" for version in tools.API_SERVERS}
-    assert {each for each in folders if each.startswith("kube-apiserver-")} == versions
+    versions = {f"kubernetes-{version}" for version in tools.VERSIONS}
+    assert {each for each in folders if each.startswith("kubernetes-")} == versions
 
 
-@pytest.mark.parametrize("version", tools.API_SERVERS)
-def test_the_version_of_the_api_server_is_configurable(
+@pytest.mark.parametrize("version", tools.VERSIONS)
+def test_a_version_of_kubernetes_is_that_of_all_its_modules_and_programs(version: str) -> None:
+    text = (tools.module(tools.VERSIONS[version]) / "go.mod").read_text()
+    _, _, minor = version.partition(".")
+    (patch,) = re.findall(rf"^\tk8s\.io/kubernetes v1\.{minor}\.(\d+) ", text, re.MULTILINE)
+    replaced = re.findall(r" => k8s\.io/\S+ (\S+)$", text, re.MULTILINE)
+    assert set(replaced) == {f"v0.{minor}.{patch}"}
+    assert re.findall(r"^\tk8s\.io/kubernetes/cmd/(\S+)$", text, re.MULTILINE) == [
+        *tools.OF_VERSION
+    ]
+
+
+@pytest.mark.parametrize("version", tools.VERSIONS)
+def test_the_version_of_kubernetes_is_configurable(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TOPOLET_APISERVER takes precedence over KUBEBUILDER_ASSETS only for kube-apiserver."""
+    """TOPOLET_KUBERNETES takes precedence over KUBEBUILDER_ASSETS only for its own programs."""
     monkeypatch.setattr(tools, "built", Path)
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
-    monkeypatch.delenv("TOPOLET_APISERVER", raising=False)
+    monkeypatch.delenv("TOPOLET_KUBERNETES", raising=False)
     (tmp_path / "kubectl").touch()
-    assert tools.api_server() == f"that of {tmp_path}"
-    monkeypatch.setenv("TOPOLET_APISERVER", version)
-    assert tools.api_server().startswith(f"v{version}.")
-    selected = tools.kubernetes("kube-apiserver")
-    assert selected == Path(f"kube-apiserver-{version}") / "kube-apiserver"
+    assert tools.kubernetes_version() == f"that of {tmp_path}"
+    monkeypatch.setenv("TOPOLET_KUBERNETES", version)
+    assert tools.kubernetes_version().startswith(f"v{version}.")
+    for program in tools.OF_VERSION:
+        assert tools.kubernetes(program) == Path(f"kubernetes-{version}") / program
     assert tools.kubernetes("kubectl") == tmp_path / "kubectl"
+    monkeypatch.delenv("KUBEBUILDER_ASSETS")
+    assert tools.kubernetes("kubectl") == Path("kubernetes") / "kubectl"
 
 
-def test_an_unknown_version_of_the_api_server_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TOPOLET_APISERVER", "1.2")
+def test_an_unknown_version_of_kubernetes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPOLET_KUBERNETES", "1.2")
     with pytest.raises(
-        pytest.UsageError, match=r"TOPOLET_APISERVER=1\.2: not one of 1\.33, 1\.34, 1\.37"
+        pytest.UsageError, match=r"TOPOLET_KUBERNETES=1\.2: not one of 1\.33, 1\.34, 1\.35, 1\.37"
     ):
         conftest.pytest_configure()
