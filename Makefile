@@ -36,7 +36,7 @@ VERSION_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
 
 .PHONY: run run-numa run-cluster check test test-all test-fuzz test-versions test-cluster plan-tests \
 	prepare-tests all-suites fuzz versions audit mutants lint lint-types lint-others lock manifests pictures \
-	release clean
+	numbers release clean
 
 run: $(VENV)/.run
 	@demo/prepare run
@@ -150,6 +150,11 @@ lock: $(VENV)/.lock
 		$(BIN)/python -c '$(BUILD_REQUIRES)' | $(LOCKED) -; } >.lock && mv .lock deploy/image/build-requirements.txt
 	@{ echo "# make lock writes it: the packages of the plugin of kubectl, for every machine." && \
 		$(LOCKED) --extra kubeconfig pyproject.toml; } >.lock && mv .lock deploy/plugin/requirements.txt
+
+# The figures of the documents, by their benchmarks, on an idle machine: hours. One: make numbers ONLY=pools
+ONLY ?=
+numbers: $(VENV)/.test
+	$(BIN)/python -m benchmarks.figures $(ONLY)
 
 # Wheel, image for amd64 and arm64, chart, SBOM, provenance and checksums, in dist/.
 # Options: make release RELEASE="--no-image"

@@ -71,6 +71,7 @@ def rows(owners: int, free: int, seeds: int, calls: int) -> list[Row]:
 def local_rows(free: int, seeds: int) -> list[Row]:
     machine = layout.of(cpus(LOCAL_SHAPE, "adjacent"))
     totals = {name: [0.0, 0.0] for name in ("moves", "numa_crossings", "broken_cores", "ms")}
+    before = dict.fromkeys(("numa_crossings", "broken_cores"), 0.0)
     for seed in range(seeds):
         node = fragmented(machine, LOCAL_PODS, free, seed)
         start = time.process_time_ns()
@@ -80,12 +81,14 @@ def local_rows(free: int, seeds: int) -> list[Row]:
         plan_ms = (time.process_time_ns() - start) / 1e6
         moves, ends, local_ms = moved_locally(node)
         pairs = {"moves": (moves, len(planned.moves)), "ms": (local_ms, plan_ms)}
-        for name in ("numa_crossings", "broken_cores"):
+        for name, sum_before in before.items():
             pairs[name] = getattr(ends, name), getattr(planned.after, name)
+            before[name] = sum_before + getattr(planned.before, name)
         for name, pair in pairs.items():
             totals[name] = [one + other for one, other in zip(totals[name], pair, strict=True)]
     return [
         ratio_row(f"local_{name}_{free}", ours + 1, base + 1, "plan + 1", "sum + 1")
+        | ({"before": before[name]} if name in before else {})
         for name, (ours, base) in totals.items()
     ]
 
