@@ -47,8 +47,8 @@ _BLOCK: Final = re.compile(r"<!-- figures: ([\w-]+) -->\n(.*?)<!-- end -->\n", r
 _REPEATED: Final = re.compile(r"^for (.*?): (.*\n)", re.MULTILINE)
 _FIGURE: Final = re.compile(r"\{(\w+):([^:{}!]+)(?::(\w+))?(?:!([^{}]+))?\}")
 _SECONDS: Final = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
-_DIGITS: Final = 4
-"""The significant digits of a stored figure; a document has one fewer."""
+_STORED_DIGITS, _SHOWN_DIGITS = 6, 3
+"""Significant digits; of more stored ones, so that a figure is not rounded twice."""
 
 Number = float | list[float]
 """A figure, or the lowest and the highest of several runs."""
@@ -170,7 +170,7 @@ def figure(number: float) -> str:
     """Three significant digits, and all digits of a number from 1,000."""
     if abs(number) >= 100:
         return f"{round(number):,}"
-    return f"{Decimal(f'{number:.{_DIGITS - 1}g}').normalize():f}"
+    return f"{Decimal(f'{number:.{_SHOWN_DIGITS}g}').normalize():f}"
 
 
 def _table_of(runs: Runs) -> str:
@@ -205,7 +205,7 @@ def measured(benchmark: str, cases: set[str]) -> BenchmarkRun:
 
 def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        key: float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+        key: float(f"{value:.{_STORED_DIGITS}g}") if isinstance(value, float) else value
         for key, value in row.items()
     }
 
