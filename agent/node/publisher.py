@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from typing import Final
 
 import msgspec
 
@@ -25,6 +26,8 @@ from agent.model.snapshot import (
     Wanted,
 )
 from agent.node.sources import SourceName, Sources
+
+_REVOKED: Final = "the agent is about to give its CPUs to others"
 
 
 class Publisher:
@@ -153,6 +156,21 @@ class Publisher:
         new = msgspec.structs.replace(last, generation=last.generation + 1, announced=announced)
         files.replace(self._path, snapshots.encode(new), durable=False, mode=0o644)
         self._last = new
+
+    def revoke(self, owners: Collection[Owner]) -> bool:
+        """Blocks, before the next decision, the containers of pods that are not among the `owners`
+        any more. Returns whether the last snapshot did not block them. Raises OSError."""
+        if (last := self.last) is None:
+            return False
+        dropped = {owner.uid for owner in last.owners} - {owner.uid for owner in owners}
+        blocked = {uid: _blocked(last.pods[uid], _REVOKED) for uid in dropped if uid in last.pods}
+        if all(last.pods[uid] == of_pod for uid, of_pod in blocked.items()):
+            return False
+        pods = {**last.pods, **blocked}
+        new = msgspec.structs.replace(last, generation=last.generation + 1, pods=pods)
+        files.replace(self._path, snapshots.encode(new), durable=False, mode=0o644)
+        self._last = new
+        return True
 
     def _stored(self) -> Snapshot | None:
         try:

@@ -8,7 +8,9 @@ A pass is a pipeline. Each stage takes values and returns one:
    the CPUs that containers hold. The kubelet is read after the runtime was listed, so that its
    state names every listed container.
 3. decide: the owners of CPUs, the shared pools, and the NUMA nodes of containers with devices
-   (`allocate.pools`); changes nothing.
+   (`allocate.pools`); changes nothing. If an owner of the last snapshot is none any more, the
+   snapshot blocks its containers first, and stages 1 to 3 are repeated: they observe what a
+   frontend has created with the snapshot until then.
 4. make room: write the cpusets of running containers, so that the CPUs of new owners become free,
    and those of pods in which the runtime is about to make a sandbox.
 5. publish: replace the snapshot. Only from now on frontends may start containers on the CPUs of new
@@ -255,9 +257,11 @@ class Reconciler:
     def reconcile(self) -> None:
         """Runs a pass. Raises RpcError, DiscoveryError, StateFileError or OSError, after which the
         last snapshot stays in force; at the end of the pass StoreError or ReconcileError."""
-        seen = self._observe()
-        resolved = self._resolve(seen)
-        decision = self._decide(seen, resolved)
+        seen, resolved, decision = self._considered()
+        # A frontend may have created a container for a dropped owner since the runtime was listed.
+        while self._publisher.revoke(decision.owners):
+            seen, resolved, decision = self._considered()
+        self._follow(seen, resolved, decision)
         try:
             freed = self._make_room(seen, resolved, decision)
             self._publish(seen, resolved, decision, freed)
@@ -272,6 +276,11 @@ class Reconciler:
         """Reports that a pass failed with this problem. To be called after `reconcile` has raised
         an error."""
         self._reporter.failed(self._cluster.now().node, problem)
+
+    def _considered(self) -> tuple[Observation, Resolved, Decision]:
+        seen = self._observe()
+        resolved = self._resolve(seen)
+        return seen, resolved, self._decide(seen, resolved)
 
     def _observe(self) -> Observation:
         began = time.monotonic_ns()
@@ -353,6 +362,10 @@ class Reconciler:
         if pauses != decision.pauses:
             decision = msgspec.structs.replace(decision, pauses=pauses)
         self._decided = decision_input, decision
+        return decision
+
+    def _follow(self, seen: Observation, resolved: Resolved, decision: Decision) -> None:
+        """Tells the others what the pass has decided."""
         self._locality.decided(decision.places)
         if self._claims is not None:
             self._claims.follow(self._left_to_claims(seen, resolved, decision))
@@ -360,7 +373,6 @@ class Reconciler:
         owners = settled(decision, self._publisher.all_owners)
         self._reporter.changes.decided(resolved.pods, decision, owners, resolved.holds)
         self._reporter.changes.without_cgroup(_without_cgroup(seen.managed.pods), time.monotonic())
-        return decision
 
     def _left_to_claims(
         self, seen: Observation, resolved: Resolved, decision: Decision

@@ -98,6 +98,10 @@ class Stage(IntEnum):
     JOURNAL = 0
     ROOM = 1
     PUBLISH = 2
+    REVOKE = 3
+    """The last snapshot blocks the owners that the pass drops."""
+    OBSERVE = 4
+    """The pass begins again, without new notifications."""
 
 
 class Pass(msgspec.Struct, frozen=True, gc=False):
@@ -124,8 +128,6 @@ class State(msgspec.Struct, frozen=True, gc=False):
     snapshot: Decided | None = None
     earlier: Age = Age.ENDED
     """The creations of an earlier frontend."""
-    dropped: int = 0
-    """The owners of the snapshot that a pass after it has dropped."""
     faults: int = 0
     """The crashes, reboots, failures and refusals until here."""
 
@@ -164,9 +166,10 @@ class Rules(msgspec.Struct, frozen=True):
     """A held call does not repeat its announcement."""
     keeps_ended_sessions: bool = False
     """The claims of a frontend that has ended stay."""
-    returns_in_a_pass: bool = False
-    """A pod that a pass has dropped from the owners comes back before the next snapshot: the code
-    has no guard."""
+    drops_at_once: bool = False
+    """A pass gives away the CPUs of an owner that the last snapshot admits."""
+    drops_unseen: bool = False
+    """A pass does not look again for an owner that the last snapshot has admitted until then."""
     calls_survive: bool = False
     """The runtime goes on with the calls of a frontend that has ended, beside the next one."""
     ignores_timeouts: bool = False
@@ -294,7 +297,7 @@ class Model:
         own = snapshot.owned[number]
         if not own:
             return self.bounds.all & ~sum(snapshot.owned), False
-        if state.earlier or (state.dropped & bit and not self.rules.returns_in_a_pass):
+        if state.earlier:
             return None
         for other, pod in enumerate(state.pods):
             if pod.start and pod.stale and not self.rules.forgets_starts:
@@ -319,7 +322,7 @@ class Model:
         if not state.up:
             yield "agent starts", replace(state, up=True, asked=True, fresh=True)
         elif state.running_pass is None:
-            yield "observe", self.observe(state)
+            yield "observe", self.observe(self.handle(state))
         else:
             yield self.next_stage(state, state.running_pass)
             doing = state.running_pass
@@ -328,8 +331,13 @@ class Model:
                 refused = replace(state, running_pass=_written(doing), faults=state.faults + 1)
                 yield f"refused {doing.writes[0]}", refused
 
+    def handle(self, state: State) -> State:
+        """The agent handles the notifications."""
+        pods = tuple(_handled(pod) for pod in state.pods)
+        return replace(state, pods=pods, asked=False, fresh=state.fresh or state.asked)
+
     def observe(self, state: State) -> State:
-        """The agent handles the notifications, lists the runtime and decides."""
+        """The agent lists the runtime and decides."""
         pods = tuple(_observed(pod) for pod in state.pods)
         running = _mask(pods, (Phase.RUNNING,))
         created = _mask(pods, (Phase.CREATED, Phase.STARTING))
@@ -349,7 +357,10 @@ class Model:
         ]
         starting.sort(key=lambda number: bool(decided.owned[number]))
         stages = (Stage.JOURNAL, Stage.ROOM, Stage.PUBLISH)
-        if self.rules.publishes_first:
+        if _dropped(state.snapshot, decided) and not self.rules.drops_at_once:
+            again = () if self.rules.drops_unseen else (Stage.OBSERVE,)
+            stages = (Stage.REVOKE, *(again or stages))
+        elif self.rules.publishes_first:
             stages = (Stage.PUBLISH, Stage.JOURNAL, Stage.ROOM)
         elif self.rules.journals_late:
             stages = (Stage.ROOM, Stage.JOURNAL, Stage.PUBLISH)
@@ -357,9 +368,6 @@ class Model:
             state,
             pods=pods,
             earlier=_before_pass(state.earlier),
-            asked=False,
-            fresh=state.fresh or state.asked,
-            dropped=state.dropped | _dropped(state.snapshot, decided),
             running_pass=Pass(stages, decided, running, created, (*differing, *starting)),
         )
 
@@ -392,6 +400,13 @@ class Model:
     def next_stage(self, state: State, doing: Pass) -> Step:
         stage = doing.stages[0]
         after = replace(doing, stages=doing.stages[1:])
+        if stage is Stage.REVOKE:
+            assert state.snapshot is not None
+            blocked = state.snapshot.blocked | _dropped(state.snapshot, doing.decided)
+            snapshot = replace(state.snapshot, blocked=blocked)
+            return "revoke", replace(state, snapshot=snapshot, running_pass=after)
+        if stage is Stage.OBSERVE:
+            return "observe again", self.observe(state)
         if stage is Stage.JOURNAL:
             pods = tuple(
                 replace(pod, journalled=True)
@@ -445,7 +460,7 @@ class Model:
                 if other != number and own & self.holds(state, doing, other):
                     blocked |= 1 << number
         snapshot = replace(doing.decided, blocked=blocked)
-        state = replace(state, running_pass=after, dropped=0)
+        state = replace(state, running_pass=after)
         if snapshot == state.snapshot and not state.fresh:
             return state
         seen = self.seen
@@ -588,15 +603,18 @@ def _unseen(age: Age) -> Age:
     return Age.ENDED if age is Age.BEFORE_PASS else age
 
 
-def _observed(pod: Container) -> Container:
-    """The pod after its notification, and with what ended before the pass."""
+def _handled(pod: Container) -> Container:
+    """The pod after its notification."""
     announced = pod.announced if pod.inbox is Inbox.NONE else pod.inbox is Inbox.ANNOUNCED
-    if pod.phase not in (Phase.NEW, Phase.SANDBOX, Phase.GONE):
-        announced = False
+    return replace(pod, inbox=Inbox.NONE, announced=announced)
+
+
+def _observed(pod: Container) -> Container:
+    """The pod if it is listed now, and with what ended before."""
+    listed = pod.phase not in (Phase.NEW, Phase.SANDBOX, Phase.GONE)
     return replace(
         pod,
-        inbox=Inbox.NONE,
-        announced=announced,
+        announced=pod.announced and not listed,
         assumed=_before_pass(pod.assumed),
         start=_before_pass(pod.start),
     )
@@ -607,7 +625,12 @@ def _written(doing: Pass) -> Pass:
 
 
 def _dropped(snapshot: Decided | None, decided: Decided) -> int:
-    before = snapshot.owned if snapshot else ()
-    return sum(
-        1 << number for number, own in enumerate(before) if own and not decided.owned[number]
+    """The owners of the snapshot that it does not block, and that are none any more."""
+    if snapshot is None:
+        return 0
+    dropped = sum(
+        1 << number
+        for number, own in enumerate(snapshot.owned)
+        if own and not decided.owned[number]
     )
+    return dropped & ~snapshot.blocked
