@@ -1,7 +1,8 @@
 """The original values of cgroup files, on disk before the agent's first write to each.
 
-One JSON object a line, so that the intact lines of a damaged file can be read. The file belongs on
-a file system that a reboot empties (`/run`): groups end with a boot, but their names are reused.
+One JSON object a line, so that the intact lines of a damaged file can be read. The first one also
+has the id of the boot: where the file outlives that, its entries count for nothing, because every
+group, interrupt and queue has ended, and others have their names.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from agent.model.cpu.cpuset import CpuSet, CpuSetError
 
 _FILE: Final = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*( [0-9]+:[0-9]+( [a-z]+)?)?")
 """With the names of `lines`."""
+_BOOT: Final = "boot"
 
 
 class Original(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -123,8 +125,10 @@ class Journal:
         values: Mapping[tuple[str, str], OriginalValue],
     ) -> None:
         # Not msgspec: a group's name may have bytes that are not UTF-8, which must be kept.
-        entries = (*_sorted(originals), *_sorted(values))
-        lines = [json.dumps(msgspec.to_builtins(each)) + "\n" for each in entries]
+        entries = [msgspec.to_builtins(each) for each in (*_sorted(originals), *_sorted(values))]
+        for entry in entries[:1]:
+            entry[_BOOT] = files.boot_id()
+        lines = [json.dumps(entry) + "\n" for entry in entries]
         try:
             files.make_folders(str(self.path.parent))
             files.replace(str(self.path), "".join(lines).encode("ascii"), durable=True, mode=0o600)
@@ -143,6 +147,8 @@ class Journal:
                 os.replace(self.path, broken)
             except OSError as second:
                 self._problem(f"cannot be renamed ({second.strerror})")
+            return
+        if _is_of_another_boot(data):
             return
         bad = 0
         for number, line in enumerate(data.split(b"\n"), 1):
@@ -181,10 +187,10 @@ def peek(
     originals: dict[str, Original] = {}
     values: dict[tuple[str, str], OriginalValue] = {}
     try:
-        lines = path.read_bytes().split(b"\n")
+        data = path.read_bytes()
     except FileNotFoundError:
         return originals, values
-    for line in lines:
+    for line in () if _is_of_another_boot(data) else data.split(b"\n"):
         with contextlib.suppress(ValueError, RecursionError):
             entry = _parse(line)
             if isinstance(entry, Original):
@@ -200,6 +206,16 @@ _Entry = TypeVar("_Entry", Original, OriginalValue)
 
 def _sorted(entries: Mapping[_Key, _Entry]) -> list[_Entry]:
     return [each for _, each in sorted(entries.items())]
+
+
+def _is_of_another_boot(data: bytes) -> bool:
+    """A file without a boot, as of an older agent, is not."""
+    try:
+        content = json.loads(data.partition(b"\n")[0])
+    except (ValueError, RecursionError):
+        return False
+    boot = content.get(_BOOT) if isinstance(content, dict) else None
+    return boot is not None and boot != files.boot_id()
 
 
 def _parse(line: bytes) -> Original | OriginalValue:

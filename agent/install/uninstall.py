@@ -34,14 +34,22 @@ from agent.model import notifications, snapshot
 from agent.model.bounds import JsonError
 from agent.model.devices import device_object
 from agent.model.dra import prepared_claim
-from agent.model.dra.names import CLAIMS_FILE, DRIVER, PLUGIN_DIR, REGISTRY
+from agent.model.dra.names import CLAIMS_FILE, DRIVER, PLUGIN_DIR, REGISTRY, SHOWN_FILE
 from agent.model.nrt import node_status, resource_topology
 from agent.model.settings.agent import UninstallSettings
 from agent.model.settings.options import PROXY_SOCKET, RUNTIME_ENDPOINT, SettingsError, proxy_socket
 from agent.node import originals
 from agent.rpc.grpc import RpcError
 from agent.telemetry.audit import Trail
-from agent.usage import COLOCATION_FILE, OFFERED_FILE, STRATEGIES_FILE, WAITS_FILE, predictor
+from agent.usage import (
+    COLOCATION_FILE,
+    EVICTIONS_FILE,
+    OFFERED_FILE,
+    QUIET_FILE,
+    STRATEGIES_FILE,
+    WAITS_FILE,
+    predictor,
+)
 
 _OWN_STATE: Final = (
     snapshot.FILE,
@@ -51,7 +59,10 @@ _OWN_STATE: Final = (
     notifications.SOCKET,
     predictor.FILE,
     COLOCATION_FILE,
+    EVICTIONS_FILE,
     OFFERED_FILE,
+    QUIET_FILE,
+    SHOWN_FILE,
     STRATEGIES_FILE,
     WAITS_FILE,
 )

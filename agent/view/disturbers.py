@@ -209,8 +209,8 @@ _WAYS: Final = {
     Remedy.INTERRUPTS: _Way(
         "would move these, but not those that the kernel manages itself",
         "interrupts",
-        "the kernel manages these itself, other CPUs have no room for them, or the pod keeps them "
-        "on its first core",
+        "the kernel manages these itself, other CPUs have no room for them, they leave when they "
+        "next occur, or the pod keeps them on its first core",
     ),
     Remedy.PACKET_STEERING: _Way(
         "would keep packets away that other CPUs steer here; the rest goes with the interrupts of "

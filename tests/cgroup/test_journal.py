@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue, peek
+from agent.host import files
 
 A = Original("/a", "0-3")
 B = Original("/b", "", "inherited")
@@ -48,6 +49,24 @@ def test_an_unchanged_journal_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "j").unlink()
     journal.update([A], remove=["/x"])
     assert not (tmp_path / "j").exists()
+
+
+def test_a_journal_that_outlives_its_boot_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups and interrupts of the next boot have the same names."""
+    path = tmp_path / "j"
+    journal = Journal(path)
+    journal.update([B, A])
+    journal.update_values([QUOTA])
+    assert (Journal(path).originals, peek(path)[0]) == ({"/a": A, "/b": B},) * 2
+    monkeypatch.setattr(files, "boot_id", lambda: "the next one")
+    after = Journal(path)
+    assert (after.originals, after.values, after.problems) == ({}, {}, ())
+    assert peek(path) == ({}, {})
+    after.update_values([MEMORY])
+    again = Journal(path)
+    assert (again.originals, list(again.values.values())) == ({}, [MEMORY])
 
 
 def test_names_that_are_not_utf8_are_kept(tmp_path: Path) -> None:

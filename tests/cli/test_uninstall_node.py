@@ -7,15 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from agent import usage
 from agent.__main__ import main
 from agent.cgroup import writer
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.host.locks import Lock
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.dra.names import SHOWN_FILE
+from agent.usage import predictor
 from tests.cli.conftest import Topolet
 
 GROUP = "/kubepods/besteffort/podx/box"
+OF_PEOPLE = (
+    *(text for name, text in vars(usage).items() if name.endswith("_FILE")),
+    predictor.FILE,
+    SHOWN_FILE,
+)
+"""The files of parts of an agent that tell people, or a later agent, what they do."""
 
 
 @pytest.fixture
@@ -29,6 +38,7 @@ def command_line(tmp_path: Path) -> list[str]:
     for path, text in {
         "snapshot.json": "{}",
         "cluster.json": "{}",
+        **dict.fromkeys(OF_PEOPLE, "{}"),
         "door.lock": "",
         "audit/agent.1700000000.jsonl": "{}",
         "containers/pod/box/cpus": "1",

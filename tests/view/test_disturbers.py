@@ -118,7 +118,7 @@ def test_lines_are_grouped_by_what_would_help() -> None:
         "there leave to do",
         "  nvme0 (IRQ 24, 25): 230 a second on CPU 2",
         "    -> interrupts acts: the kernel manages these itself, other CPUs have no room for "
-        "them, or the pod keeps them on its first core",
+        "them, they leave when they next occur, or the pod keeps them on its first core",
         "  Local timer interrupts: 250 a second on CPU 2",
         "    -> no feature stops the tick; the boot option nohz_full= does while one thread runs",
         "  timer hrtimer_wakeup: 2 wait on CPU 2",

@@ -4,7 +4,11 @@ come later, and the CPUs that irqbalance may use (Documentation/core-api/irq/irq
 Other programs and drivers write the same files, and interrupts come and go: each is looked at
 within two seconds. The kernel refuses to move some: those that it manages itself (EIO, EPERM), as
 those of NVMe queues and the timer, and those for which the CPUs have no free vector (ENOSPC). They
-are told, and tried again each minute."""
+are told, and tried again each minute.
+
+Without interrupt remapping (x86) the kernel moves an interrupt of a device when it next occurs
+(kernel/irq/migration.c): that of an idle device comes once more to where it was. No file makes it
+occur earlier, so these are told until `effective_affinity_list` shows that they have left."""
 
 from __future__ import annotations
 
@@ -36,6 +40,8 @@ _ASK_SECONDS: Final = 5.0
 """So often irqbalance is asked."""
 _AT_ONCE: Final = 256
 """Of more interrupts, every other one is looked at each second."""
+_EFFECTIVE_AT_ONCE: Final = 64
+"""Of so many that were moved it is read each second whether they have left."""
 _DEFAULT: Final[Key] = ("/", IRQ_DEFAULT)
 _NO_NODE: Final = -1
 _MOST_TEXT: Final = 1 << 16
@@ -74,6 +80,7 @@ class _Interrupt:
         "path",
         "refusal",
         "text",
+        "waits",
         "wanted",
     )
 
@@ -92,6 +99,8 @@ class _Interrupt:
         self.entry: OriginalValue | None = None
         self.wanted = ""
         """Empty if it stays as it would be without the agent."""
+        self.waits = False
+        """Whether it has the affinity that is wanted, and is still where it was before."""
 
     @property
     def name(self) -> str:
@@ -159,6 +168,7 @@ class QuietInterrupts:
         self._seen: set[Key] = set()
         self._refused: dict[Key, _Interrupt] = {}
         self._moved: dict[Key, tuple[float, _Interrupt]] = {}
+        self._leaving: dict[Key, _Interrupt] = {}
         self._balancers: dict[Key, str] = {}
         self._told: set[Key] = set()
         self._untold = ""
@@ -191,6 +201,7 @@ class QuietInterrupts:
         for interrupt in list(self._interrupts.values()) if changed else looked_at:
             self._decide(interrupt, changed, now)
         self._decide(self._later, changed, now)
+        self._look_at_leaving()
         self._follow_balancers(now)
         return WantedFiles(
             {**self._files, **self._balancers},
@@ -305,7 +316,9 @@ class QuietInterrupts:
             self._drop(interrupt)
             return
         if text == wanted:
-            self._seen.add(key)
+            if key not in self._seen:
+                self._seen.add(key)
+                self._leaving[key] = interrupt
         elif key in self._seen:
             self._seen.discard(key)
             if not changed:
@@ -330,6 +343,15 @@ class QuietInterrupts:
     def _drop(self, interrupt: _Interrupt) -> None:
         self._files.pop(interrupt.key, None)
         self._seen.discard(interrupt.key)
+        self._leaving.pop(interrupt.key, None)
+
+    def _look_at_leaving(self) -> None:
+        """Forgets those that no longer use CPUs of owners."""
+        for key, interrupt in list(self._leaving.items())[:_EFFECTIVE_AT_ONCE]:
+            del self._leaving[key]
+            interrupt.waits = bool(interrupt.effective() & self._rules.quiet)
+            if interrupt.waits:
+                self._leaving[key] = interrupt  # behind the others
 
     def _follow_balancers(self, now: float) -> None:
         if now < self._ask_at:
@@ -392,6 +414,14 @@ class QuietInterrupts:
             yield (
                 f"{count(len(refused), 'interrupt')} can't be moved, {here} of them from CPUs of "
                 f"owners: {_names(refused)}: {reason}"
+            )
+        waiting = [interrupt for interrupt in self._leaving.values() if interrupt.waits]
+        if waiting:
+            waiting.sort(key=lambda interrupt: int(interrupt.key[0][1:]))
+            yield (
+                f"{count(len(waiting), 'interrupt')} may occur once more on CPUs of owners: "
+                f"{_names(waiting)}: the kernel moves an interrupt when it next occurs, unless the "
+                "machine has interrupt remapping"
             )
         self._moved = {
             key: value for key, value in self._moved.items() if now - value[0] < RETRY_SECONDS

@@ -40,6 +40,8 @@ class WatchedMachine(MachineFiles):
         super().__init__(root)
         self.refusals: dict[str, int] = {}
         """The errors of groups."""
+        self.idle: set[str] = set()
+        """The groups of interrupts that occur no more: the kernel does not move them."""
         self.writes: list[tuple[str, str, str]] = []
         self.reads = 0
         self.left: int | None = None
@@ -62,6 +64,11 @@ class WatchedMachine(MachineFiles):
             raise CgroupError(f"cannot write {file}") from OSError(number, os.strerror(number))
         if os.path.isfile(path := self.path(group, file)) and os.path.getsize(path):
             os.truncate(path, 0)  # no file of the kernel
+            if file == IRQ_AFFINITY and group not in self.idle:
+                with open(
+                    os.path.join(os.path.dirname(path), "effective_affinity_list"), "w"
+                ) as at:
+                    at.write(f"{text}\n")
         super().write(group, file, text)
 
 

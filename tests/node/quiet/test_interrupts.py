@@ -222,6 +222,29 @@ def test_refused_interrupts_are_told_and_tried_again_each_minute(
     assert not node.journal.values
 
 
+def test_interrupts_that_leave_when_they_next_occur_are_told_until_they_have_left(
+    node: QuietNode,
+) -> None:
+    node.machine.idle = {"/10", "/12"}
+    node.own("a", "2-3")
+    node.follow()
+    node.step()
+    (note,) = node.notes("interrupts")
+    assert note.startswith("2 interrupts may occur once more on CPUs of owners: device10 (10), dev")
+    assert "device12 (12): the kernel moves an interrupt when it next occurs" in note
+    assert not node.problems()
+    (node.root / "proc/irq/10/effective_affinity_list").write_text("4\n")
+    node.step()
+    (note,) = node.notes("interrupts")
+    assert note.startswith("1 interrupt may occur once more on CPUs of owners: device12 (12): the")
+    node.start()  # as after a kill
+    node.follow()
+    assert node.notes("interrupts") == (note,)
+    node.pods.clear()
+    node.follow()
+    assert not node.notes("interrupts")
+
+
 def test_what_an_interrupt_has_of_ours_stays_when_another_move_is_refused(node: QuietNode) -> None:
     node.own("a", "2-3")
     node.follow()
