@@ -46,7 +46,7 @@ class HostSlices:
         if not left:
             text = "owners have all CPUs, and the host's processes need some"
             return WantedFiles(problem=text)
-        left = left - self._of_partitions(moment.pods) or left
+        left = left - self._of_partitions(moment.pods) - moment.chain or left
         groups, problems = self._groups(moment.pods)
         if self._hierarchy.group_of(_FIRST_PROCESS) == "/":
             of_all = f"the processes in the group / of cgroup v{self._hierarchy.version}"
@@ -59,6 +59,8 @@ class HostSlices:
         notes = [f"the host's groups run on CPUs {left}"]
         if pauses := pause_cpus(moment):
             notes.append(f"pause containers run on CPUs {pauses}")
+        elif moment.chain:
+            notes.append("pause containers stay in their pods, which are partitions of a chain")
         return WantedFiles(files, "; ".join(problems), tuple(notes))
 
     def _beside_partitions(self, moment: QuietMoment) -> dict[Key, str]:
@@ -138,8 +140,8 @@ class HostSlices:
 
 def pause_cpus(moment: QuietMoment) -> CpuSet:
     """Where pause containers run: on the CPUs that are left and that pods share. Empty while no
-    owner asks, and if there are none."""
-    if moment.decision is None or not moment.quiet(HOST_SLICES):
+    owner asks, if there are none, and in a chain, whose partitions are whole pods."""
+    if moment.decision is None or moment.chain or not moment.quiet(HOST_SLICES):
         return EMPTY
     pool = pool_cpus(moment.decision.pools.get(DEFAULT_POOL.name, ()))
     return moment.left(HOST_SLICES) & pool

@@ -417,7 +417,7 @@ class QuietInterrupts:
             )
         waiting = [interrupt for interrupt in self._leaving.values() if interrupt.waits]
         if waiting:
-            waiting.sort(key=lambda interrupt: int(interrupt.key[0][1:]))
+            waiting.sort(key=lambda interrupt: (len(interrupt.key[0]), interrupt.key))
             yield (
                 f"{count(len(waiting), 'interrupt')} may occur once more on CPUs of owners: "
                 f"{_names(waiting)}: the kernel moves an interrupt when it next occurs, unless the "

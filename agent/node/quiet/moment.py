@@ -34,12 +34,14 @@ class QuietMoment(msgspec.Struct, frozen=True, dict=True):
     """The owners and the machine of one second.
 
     `pods`: are all pods that the agent manages.
-    `decision`: is that of the last pass; None for the moment of a feature that is off."""
+    `decision`: is that of the last pass; None for the moment of a feature that is off.
+    `chain`: has the CPUs that a chain of partitions takes from the host; empty without one."""
 
     owners: tuple[QuietOwner, ...] = ()
     topology: Topology | None = None
     decision: Decision | None = None
     pods: tuple[Pod, ...] = ()
+    chain: CpuSet = EMPTY
 
     def asking(self, feature: str) -> Iterator[QuietOwner]:
         """The owners that ask for a feature."""

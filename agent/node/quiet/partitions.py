@@ -3,7 +3,8 @@ take their CPUs from everything outside (Documentation/admin-guide/cgroup-v2.rst
 of v1: Documentation/admin-guide/cgroup-v1/cpusets.rst).
 
 * A remote partition (the kernel has `cpuset.cpus.exclusive`) needs no partition above it, but the
-  groups above it have its exclusive CPUs.
+  groups above it have its exclusive CPUs. Before Linux 6.11 these must be in the `cpuset.cpus` of
+  each of them (compute_effective_exclusive_cpumask), which a kubelet leaves empty.
 * Older kernels only let a child of a partition be one. In such a chain the group of all pods is a
   partition, too, which takes the CPUs of all pods from the host. So the host keeps those on which
   no pod may run, and the operator must allow that.
@@ -26,11 +27,13 @@ from agent.model.pod.qos import is_qos_root, pool_cpus
 from agent.node.features import MOST_NAMED, Key, WantedFiles
 from agent.node.quiet.moment import QuietMoment, QuietOwner
 
+PARTITIONS: Final = "partitions"
+
 
 class CpusetPartitions:
     """`chain`: is whether the group of all pods may become a partition."""
 
-    name = "partitions"
+    name = PARTITIONS
 
     def __init__(self, controllers: Controllers, *, chain: bool) -> None:
         self._controllers = controllers
@@ -49,6 +52,12 @@ class CpusetPartitions:
                 # It is a member for a second: kernels (as 6.1) let it stay invalid otherwise.
                 del files[group, PARTITION]
         return WantedFiles(files, _sentences(problems))
+
+    def chain(self, moment: QuietMoment) -> CpuSet:
+        """The CPUs that a chain takes from the host in this moment; empty if none is made."""
+        files, _ = self._files(moment)
+        roots = [group for (group, _), text in files.items() if text == PARTITION_ROOT]
+        return union(_cpus(files[group, CPUS]) for group in roots)
 
     def leaving(self, moment: QuietMoment, held: Collection[Key]) -> set[Key]:
         """The files of those partitions in `held` whose CPUs are others in this moment, or none."""
@@ -146,9 +155,20 @@ class CpusetPartitions:
         except CgroupError:
             return ""
         if "invalid" in state:
-            return f"{group} is {state}"
+            return f"{group} is {state}{self._lacking(group)}"
         if state == ISOLATED and cpus is not None and effective != cpus:
             return f"{group} is {state}, but has the CPUs '{effective}', not '{cpus}'"
+        return ""
+
+    def _lacking(self, group: str) -> str:
+        """What a kernel before 6.11 finds missing, after a colon; "" for nothing."""
+        for each in (*ancestors(group), group):
+            try:
+                in_force = self._controllers.read(each, _EXCLUSIVE_EFFECTIVE)
+                if in_force == "" and not self._controllers.read(each, CPUS):
+                    return f": {each} has no cpuset.cpus of its own, which Linux before 6.11 needs"
+            except CgroupError:
+                continue
         return ""
 
     def _unbalanced(self, moment: QuietMoment) -> WantedFiles:
@@ -184,6 +204,7 @@ class CpusetPartitions:
 
 
 _EFFECTIVE: Final = "cpuset.cpus.effective"
+_EXCLUSIVE_EFFECTIVE: Final = "cpuset.cpus.exclusive.effective"
 _OF_PARTITION: Final = (CPUS, EXCLUSIVE, PARTITION)
 
 

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
 from agent.cgroup import limits
@@ -19,7 +21,7 @@ from agent.model.settings.feature_modes import FeatureMode
 from agent.node.features import MOST_NAMED, Feature, FeatureState, FeatureWriter, Key, ShownFile
 from agent.node.quiet.host_slices import HOST_SLICES, pause_cpus
 from agent.node.quiet.moment import QuietMoment, quiet_owners
-from agent.node.quiet.partitions import CpusetPartitions
+from agent.node.quiet.partitions import PARTITIONS, CpusetPartitions
 from agent.node.sources import SourceName, Sources
 from agent.telemetry.quiet_metrics import QuietMeasures
 from agent.view.quiet import ShownQuiet, ShownQuietOwner
@@ -101,7 +103,14 @@ class QuietCpus:
         if self._modes[HOST_SLICES] is not FeatureMode.ACT:
             return EMPTY
         owners, _ = quiet_owners(pods, decision, self._default)
-        return pause_cpus(QuietMoment(owners, topology, decision, pods))
+        decision = msgspec.structs.replace(decision, pauses=EMPTY)
+        return pause_cpus(self._chained(QuietMoment(owners, topology, decision, pods)))
+
+    def _chained(self, moment: QuietMoment) -> QuietMoment:
+        """The moment with the CPUs of a chain, which the host's groups must not name."""
+        if self._partitions is None or self._modes[PARTITIONS] is not FeatureMode.ACT:
+            return moment
+        return msgspec.structs.replace(moment, chain=self._partitions.chain(moment))
 
     def before(self, pods: Iterable[Pod], topology: Topology, decision: Decision) -> None:
         """Ends the partitions whose CPUs the decision changes, before a pass writes. Never
@@ -119,7 +128,7 @@ class QuietCpus:
         """Takes the owners of a pass, and writes what they change at once."""
         pods = tuple(pods)
         owners, self._refusals = quiet_owners(pods, decision, self._default)
-        moment = QuietMoment(owners, topology, decision, pods)
+        moment = self._chained(QuietMoment(owners, topology, decision, pods))
         if moment != self._moment:
             self._moment = moment
             self.step()

@@ -13,6 +13,7 @@ from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
 from agent.cgroup import writer
 from agent.cgroup.hierarchy import Controllers, Handles, Hierarchy
+from agent.cgroup.host_slices import SliceCpus
 from agent.cgroup.journal import Journal
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
@@ -21,6 +22,7 @@ from agent.model.pod.pods import Pod
 from agent.model.settings.feature_modes import FeatureMode
 from agent.model.settings.quiet import QUIET_FEATURES
 from agent.node.enforcement import sandbox_cpusets, wanted_cpusets
+from agent.node.quiet.host_slices import HostSlices
 from agent.node.quiet.partitions import CpusetPartitions
 from agent.node.quiet.writer import QuietCpus
 from agent.node.sources import Sources
@@ -47,7 +49,8 @@ class PartitionedNode:
         self.topology = topology
         self.rules = PoolRules(node_reserved=CpuSet.parse(reserved))
         self.hierarchy = Hierarchy(root)
-        self.controllers = Controllers(root, handles or self.hierarchy.handles)
+        others = {"slice": lambda: SliceCpus(self.hierarchy)}
+        self.controllers = Controllers(root, handles or self.hierarchy.handles, others)
         self.pods: dict[str, Pod] = {}
         self.owned: Mapping[str, CpuSet] = {}
         self.problems: tuple[str, ...] = ()
@@ -60,10 +63,12 @@ class PartitionedNode:
     def start(self, mode: FeatureMode = FeatureMode.ACT, *, chain: bool = True) -> None:
         """An agent begins."""
         self.journal = Journal(self.folder / "journal")
+        partitions = CpusetPartitions(self.controllers, chain=chain)
+        slices = HostSlices(self.controllers, self.hierarchy, self.journal)
         self.quiet = QuietCpus(
             self.controllers,
             self.journal,
-            (CpusetPartitions(self.controllers, chain=chain),),
+            (partitions, slices),
             dict.fromkeys(QUIET_FEATURES, mode),
             frozenset(),
             Sources(lambda source, count: None),
@@ -77,8 +82,11 @@ class PartitionedNode:
         cpuset: str = "",
         qos: str = "LSE",
         kube_class: Literal["guaranteed", "burstable"] = "guaranteed",
+        asks: str = "partitions",
     ) -> str:
-        """The group of a new pod that owns these CPUs, or shares the pool."""
+        """The group of a new pod that owns these CPUs, or shares the pool.
+
+        `asks`: the features that an owner asks for."""
         folder = self.above if kube_class == "guaranteed" else f"{self.above}/burstable"
         group = self.groups.make(f"{folder}/pod{name}")
         of_pod = builders.pod(name, qos if cpuset else "LS", cpuset, kube_class=kube_class)
@@ -86,7 +94,7 @@ class PartitionedNode:
         sandbox = builders.running(f"{name}-pause", f"{group}/pause")
         annotations = dict(of_pod.annotations)
         if cpuset:
-            annotations[QUIET] = "partitions"
+            annotations[QUIET] = asks
         self.pods[name] = msgspec.structs.replace(
             of_pod,
             annotations=annotations,
@@ -113,7 +121,9 @@ class PartitionedNode:
 
     def decide(self) -> Decision:
         pods = tuple(self.pods.values())
-        return decide(self.topology, pods, KubeletCpus(), self.owned, {}, self.rules)
+        decision = decide(self.topology, pods, KubeletCpus(), self.owned, {}, self.rules)
+        pauses = self.quiet.pause_cpus(pods, self.topology, decision)
+        return msgspec.structs.replace(decision, pauses=pauses)
 
     def make_pass(self) -> bool:
         """Writes what a pass does. Whether all groups have their CPUs."""

@@ -30,6 +30,8 @@ OLD: Final = {
     PARTITION: "member",
 }
 NEW: Final = {**OLD, EXCLUSIVE: ""}
+BEFORE_6_11: Final = {**NEW, "cpuset.cpus.exclusive.effective": ""}
+"""It gives no group exclusive CPUs that are not in the `cpuset.cpus` of all groups above."""
 
 
 class KilledError(BaseException):
@@ -42,6 +44,8 @@ class RecordedWrites(Handles):
         self.writes: list[tuple[str, str, str]] = []
         self.left: int | None = None
         """So many writes before the agent is killed; None for no kill."""
+        self.refusal = ""
+        """What a partition is that the kernel refuses; "" if it honours each."""
 
     def count(self) -> None:
         if self.left is not None:
@@ -55,7 +59,9 @@ class RecordedWrites(Handles):
         folder, _, file = path.rpartition("/")
         self.writes.append((os.path.basename(folder), file.removeprefix("cpuset."), text))
         Path(path).write_text(f"{text}\n")
-        if text == "isolated":
+        if text == "isolated" and self.refusal:
+            Path(path).write_text(f"{self.refusal}\n")
+        elif text == "isolated":
             exclusive = Path(folder, EXCLUSIVE)
             cpus = exclusive if exclusive.exists() else Path(folder, "cpuset.cpus")
             Path(folder, "cpuset.cpus.effective").write_bytes(cpus.read_bytes())
@@ -164,6 +170,26 @@ def test_a_chain_has_the_host_on_what_no_pod_may_use(tmp_path: Path) -> None:
     assert not node.told()
 
 
+@pytest.mark.parametrize("kernel", [OLD, NEW])
+def test_the_host_leaves_a_chain_all_cpus_of_pods_and_pauses_stay_in_it(
+    tmp_path: Path, kernel: dict[str, str]
+) -> None:
+    node = FileNode(tmp_path, kernel, reserved="0-1")
+    node.groups.make("/system.slice")
+    node.add("a", "2-3", asks="partitions,host-slices")
+    chain = kernel is OLD
+    assert str(node.decide().pauses) == ("" if chain else "4-7")
+    node.pass_of_files()
+    slices = node.groups.path("/system.slice", "cpuset.cpus").read_text().strip()
+    assert slices == ("0-1" if chain else "0-1,4-7")
+    isolated = [name for name, _, text in node.written() if text == "isolated"]
+    assert isolated == ["poda" if chain else "main"]
+    assert not node.quiet.state.wanted["partitions"].problem
+    node.start(FeatureMode.OFF)
+    node.pass_of_files()
+    assert not node.groups.path("/system.slice", "cpuset.cpus").read_text().strip()
+
+
 @pytest.mark.parametrize(
     ("reserved", "chain", "kube_class", "words"),
     [
@@ -222,6 +248,25 @@ def test_a_broken_partition_is_told_and_made_again(
     node.groups.path(group, file).write_text(f"{text}\n")
     limits.restore(node.controllers, node.journal)
     assert node.value(group, ".partition") == "member"
+
+
+def test_a_kernel_before_6_11_refuses_partitions_for_a_reason_that_is_told(tmp_path: Path) -> None:
+    node = FileNode(tmp_path, BEFORE_6_11)
+    node.kernel.refusal = "isolated invalid (cpuset.cpus is empty)"
+    group = node.add("a", "2-3")
+    before = dict(node.present())
+    node.pass_of_files()
+    told = []
+    for _ in range(4):
+        told += [problems := node.told()]
+        assert node.kernel.refusal in str(problems), "the kernel's own words at each moment"
+        node.step()
+    reason = "/kubepods has no cpuset.cpus of its own, which Linux before 6.11 needs"
+    assert (f"{group} is {node.kernel.refusal}: {reason}",) in told
+    node.start(FeatureMode.OFF)
+    node.pass_of_files()
+    limits.restore(node.controllers, node.journal)
+    assert dict(node.present()) == before
 
 
 @pytest.mark.parametrize(("listed", "named"), [("2-3", True), ("3", True), ("0-3", False)])

@@ -204,6 +204,67 @@ def test_everything_is_as_before_after_a_kill_at_any_write(node: RealNode) -> No
     node.leave()
 
 
+@pytest.mark.parametrize("end", ["leave", "restore"])
+def test_host_slices_act_beside_partitions_that_stay_valid(node: RealNode, end: str) -> None:
+    """The host's groups leave the CPUs of a chain before it is made, which has those of all pods.
+
+    `end`: the owner leaves, or the agent does."""
+    own, online = CpuSet.parse(OWN), node.topology.online
+    daemon = node.host.process(node.host.top)
+    api = node.add("api")
+    shared = node.real.process(f"{api}/main")
+    pod = node.add("own", OWN, asks="partitions,host-slices")
+    node.enter(pod)
+    # Remote partitions are containers, as the pause container leaves with the host's groups.
+    group = f"{pod}/main" if node.remote else pod
+    left = online - own if node.remote else CpuSet.parse(RESERVED)
+
+    def check(after: str) -> None:
+        assert node.value(group, ".partition") == "isolated", (after, node.told())
+        assert node.value(group, ".effective") == OWN, after
+        assert allowed(node.mover) == own, after
+        assert allowed(daemon) == left, after
+        assert allowed(shared) == online - own - CpuSet.parse(RESERVED), after
+        state = node.quiet.state
+        assert not state.wanted["partitions"].problem, after
+        assert not state.failed, after
+
+    assert node.make_pass()
+    check("the pass that made it")
+    for seconds in range(5):
+        node.step()
+        check(f"{seconds} s")
+    assert node.host.path(node.host.top, "cpuset.cpus").read_text().strip() == str(left)
+    second = RealGroups({"cpuset": (2, ROOT)})
+    late = second.process(second.top)
+    node.step()
+    check("a new group of the host")
+    assert allowed(late) == left
+    assert node.make_pass()
+    check("another pass")
+    node.host.path(node.host.top, "cpuset.cpus").write_text("0-9\n")
+    left &= CpuSet.parse("0-9")
+    for _ in range(5):
+        node.step()
+    check("another program has written to a group of the host")
+    node.leave()
+    if end == "leave":
+        node.end("own")
+        eventually("others have its CPUs", node.make_pass)
+        node.step()
+    else:
+        node.start(FeatureMode.OFF)
+        assert limits.restore(node.controllers, node.journal).ok
+        assert writer.restore(node.hierarchy, node.journal).ok
+        assert node.value(group, ".partition") == "member"
+    for process in (daemon, late):
+        # What another program has written is the original value.
+        assert allowed(process) == (CpuSet.parse("0-9") if process is daemon else online)
+    assert CpuSet.parse(node.value(node.kubepods, ".effective")) == online
+    assert set(balanced().values()) == {online}
+    second.close()
+
+
 def test_an_owner_gets_other_cpus_and_others_get_its_own(node: RealNode) -> None:
     group = node.add("own", OWN)
     api = node.add("api")
