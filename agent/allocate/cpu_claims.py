@@ -188,13 +188,16 @@ def _read_claims(
     owned."""
     found = _Claims()
     known = topology.online | topology.offline
+    numa_nodes = {cpu.node for cpu in topology.cpus} | {node.id for node in topology.numa_nodes}
     kubelet_owners = {owner.uid: owner for owner in assigned.owners}
     for pod in pods:
         owned = owned_before.get(pod.uid, EMPTY)
+        if not owned and RESOURCE_STATUS not in pod.annotations:
+            continue
         try:
             status = resource_status(pod.annotations)
             requested = found.named[pod.uid] = status.cpus()
-            if not requested and (refusal := _unknown_nodes(pod, status, topology)):
+            if not requested and (refusal := _unknown_nodes(pod, status, numa_nodes)):
                 found.refuse(refusal)
             if owned and (missing := requested - known):
                 text = f"CPUs {missing} do not exist"
@@ -242,9 +245,10 @@ def _had_kubelet_cpus(pod: Pod) -> bool:
     return kubelet_may_own(pod) and any(whole_cpus(each.shares) for each in pod.containers)
 
 
-def _unknown_nodes(pod: Pod, status: ResourceStatus, topology: Topology) -> ClaimRefusal | None:
-    known = {cpu.node for cpu in topology.cpus} | {node.id for node in topology.numa_nodes}
-    named = [node for node in status.shared_numa_nodes() if node not in known]
+def _unknown_nodes(
+    pod: Pod, status: ResourceStatus, numa_nodes: Collection[int]
+) -> ClaimRefusal | None:
+    named = [node for node in status.shared_numa_nodes() if node not in numa_nodes]
     text = f"NUMA nodes {', '.join(map(str, named))} do not exist"
     return claim_refusal(pod, RefusalCause.ABSENT, text) if named else None
 
@@ -275,16 +279,31 @@ def _in_order(
     """Pods that owned their CPUs or some of them before, or already run on them, come first, then
     the older pods. `unowned` returns the CPUs on which a pod runs while no CPU has an owner."""
 
+    run_on: dict[QoS, tuple[int, int]] = {}
+    """By class of the claimant, the masks of CPUs on which at least one, and at least two, pods run
+    that could not share them with it."""
+
+    def others_run_on(pod: Pod) -> CpuSet:
+        """The CPUs on which other pods run that could not share them with this one."""
+        if pod.qos not in run_on:
+            once = twice = 0
+            for other in pods:
+                if pod.qos in pool_of_class(other.qos).excluded and other.uid in running_on:
+                    mask = running_on[other.uid].mask
+                    twice |= once & mask
+                    once |= mask
+            run_on[pod.qos] = once, twice
+        once, twice = run_on[pod.qos]
+        if pod.qos in pool_of_class(pod.qos).excluded:  # it counts among these pods
+            once = twice | once & ~running_on[pod.uid].mask
+        return CpuSet.from_int(once)
+
     def ranked(
         pod: Pod, requested: CpuSet
     ) -> tuple[tuple[bool, bool, bool, bool, int, str], _CpuClaim]:
         owned = requested & online <= owned_before.get(pod.uid, EMPTY)
         runs = running_on.get(pod.uid) == requested & online
-        alone = runs and not requested & union(
-            running_on.get(other.uid, EMPTY)
-            for other in pods
-            if other.uid != pod.uid and pod.qos in pool_of_class(other.qos).excluded
-        )
+        alone = runs and not requested & others_run_on(pod)
         keeps_reserved = owned or (alone and not shares(pod, requested & online))
         owned_some = bool(requested & owned_before.get(pod.uid, EMPTY))
         rank = (
@@ -336,6 +355,7 @@ class ClaimAdmission:
             for name, kind in POOLS.items()
         }
         self.owners = list(assigned.owners)
+        self._claimed = union(owner.claimed for owner in self.owners)
         self._kubelets = assigned.named
         self._of_dra = of_dra
         self._static = assigned.static
@@ -356,9 +376,10 @@ class ClaimAdmission:
     def joins_pool(self, pod: Pod, *, runs: bool) -> None:
         """The pod uses a pool, which no claim may empty from now on."""
         name = self._used(pool_of(pod)).name
-        self._users.setdefault(name, pod.title)
-        if runs:
-            self._running.setdefault(name, pod.title)
+        if name not in self._users:
+            self._users[name] = pod.title
+        if runs and name not in self._running:
+            self._running[name] = pod.title
 
     def shared_cpus(self, pod: Pod) -> CpuSet:
         """The CPUs on which the pod runs if it owns none."""
@@ -366,6 +387,8 @@ class ClaimAdmission:
 
     def _used(self, kind: PoolKind) -> PoolKind:
         """The pool that pods of this one use: the first with CPUs, otherwise the last."""
+        if self.pools[kind.name]:
+            return kind
         usable = usable_pools(kind)
         return next((each for each in usable if self.pools[each.name]), usable[-1])
 
@@ -408,12 +431,14 @@ class ClaimAdmission:
             text = f"CPUs {requested} are all that pod {user} and others share"
             return claim_refusal(pod, RefusalCause.POOL_EMPTIED, text)
         self._take(requested, pod.qos)
-        self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(requested), str(offline)))
+        self._owns(pod, requested, offline)
         return None
 
     def conflict(self, pod: Pod, requested: CpuSet) -> ClaimRefusal | None:
         """Names another pod that owns some of the CPUs, if there is one. Of several owners it
         names the one with the lowest uid, so that the order of claims does not change the text."""
+        if not requested & self._claimed:
+            return None
         for owner in sorted(self.owners, key=lambda owner: owner.uid):
             if owner.uid != pod.uid and (taken := requested & owner.claimed):
                 text = f"CPUs {taken} belong to pod {owner.title}"
@@ -422,10 +447,13 @@ class ClaimAdmission:
 
     def keep_offline(self, pod: Pod, owned: CpuSet) -> None:
         """The pod keeps the offline CPUs that it owned, unless another pod got them."""
-        others = self._kubelets | union(owner.claimed for owner in self.owners)
-        kept = owned & self._offline - others
+        kept = owned & self._offline - (self._kubelets | self._claimed)
         if kept:
-            self.owners.append(Owner(pod.uid, pod.title, pod.qos, "", str(kept)))
+            self._owns(pod, EMPTY, kept)
+
+    def _owns(self, pod: Pod, online: CpuSet, offline: CpuSet) -> None:
+        self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(online), str(offline)))
+        self._claimed |= online | offline
 
     def give_local(self, local: LocalInput) -> LocalOutcome:
         """Admits the claims of a node-local policy."""

@@ -93,6 +93,10 @@ from agent.model.pod.qos import (
 from agent.model.snapshot import LocalOwner, Owner, PodWanted, Wanted
 
 _BE: Final = pool_of_class(QoS.BE)
+_OF_CONTAINERS: Final = frozenset(
+    (CRIO_INTERRUPTS, DEVICE_LOCALITY, EXTENDED_RESOURCE_SPEC, MIXED_CONTAINERS)
+)
+"""Without these, the containers of a pod that shares all its CPUs have the same values."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -156,19 +160,20 @@ def decide(
     owners = _with_local_owners(admission.owners, pods, outcome)
     owners = _with_claims(topology, owners, pods, kubelet.claims)
     batches = {pod.uid: _batch_of(pod, refusals) for pod in pods}
-    pools = {name: _by_node(topology, cpus) for name, cpus in admission.pools.items()}
+    numa_cpus = _NumaNodes(topology, bind=rules.bind_memory)
+    pools = {name: numa_cpus.parts(cpus) for name, cpus in admission.pools.items()}
     with_devices = _with_devices(locality)
     if rules.be_on_reserved:
-        reserved_pool = _by_node(topology, admission.pools[_BE.name] & rules.kubelet_reserved)
+        reserved_pool = numa_cpus.parts(admission.pools[_BE.name] & rules.kubelet_reserved)
         users = [(pod, batches[pod.uid]) for pod in pods if pool_of(pod) is _BE]
         if _has_room(reserved_pool, users):
             pools[_BE.name] = reserved_pool
     be_pool = pool_cpus(pools[_BE.name])
     if rules.be_cpus is not None and (be_cpus := be_pool & rules.be_cpus):
-        pools[_BE.name] = _suppressed(topology, pools[_BE.name], be_cpus, pods)
+        pools[_BE.name] = _suppressed(numa_cpus, pools[_BE.name], be_cpus, pods)
     values = _PodValues(
         pools,
-        _NumaNodes(topology, bind=rules.bind_memory),
+        numa_cpus,
         rules.kubelet_memory,
         rules.cpu_normalization_ratio,
         _why_empty(owners, rules),
@@ -183,6 +188,11 @@ def decide(
     wanted = {}
     for pod in pods:
         cpus = own_cpus[pod.uid]
+        alike = cpus is _SHARES_ALL and pod.uid not in with_devices
+        if alike and pod.annotations.keys().isdisjoint(_OF_CONTAINERS):
+            reason = refusals.reason(pod)
+            wanted[pod.uid] = PodWanted(pod.title, pod.qos, values.shared(pod), {}, reason)
+            continue
         if not pod.annotations.keys().isdisjoint((DEVICE_LOCALITY, MIXED_CONTAINERS)):
             try:
                 device_locality(pod.annotations, DeviceLocality.PREFER)
@@ -261,6 +271,8 @@ def _with_local_owners(
     owners: list[Owner], pods: tuple[Pod, ...], outcome: LocalOutcome
 ) -> tuple[Owner, ...]:
     """All owners, also those of a node-local policy, sorted by pod uid."""
+    if not outcome.by_uid:
+        return tuple(sorted(owners, key=lambda owner: owner.uid))
     of_policy = [
         Owner(pod.uid, pod.title, QoS.LSE, str(share.all))
         for pod in pods
@@ -318,6 +330,10 @@ class _PodCpus(msgspec.Struct, frozen=True):
     kubelet assigned to the container."""
 
 
+_SHARES_ALL: Final = _PodCpus(None, {}, {}, None, {}, {})
+"""Those of a pod that no source names."""
+
+
 class _CpuSources:
     """Finds the CPUs that a pod does not share: those of its claim, of a node-local policy, of a
     static kubelet or of a DRA driver."""
@@ -345,8 +361,17 @@ class _CpuSources:
         # A container does not get a CPU from a DRA driver if another pod owns it.
         self._unowned = topology.online - union(owner.claimed for owner in owners)
         self._owners = owners
+        self._named = {
+            *self._own,
+            *self._kubelet_owners,
+            *kubelet.of_dra,
+            *kubelet.claims.containers,
+            *outcome.by_uid,
+        }
 
     def of(self, pod: Pod) -> _PodCpus:
+        if pod.uid not in self._named:
+            return _SHARES_ALL
         kubelets: dict[str, CpuSet] | None = None
         if (owner := self._kubelet_owners.get(pod.uid)) is not None:
             of_pod = self._kubelet.containers.get(pod.uid, {})
@@ -381,6 +406,8 @@ class _CpuSources:
 
 def _batch_of(pod: Pod, refusals: _Refusals) -> dict[str, BatchResources]:
     """By container, the batch resources of the pod's annotation; none if it is refused."""
+    if EXTENDED_RESOURCE_SPEC not in pod.annotations and not pod.batch_excess:
+        return {}
     try:
         named = of_spec(pod, batch_resources(pod.annotations))
     except AnnotationError as error:
@@ -451,29 +478,15 @@ def _has_room(
 
 
 def _suppressed(
-    topology: Topology, be_pool: tuple[Pool, ...], be_cpus: CpuSet, pods: Collection[Pod]
+    numa_cpus: _NumaNodes, be_pool: tuple[Pool, ...], be_cpus: CpuSet, pods: Collection[Pod]
 ) -> tuple[Pool, ...]:
     """The pool with the CPUs that are left, and one more for BE pods that are bound to NUMA nodes
     where none is left: they would share the pool of others there."""
     for pod in pods:
         nodes = numa_nodes(pod) if pool_of(pod) is _BE else None
-        if nodes and not pool_cpus(_by_node(topology, be_cpus), nodes):
+        if nodes and not pool_cpus(numa_cpus.parts(be_cpus), nodes):
             be_cpus |= CpuSet(islice(pool_cpus(be_pool, nodes), 1))
-    return _by_node(topology, be_cpus)
-
-
-def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:
-    """Groups CPUs by the NUMA node that each CPU names: it may be offline, and then
-    `Topology.numa_nodes` does not have it. A node that spans sockets has the socket of its lowest
-    CPU, whichever CPUs are left in the pool."""
-    sockets: dict[int, int] = {}
-    parts: dict[int, list[int]] = {}
-    for cpu in topology.cpus:
-        sockets.setdefault(cpu.node, cpu.socket)
-        if cpu.id in cpus:
-            parts.setdefault(cpu.node, []).append(cpu.id)
-    pools = [Pool(sockets[node], node, str(CpuSet(part))) for node, part in parts.items()]
-    return tuple(sorted(pools, key=lambda pool: (pool.socket, pool.node)))
+    return numa_cpus.parts(be_cpus)
 
 
 def _why_empty(owners: tuple[Owner, ...], rules: PoolRules) -> str:
@@ -519,11 +532,26 @@ class _NumaNodes:
     def __init__(self, topology: Topology, *, bind: bool) -> None:
         """`bind`: whether memory is bound."""
         self._bind = bind
-        self._node_of = {cpu.id: cpu.node for cpu in topology.cpus}
+        self._sockets: dict[int, int] = {}
+        self._masks: dict[int, int] = {}
+        for cpu in topology.cpus:
+            self._sockets.setdefault(cpu.node, cpu.socket)
+            self._masks[cpu.node] = self._masks.get(cpu.node, 0) | 1 << cpu.id
         self._with_memory = CpuSet(node.id for node in topology.numa_nodes if node.memory_bytes)
 
     def of(self, cpus: CpuSet) -> CpuSet:
-        return CpuSet(self._node_of[cpu] for cpu in cpus if cpu in self._node_of)
+        return CpuSet(node for node, mask in self._masks.items() if mask & cpus.mask)
+
+    def parts(self, cpus: CpuSet) -> tuple[Pool, ...]:
+        """The CPUs by the NUMA node that each names: it may be offline, and then
+        `Topology.numa_nodes` does not have it. A node that spans sockets has the socket of its
+        lowest CPU, whichever CPUs are left."""
+        pools = [
+            Pool(self._sockets[node], node, str(CpuSet.from_int(part)))
+            for node, mask in self._masks.items()
+            if (part := mask & cpus.mask)
+        ]
+        return tuple(sorted(pools, key=lambda pool: (pool.socket, pool.node)))
 
     def memory(self, cpus: CpuSet) -> CpuSet | None:
         """The memory nodes for these CPUs. None (any node) if memory is not bound, or if one of the

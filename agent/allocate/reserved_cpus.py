@@ -135,8 +135,9 @@ def kubelet_assignments(
     owned = kubelet_owned(pods, kubelet)
     owners = []
     taken = EMPTY
-    for pod in sorted(pods, key=lambda pod: (pod.created_at, pod.uid)):
-        if mine := owned.get(pod.uid, EMPTY) - taken:
+    assigned = [pod for pod in pods if pod.uid in owned]
+    for pod in sorted(assigned, key=lambda pod: (pod.created_at, pod.uid)):
+        if mine := owned[pod.uid] - taken:
             taken |= mine
             of_class = QoS.LSR if pod.qos is QoS.LSR else QoS.LSE
             online, offline = str(mine & topology.online), str(mine & topology.offline)

@@ -32,9 +32,10 @@ from agent.model.quantities import cpu
 def pool_of(pod: Pod) -> PoolKind:
     """The pool that the pod uses while it owns no CPUs. A BestEffort pod without the label BE that
     has CPU of NUMA nodes got it as batch CPU, and shares the default pool."""
-    unlabelled = pod.qos is QoS.BE and pod.labels.get(QOS_LABEL) != QoS.BE
+    qos = pod.qos
+    unlabelled = qos is QoS.BE and pod.labels.get(QOS_LABEL) != QoS.BE
     unlabelled_with_numa_nodes = unlabelled and numa_nodes(pod)
-    return DEFAULT_POOL if unlabelled_with_numa_nodes else pool_of_class(pod.qos)
+    return DEFAULT_POOL if unlabelled_with_numa_nodes else pool_of_class(qos)
 
 
 def shared_cpus(pod: Pod, pools: Pools, near: tuple[int, ...] = ()) -> CpuSet:

@@ -206,7 +206,7 @@ class Hierarchy:
 
     def _read(self, group: str, name: str) -> CpuSet | None:
         """The CPUs in the file, None when the group exists and the file does not."""
-        path = f"{self._directory(group)}/{name}"
+        path = f"{self.path}{below(group)}/{name}"
         try:
             return _set(self.handles.read(path))
         except CpuSetError as error:
@@ -217,7 +217,7 @@ class Hierarchy:
             raise _error("read", path, self.exists(group), error) from error
 
     def _write(self, group: str, cpus: CpuSet) -> None:
-        path = f"{self._directory(group)}/{CPUS}"
+        path = f"{self.path}{below(group)}/{CPUS}"
         try:
             self.handles.write(path, _line(cpus))
         except OSError as error:

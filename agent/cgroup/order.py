@@ -148,10 +148,10 @@ def effective(tree: GroupTree, group: str) -> CpuSet:
     """The CPUs in force in a group: on v1 its own value."""
     if not tree.inherits:
         return tree.cpus[group]
-    cpus = tree.cpus["/"]
+    mask = tree.cpus["/"].mask
     for each in (*ancestors(group), group) if group != "/" else ():
-        cpus = (tree.cpus.get(each, EMPTY) & cpus) or cpus
-    return cpus
+        mask = tree.cpus.get(each, EMPTY).mask & mask or mask
+    return CpuSet.from_int(mask)
 
 
 def plan(tree: GroupTree, wanted: Mapping[str, CpuSet]) -> list[Write]:
@@ -159,24 +159,16 @@ def plan(tree: GroupTree, wanted: Mapping[str, CpuSet]) -> list[Write]:
     request: an empty set, the root, a group missing from the tree, or CPUs beyond those of a wanted
     ancestor. CPUs that the root lacks are not checked: the kernel refuses them."""
     targets = _targets(tree, wanted)
-    changed = [group for group in _top_down(targets) if targets[group] != tree.cpus[group]]
+    changed = [group for group, cpus in targets.items() if cpus.mask != tree.cpus[group].mask]
     return list(_ordered(tree, targets, changed))
-
-
-def _top_down(groups: Mapping[str, CpuSet]) -> list[str]:
-    return sorted(groups, key=lambda group: (group.count("/"), group))
 
 
 def _targets(tree: GroupTree, wanted: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
     """The final value of each group that has one; top-down."""
-    need: dict[str, int] = {}
-    for group, cpus in wanted.items():
-        _check(tree, wanted, group)
-        for each in ancestors(group):
-            need[each] = need.get(each, 0) | cpus.mask
+    need = _needed(tree, wanted)
     targets: dict[str, CpuSet] = {}
     cut: set[str] = set()  # groups that must stay within a wanted one
-    for group in _top_down(tree.cpus):
+    for group in sorted(tree.cpus, key=lambda group: (group.count("/"), group)):
         own = tree.cpus[group]
         if group == "/":
             continue
@@ -199,16 +191,29 @@ def _grown(own: CpuSet, need: int) -> CpuSet:
     return CpuSet.from_int(own.mask | need) if need & ~own.mask else own
 
 
-def _check(tree: GroupTree, wanted: Mapping[str, CpuSet], group: str) -> None:
-    cpus = wanted[group]
-    if group == "/" or not cpus:
-        raise ValueError(f"{group!r} can't get the cpuset '{cpus}'")
-    loses = not tree.inherits and group in tree.cpus and cpus <= tree.cpus[group]
-    for each in (*ancestors(group), group):
-        if each not in tree.cpus and not loses:
-            raise ValueError(f"{group!r} can't be planned: the tree lacks {each!r}")
-        if each in wanted and not cpus <= wanted[each]:
-            raise ValueError(f"{group!r} wants '{cpus}', {each!r} above it only '{wanted[each]}'")
+def _needed(tree: GroupTree, wanted: Mapping[str, CpuSet]) -> dict[str, int]:
+    """By ancestor of wanted groups, the CPUs that these want, as a mask. Raises ValueError for an
+    impossible request."""
+    need: dict[str, int] = {}
+    for group, cpus in wanted.items():
+        mask = cpus.mask
+        if group == "/" or not mask:
+            raise ValueError(f"{group!r} can't get the cpuset '{cpus}'")
+        loses = not tree.inherits and group in tree.cpus and cpus <= tree.cpus[group]
+        for each in ancestors(group):
+            if not loses and each not in tree.cpus:
+                raise _lacks(group, each)
+            if each in wanted and not cpus <= wanted[each]:
+                text = f"{group!r} wants '{cpus}', {each!r} above it only '{wanted[each]}'"
+                raise ValueError(text)
+            need[each] = need.get(each, 0) | mask
+        if group not in tree.cpus:
+            raise _lacks(group, group)
+    return need
+
+
+def _lacks(group: str, missing: str) -> ValueError:
+    return ValueError(f"{group!r} can't be planned: the tree lacks {missing!r}")
 
 
 class _Changes(msgspec.Struct):
@@ -229,7 +234,7 @@ class _Changes(msgspec.Struct):
 
 def _changes(tree: GroupTree, targets: Mapping[str, CpuSet], changed: list[str]) -> _Changes:
     own = {group: tree.cpus[group].mask for group in changed}
-    held = {group: effective(tree, group).mask for group in changed}
+    held = {group: effective(tree, group).mask for group in changed} if tree.inherits else {**own}
     goals = {group: targets[group].mask for group in changed}
     above: dict[str, str] = {}
     below: dict[str, list[str]] = {}
@@ -267,20 +272,31 @@ def _shrink(changes: _Changes, targets: Mapping[str, CpuSet]) -> Iterator[Write]
             own[group] = held[group] = least
 
 
-class _Task(msgspec.Struct):
-    """A write of step 2."""
+class _Tasks(msgspec.Struct):
+    """The writes of step 2, and by index those that come before one."""
 
-    write: Write
-    after: set[int]
-    """The tasks that must come before it, by index."""
-    waits: set[int] = msgspec.field(default_factory=set)
-    """The tasks that free CPUs which this one adds, and should come before it."""
+    writes: list[Write] = []
+    after: dict[int, set[int]] = {}
+    """The writes that must come before it; no entry for none."""
+    waits: dict[int, set[int]] = {}
+    """The writes that free CPUs which this one adds, and should come before it; no entry for
+    none."""
+
+    def add(self, write: Write, after: set[int]) -> int:
+        index = len(self.writes)
+        self.writes.append(write)
+        if after:
+            self.after[index] = after
+        return index
+
+    def before(self, index: int) -> set[int]:
+        return self.after.get(index, set()) | self.waits.get(index, set())
 
 
-def _growing(changes: _Changes, targets: Mapping[str, CpuSet]) -> list[_Task]:
+def _growing(changes: _Changes, targets: Mapping[str, CpuSet]) -> _Tasks:
     """Step 2: the writes of the groups that step 1 did not bring to their final value."""
     own, held, goals, below = changes.own, changes.held, changes.goals, changes.below
-    tasks: list[_Task] = []
+    tasks = _Tasks()
     grown: dict[str, int] = {}  # group -> its task on the way down
     final: dict[str, int] = {}  # group -> its last task
     deferred: list[str] = []
@@ -288,61 +304,61 @@ def _growing(changes: _Changes, targets: Mapping[str, CpuSet]) -> list[_Task]:
         goal, now = goals[group], held[group]
         if now == goal:
             continue
-        fits = all(not held[each] & ~goal for each in below.get(group, ()))
+        fits = group not in below or all(not held[each] & ~goal for each in below[group])
         value = goal if fits else now | goal
         if fits or (goal & ~now and value != own[group]):
             ancestor = changes.above.get(group)
-            final[group] = grown[group] = len(tasks)
             cpus = targets[group] if fits else CpuSet.from_int(value)
             after = {grown[ancestor]} if ancestor in grown else set()
-            tasks.append(_Task(Write(group, cpus), after))
+            final[group] = grown[group] = tasks.add(Write(group, cpus), after)
         if not fits:
             deferred.append(group)
     for group in reversed(deferred):
         after = {final[each] for each in below.get(group, ()) if each in final}
         if group in grown:
             after.add(grown[group])
-        final[group] = len(tasks)
-        tasks.append(_Task(Write(group, targets[group]), after))
+        final[group] = tasks.add(Write(group, targets[group]), after)
 
     losers = [(final[each], lost) for each in final if (lost := held[each] & ~goals[each])]
-    for group, index in grown.items():
+    for group, index in grown.items() if losers else ():
         gain = goals[group] & ~held[group]
-        tasks[index].waits = {loser for loser, lost in losers if lost & gain and loser != index}
+        if waits := {loser for loser, lost in losers if lost & gain and loser != index}:
+            tasks.waits[index] = waits
     return tasks
 
 
-def _sequence(tasks: list[_Task]) -> Iterator[Write]:
+def _sequence(tasks: _Tasks) -> Iterator[Write]:
     """Writes each task after those in its `after` and `waits`. In a cycle, a task with nothing in
     `after` does not wait."""
-    followers: list[list[int]] = [[] for _ in tasks]
-    for index, task in enumerate(tasks):
-        for before in task.after | task.waits:
-            followers[before].append(index)
-    left = dict.fromkeys(range(len(tasks)))
-    ready = [index for index in left if not tasks[index].after | tasks[index].waits]
+    followers: dict[int, list[int]] = {}
+    held_up = sorted(tasks.after.keys() | tasks.waits.keys())
+    for index in held_up:
+        for before in tasks.before(index):
+            followers.setdefault(before, []).append(index)
+    left = dict.fromkeys(range(len(tasks.writes)))
+    ready = sorted(left.keys() - held_up)
     while left:
         if not ready:
             first = _in_cycle(tasks, next(iter(left)))
-            tasks[first].waits.clear()
+            tasks.waits.pop(first)
             ready.append(first)
         index = heapq.heappop(ready)
         del left[index]
-        yield tasks[index].write
-        for follower in followers[index]:
+        yield tasks.writes[index]
+        for follower in followers.get(index, ()):
             if follower in left:
-                tasks[follower].after.discard(index)
-                tasks[follower].waits.discard(index)
-                if not tasks[follower].after | tasks[follower].waits:
+                tasks.after.get(follower, set()).discard(index)
+                tasks.waits.get(follower, set()).discard(index)
+                if not tasks.before(follower):
                     heapq.heappush(ready, follower)
 
 
-def _in_cycle(tasks: list[_Task], start: int) -> int:
+def _in_cycle(tasks: _Tasks, start: int) -> int:
     """A task that waits, through others, for itself, and has nothing in `after`."""
     path: dict[int, int] = {}
     at = start
     while at not in path:
         path[at] = len(path)
-        at = min(tasks[at].after or tasks[at].waits)
+        at = min(tasks.after.get(at) or tasks.waits[at])
     cycle = list(path)[path[at] :]
-    return min(index for index in cycle if not tasks[index].after)
+    return min(index for index in cycle if not tasks.after.get(index))

@@ -68,7 +68,7 @@ class CpusetPass:
         try:
             if group == "/" or not cpus:
                 self.fail(group, f"{group!r} can't get the cpuset '{cpus}'")
-            elif self.own(group) == cpus and self._is_effective(group, cpus):
+            elif self.own(group).mask == cpus.mask and self._is_effective(group, cpus):
                 self._right[group] = cpus
                 self.settle(group, WriteState.RIGHT)
             elif cpus <= self.own("/"):
@@ -111,10 +111,8 @@ class CpusetPass:
         if not self._requested:
             return []
         self._values["/"] = self.own("/")
-        targets = {
-            group: cpus for group in self._values if (cpus := self.target(group)) is not None
-        }
-        return plan(GroupTree(self._values, self._inherits), targets)
+        right = {group: cpus for group, cpus in self._right.items() if group in self._values}
+        return plan(GroupTree(self._values, self._inherits), right | self._requested)
 
     def before(self, writes: Sequence[Write]) -> dict[str, CpuSet]:
         """The own values that the writes replace, by group."""
@@ -287,8 +285,8 @@ def restore(
 
 
 def _conflict(wanted: Mapping[str, CpuSet], group: str) -> str | None:
-    cpus = wanted[group]
-    for above in ancestors(group):
+    cpus, nested = wanted[group], ancestors(group)
+    for above in nested if not wanted.keys().isdisjoint(nested) else ():
         if above in wanted and not cpus <= wanted[above]:
             return f"'{cpus}' is beyond '{wanted[above]}', which {above!r} is to get"
     return None
