@@ -3,7 +3,9 @@
 An owner of one CPU starts or ends on a node with 250 pods of one or two containers.
 `pools_250_pods` is the decision, the plan and every write, in this kernel's cpusets, in cgroups of
 the benchmark. The base is the writes alone: the same bytes to the same files in the same order; the
-files are open before the clock starts. `pools_250_sandboxes` also writes a sandbox for each pod.
+files are open before the clock starts. `pools_250_decide` is the CPU time of the same pass without
+its writes: that of the decision, and of the plan, which reads the present values; its base is the
+CPU time of the raw writes. `pools_250_sandboxes` also writes a sandbox for each pod.
 `pools_readback` reads the values back; its base is one read of each open file. The sides take
 turns, each in both directions; a time is that of one pass, a ratio the median of the turns' ratios.
 """
@@ -35,7 +37,7 @@ from agent.node.enforcement import sandbox_cpusets, wanted_cpusets
 
 PODS = 250
 NEEDED_FILES = 4_096
-CASES = ("pools_250_pods", "pools_readback", "pools_250_sandboxes")
+CASES = ("pools_250_pods", "pools_250_decide", "pools_readback", "pools_250_sandboxes")
 FREE, OWNED = 0, 1
 """The two states between which the node alternates."""
 
@@ -48,10 +50,12 @@ def main() -> None:
     else:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(NEEDED_FILES, hard)), hard))
-        written, read = measured(turns, sandboxes=False)
-        rows = [row(CASES[0], *written, "raw write()"), row(CASES[1], *read, "raw read()")]
-        written, _ = measured(turns, sandboxes=True)
-        rows.append(row(CASES[2], *written, "raw write()"))
+        bases = ("raw write()", "raw write()", "raw read()", "raw write()")
+        all_samples = *measured(turns, sandboxes=False), measured(turns, sandboxes=True)[0]
+        rows = [
+            row(case, *samples, base)
+            for case, samples, base in zip(CASES, all_samples, bases, strict=True)
+        ]
     common.report(rows, options.output)
 
 
@@ -92,9 +96,10 @@ Samples = tuple[list[float], list[float]]
 """The seconds of Topolet and of the base in each turn."""
 
 
-def measured(turns: int, *, sandboxes: bool) -> tuple[Samples, Samples]:
-    """The samples of writing, and of reading back."""
+def measured(turns: int, *, sandboxes: bool) -> tuple[Samples, Samples, Samples]:
+    """The samples of whole passes, of decisions and plans, and of reading back."""
     written: Samples = [], []
+    decided: Samples = [], []
     read: Samples = [], []
     with ExitStack() as stack:
         recorder = Recorder()
@@ -114,25 +119,31 @@ def measured(turns: int, *, sandboxes: bool) -> tuple[Samples, Samples]:
         )
         for _ in range(turns):
             started = node.run_pass(OWNED)
-            base = raw_writes(end_writes), raw_writes(start_writes)
+            base, base_cpu = zip(raw_writes(end_writes), raw_writes(start_writes), strict=True)
             ended = node.run_pass(FREE)
             reads = raw_reads(start_writes), raw_reads(end_writes)
-            for samples, index, base_seconds in ((written, 0, base), (read, 1, reads)):
+            for index, (samples, base_seconds) in enumerate(
+                ((written, base), (decided, base_cpu), (read, reads))
+            ):
                 samples[0].append((started[index] + ended[index]) / 2)
                 samples[1].append(sum(base_seconds) / 2)
-    return written, read
+    return written, decided, read
 
 
 class TimedHierarchy(Hierarchy):
-    """Records the time of the last write."""
+    """Records the time of the last write, and the CPU time then and of all writes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.written = 0.0
+        self.cpu_seconds = 0.0
+        self.write_seconds = 0.0
 
     def write(self, group: str, cpus: CpuSet) -> None:
+        start = time.process_time()
         super().write(group, cpus)
-        self.written = time.perf_counter()
+        self.written, self.cpu_seconds = time.perf_counter(), time.process_time()
+        self.write_seconds += self.cpu_seconds - start
 
 
 class Recorder(TimedHierarchy):
@@ -158,18 +169,21 @@ class Node:
         status = {RESOURCE_STATUS: f'{{"cpuset": "{cpuset}"}}'}
         self._states = (pods, (*pods, pod("owner", "LSE", "guaranteed", status)))
 
-    def run_pass(self, state: int) -> tuple[float, float]:
-        """Returns the seconds from the event to the last write, and those of reading back."""
-        pods = self._states[state]
+    def run_pass(self, state: int) -> tuple[float, float, float]:
+        """Returns the seconds from the event to the last write, the CPU seconds of that without the
+        writes, and the seconds of reading back."""
+        pods, hierarchy = self._states[state], self._hierarchy
+        write_seconds, cpu_start = hierarchy.write_seconds, time.process_time()
         start = time.perf_counter()
         decision = pools.decide(self._topology, pods, KubeletCpus(), {}, {})
         cpusets = wanted_cpusets(pods, decision) | sandbox_cpusets(pods, decision)
-        outcome = writer.apply(self._hierarchy, self._journal, cpusets)
+        outcome = writer.apply(hierarchy, self._journal, cpusets)
         end = time.perf_counter()
         if not outcome.ok:
             raise RuntimeError(f"a group has a wrong value: {outcome}")
-        written = self._hierarchy.written
-        return written - start, end - written
+        in_writes = hierarchy.write_seconds - write_seconds
+        cpu_seconds = hierarchy.cpu_seconds - cpu_start - in_writes
+        return hierarchy.written - start, cpu_seconds, end - hierarchy.written
 
 
 def pod(
@@ -226,12 +240,12 @@ def groups(hierarchy: Hierarchy, sandboxes: bool) -> Iterator[tuple[Pod, ...]]:
                 os.rmdir(path)
 
 
-def raw_writes(writes: list[tuple[int, bytes]]) -> float:
-    """The seconds of all writes."""
-    start = time.perf_counter()
+def raw_writes(writes: list[tuple[int, bytes]]) -> tuple[float, float]:
+    """The seconds of all writes, and their CPU seconds."""
+    start, cpu_start = time.perf_counter(), time.process_time()
     for file, text in writes:
         os.write(file, text)
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - cpu_start
 
 
 def raw_reads(writes: list[tuple[int, bytes]]) -> float:
