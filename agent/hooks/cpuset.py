@@ -337,6 +337,9 @@ def _batch(pod: Pod, container_name: str) -> LinuxResources:
     return batch.containers.get(container_name, NO_RESOURCES) if batch else NO_RESOURCES
 
 
+CUT_OFF_SECONDS: Final = 1.0
+"""How long a runtime may go on with the calls of a frontend that was killed: containerd cancels
+them at once, but removes a container that it is starting only when its shim has made it."""
 MAX_ASSUMED = 256
 """The most assumed containers, and ended starts, that are kept one by one."""
 
@@ -358,31 +361,44 @@ class _Start(msgspec.Struct):
 
 
 _STARTING: Final = AssumedContainer("", "a container that is being started", None)
-_EARLIER_TITLE: Final = "a container that was created earlier"
+_EARLIER: Final = AssumedContainer("", "a container that was created earlier", None)
 
 
 class AssumedContainers:
     """The containers created since the agent's last pass, by number and by container id. A
-    new process does not know the creations that an earlier process handled: until the agent's next
-    pass one container with any CPUs represents them. It also represents the oldest ones beyond
-    MAX_ASSUMED: memory must stay bounded while no agent runs.
+    process does not know the creations and starts of another one: while such a process lives, and
+    until a pass that begins after its end, one container with any CPUs represents them. It also
+    represents the oldest ones beyond MAX_ASSUMED: memory must stay bounded while no agent runs.
 
     A start uses the cpuset that the runtime had when the start began: containerd reads the spec
     first and creates the cgroup later, so that the agent's update of a container that is being
     started may come too late. A start is safe for a snapshot that was published before it began, or
     by a pass that began after it ended; any other may hold any CPU."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, has_others: Callable[[], bool] = lambda: False, *, was_cut_off: bool = False
+    ) -> None:
+        """`has_others`: whether another such process lives. `was_cut_off`: the one before was
+        killed, or has left calls in progress."""
+        self._has_others = has_others
+        self._cut_off_seconds = CUT_OFF_SECONDS if was_cut_off else 0.0
         self._next = 0
         self._by_number: dict[int, AssumedContainer] = {}
         self._ids: dict[str, int] = {}
         self._starts: dict[int, _Start] = {}
-        self._earlier: AssumedContainer | None = AssumedContainer(
-            "", _EARLIER_TITLE, None, answered_at=time.monotonic_ns()
+        self._earlier: AssumedContainer | None = _EARLIER
+        self._follow_others()
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether the runtime works on a creation or a start."""
+        return any(each.answered_at is None for each in self._by_number.values()) or any(
+            each.ended_at is None for each in self._starts.values()
         )
 
     def all(self, snapshot: Snapshot | None) -> tuple[AssumedContainer, ...]:
         """The containers that count for a decision by this snapshot."""
+        self._follow_others()
         others = () if self._earlier is None else (self._earlier,)
         if any(each.listed_at != _listed_at(snapshot) for each in self._starts.values()):
             others = (*others, _STARTING)
@@ -476,15 +492,23 @@ class AssumedContainers:
             return
         older = () if self._earlier is None else (self._earlier,)
         represented = (*older, *(self._by_number[number] for number in folded))
-        # A slow creation may have been answered after one that began later and is folded later.
-        latest = max(each.answered_at or 0 for each in represented)
-        self._earlier = AssumedContainer("", _EARLIER_TITLE, None, answered_at=latest)
+        if self._earlier is not _EARLIER:
+            # A slow creation may have been answered after one that began later and is folded later.
+            latest = max(each.answered_at or 0 for each in represented)
+            self._earlier = msgspec.structs.replace(_EARLIER, answered_at=latest)
         self._by_number = {
             number: each for number, each in self._by_number.items() if number not in folded
         }
         self._ids = {
             each: number for each, number in self._ids.items() if number in self._by_number
         }
+
+    def _follow_others(self) -> None:
+        if self._has_others():
+            self._earlier, self._cut_off_seconds = _EARLIER, CUT_OFF_SECONDS
+        elif self._earlier is _EARLIER:
+            ended = time.monotonic_ns() + int(self._cut_off_seconds * 1e9)
+            self._earlier = msgspec.structs.replace(_EARLIER, answered_at=ended)
 
     def _number(self) -> int:
         self._next += 1

@@ -80,7 +80,8 @@ def _holder(words: list[str]) -> str:
 
 
 class SharedLock:
-    """A lock that several holders share, or that one holder has exclusively; the file stays.
+    """A lock that several holders share, or that one holder has exclusively; the file stays, and is
+    empty after holders that released it.
 
     `holder`: its name in the errors of other processes.
 
@@ -96,6 +97,8 @@ class SharedLock:
             other = os.pread(self._descriptor, 256, 0).decode(errors="replace").strip()
             os.close(self._descriptor)
             raise LockedError(f"{path} is held by {other or 'another process'}") from None
+        self.was_cut_off = os.fstat(self._descriptor).st_size > 0
+        """Whether a holder before was killed, or cut off its calls. True while another lives."""
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{holder} (process {os.getpid()})\n".encode(), 0)
 
@@ -107,7 +110,16 @@ class SharedLock:
         fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, wanted)
         return session
 
-    def release(self) -> None:
+    def has_others(self) -> bool:
+        """Whether the session of another holder lives. Raises OSError."""
+        query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        blocking = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, query))
+        return bool(blocking[0] != fcntl.F_UNLCK)
+
+    def release(self, *, cut_off: bool = False) -> None:
+        """`cut_off`: calls of this holder are in progress."""
+        if not cut_off and not self.has_others():
+            os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
 
 

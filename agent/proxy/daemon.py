@@ -161,11 +161,12 @@ def run(settings: ProxySettings, served: Listener | socket.socket) -> None:
     snapshots = SnapshotFile(f"{settings.state_dir}/{snapshot.FILE}", boot_id())
     notifier = Notifier(f"{settings.state_dir}/{notifications.SOCKET}", lock.session())
     policies, deadlines = frontends.failure_policies(settings)
+    assumed = AssumedContainers(lock.has_others, was_cut_off=lock.was_cut_off)
     trail = Trail(settings.state_dir, "proxy")
     admission = Admission(
         snapshots,
         notifier,
-        AssumedContainers(),
+        assumed,
         policies,
         settings.state_dir,
         DeviceFields(),
@@ -215,13 +216,14 @@ def run(settings: ProxySettings, served: Listener | socket.socket) -> None:
         loop.run_on(lambda: not server.connections, DRAIN_SECONDS)
         if server.connections:
             log.warning("ends while calls are in progress on %d connections", server.connections)
+        cut_off = assumed.in_progress
     if pages is not None:
         pages.close()
     server.close()
     notifier.close()
     trail.close()
     loop.close()
-    lock.release()
+    lock.release(cut_off=cut_off)
 
 
 def unready(runtime: str, *, accepting: bool) -> str:

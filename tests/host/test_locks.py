@@ -114,6 +114,27 @@ def test_the_session_of_a_killed_process_has_ended_and_others_have_not(tmp_path:
     assert locks.has_ended(str(tmp_path), draining_session)
 
 
+def test_a_relay_knows_whether_others_live_or_were_cut_off(tmp_path: Path) -> None:
+    receiver, sender = SPAWN.Pipe(duplex=False)
+    never = SPAWN.Event()
+    holder = SPAWN.Process(target=hold_session, args=(str(tmp_path), sender, never))
+    holder.start()
+    receiver.recv()
+    relay = locks.lock_for_relay(str(tmp_path))
+    relay.session()
+    assert relay.has_others()
+    holder.kill()
+    holder.join()
+    assert not relay.has_others(), "its own session does not count"
+    relay.release(cut_off=True)
+    after = locks.lock_for_relay(str(tmp_path))
+    assert after.was_cut_off
+    after.release()
+    last = locks.lock_for_relay(str(tmp_path))
+    assert not last.was_cut_off
+    last.release()
+
+
 @pytest.mark.parametrize("byte", [-1, 1 << 64])
 def test_a_session_whose_lock_is_unknown_has_not_ended(tmp_path: Path, byte: int) -> None:
     lock = locks.lock_for_relay(str(tmp_path))

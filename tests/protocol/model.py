@@ -80,6 +80,8 @@ class Container(msgspec.Struct, frozen=True, gc=False):
     announced: bool = False
     told: bool = False
     """Only where a held call announces its pod once."""
+    orphan: bool = False
+    """The call in progress is of another frontend, which drains or was killed."""
 
 
 class Decided(msgspec.Struct, frozen=True, gc=False):
@@ -127,7 +129,7 @@ class State(msgspec.Struct, frozen=True, gc=False):
     """A notification was handled, and no snapshot has answered it."""
     snapshot: Decided | None = None
     earlier: Age = Age.ENDED
-    """The creations of an earlier frontend."""
+    """The creations and starts of another frontend."""
     faults: int = 0
     """The crashes, reboots, failures and refusals until here."""
 
@@ -138,8 +140,9 @@ class Bounds(msgspec.Struct, frozen=True):
     cpus: int
     claims: tuple[int, ...]
     faults: int = 1
-    """The most of them together: crashes of the agent, crashes of the frontend, reboots, writes
-    that the kernel refuses, calls that fail in the runtime, waits that end by `--hold-seconds`."""
+    """The most of them together: crashes of the agent, crashes of the frontend, frontends that
+    drain while the next one serves, reboots, writes that the kernel refuses, calls that fail in the
+    runtime, waits that end by `--hold-seconds`."""
 
     @property
     def all(self) -> int:
@@ -170,8 +173,8 @@ class Rules(msgspec.Struct, frozen=True):
     """A pass gives away the CPUs of an owner that the last snapshot admits."""
     drops_unseen: bool = False
     """A pass does not look again for an owner that the last snapshot has admitted until then."""
-    calls_survive: bool = False
-    """The runtime goes on with the calls of a frontend that has ended, beside the next one."""
+    forgets_others: bool = False
+    """A new frontend takes the calls of its predecessor as ended."""
     ignores_timeouts: bool = False
     """The policy `ignore` for owners. It is a setting, and breaks nothing."""
 
@@ -192,6 +195,7 @@ class Model:
         for number in range(len(state.pods)):
             yield from self.calls(state, number)
             yield from self.failing(state, number)
+        yield from self.others(state)
         yield from self.agent(state)
         yield from self.crashes(state)
 
@@ -211,13 +215,34 @@ class Model:
             changed = replace(state, pods=_with(state.pods, number, ended))
             yield f"remove {number}", self.notify(changed, number, Inbox.DROPPED)
         yield from self.progress(state, number)
+        if pod.orphan and pod.phase is Phase.SANDBOX:
+            ended = self.notify(put(phase=Phase.NEW, orphan=False), number, Inbox.DROPPED)
+            yield f"sandbox aborted {number}", ended
+        elif pod.orphan and pod.phase is Phase.SENT:
+            ended = put(phase=Phase.READY, orphan=False, granted=False, stored=0)
+            yield f"creation aborted {number}", ended
+        elif pod.orphan and pod.phase is Phase.STARTING:
+            yield f"start aborted {number}", put(phase=Phase.CREATED, orphan=False, read=0)
+
+    def others(self, state: State) -> Iterator[Step]:
+        """The frontend notices that no other one has calls in progress."""
+        if state.earlier is Age.OPEN and not any(pod.orphan for pod in state.pods):
+            yield "session ends", replace(state, earlier=Age.ENDED)
 
     def progress(self, state: State, number: int) -> Iterator[Step]:
         """The steps that bring a call in progress nearer to its end."""
         pod = state.pods[number]
         put = partial(_put, state, number)
         if pod.phase is Phase.SANDBOX:
-            yield f"sandbox {number}", self.notify(put(phase=Phase.READY), number, Inbox.DROPPED)
+            ready = put(phase=Phase.READY, orphan=False)
+            yield f"sandbox {number}", self.notify(ready, number, Inbox.DROPPED)
+        elif pod.phase is Phase.HELD and pod.orphan:
+            given = self.draining(state, number)
+            if given:
+                changed = put(phase=Phase.SENT, stored=given[0], granted=given[1])
+                yield f"admit by the other {number}", changed
+            else:
+                yield f"wait of the other ends {number}", put(phase=Phase.READY, orphan=False)
         elif pod.phase is Phase.HELD:
             given = self.answer(state, number)
             if given:
@@ -227,7 +252,8 @@ class Model:
                 yield f"announce {number}", self.notify(changed, number, Inbox.ANNOUNCED)
         elif pod.phase is Phase.SENT:
             assumed = Age.ENDED if pod.assumed is Age.OPEN else pod.assumed
-            yield f"created {number}", self.report(put(phase=Phase.CREATED, assumed=assumed))
+            created = put(phase=Phase.CREATED, assumed=assumed, orphan=False)
+            yield f"created {number}", self.report(created)
         elif pod.phase is Phase.STARTING:
             start = Age.ENDED if pod.start is Age.OPEN else pod.start
             changed = put(
@@ -237,6 +263,7 @@ class Model:
                 born=pod.read,
                 journalled=False,
                 start=start,
+                orphan=False,
             )
             yield f"started {number}", self.report(changed) if pod.stale else changed
 
@@ -247,13 +274,13 @@ class Model:
         pod = state.pods[number]
         put = partial(_put, replace(state, faults=state.faults + 1), number)
         if pod.phase is Phase.SANDBOX:
-            failed = self.notify(put(phase=Phase.NEW), number, Inbox.DROPPED)
+            failed = self.notify(put(phase=Phase.NEW, orphan=False), number, Inbox.DROPPED)
             yield f"sandbox fails {number}", failed
         elif pod.phase is Phase.SENT:
             assumed = Age.ENDED if pod.assumed is Age.OPEN else pod.assumed
-            failed = put(phase=Phase.READY, assumed=assumed, granted=False, stored=0)
+            failed = put(phase=Phase.READY, assumed=assumed, granted=False, stored=0, orphan=False)
             yield f"creation fails {number}", self.report(failed)
-        elif pod.phase is Phase.HELD and not self.answer(state, number):
+        elif pod.phase is Phase.HELD and not pod.orphan and not self.answer(state, number):
             yield f"wait ends {number}", put(phase=Phase.READY, told=False)
             if self.rules.ignores_timeouts and (share := self.share(state, number)):
                 yield f"wait ignored {number}", self.sent(put(), number, share, False)
@@ -306,6 +333,16 @@ class Model:
             if pod.assumed and not same and pod.may_hold & own:
                 return None
         return own, True
+
+    def draining(self, state: State, number: int) -> tuple[int, bool] | None:
+        """The answer of another frontend, which assumes no calls of this one, for a call that it
+        holds. It creates no owner while this one lives."""
+        known = replace(
+            state,
+            earlier=Age.OPEN,
+            pods=tuple(replace(pod, assumed=Age.NONE, start=Age.NONE) for pod in state.pods),
+        )
+        return self.answer(known, number)
 
     def share(self, state: State, number: int) -> int:
         """The pool without the CPUs of containers that the frontend assumes."""
@@ -488,9 +525,8 @@ class Model:
         changed = replace(state, faults=state.faults + 1)
         if state.up:
             yield "agent crashes", self.agent_crashed(changed)
-        yield "frontend crashes", self.frontend_crashed(changed, done=False)
-        if not self.rules.calls_survive:
-            yield "frontend crashes late", self.frontend_crashed(changed, done=True)
+        yield "frontend crashes", self.frontend_replaced(changed, killed=True)
+        yield "frontend drains", self.frontend_replaced(changed, killed=False)
         pods = tuple(
             Container(Phase.GONE if pod.phase is Phase.GONE else Phase.NEW) for pod in state.pods
         )
@@ -518,42 +554,31 @@ class Model:
             earlier=_unseen(state.earlier),
         )
 
-    def frontend_crashed(self, state: State, *, done: bool) -> State:
-        """The frontend's calls end, and the next frontend serves. `done`: the runtime finished
-        them."""
+    def frontend_replaced(self, state: State, *, killed: bool) -> State:
+        """The next frontend serves, and the runtime goes on with the calls of the one before.
+        `killed`: that one has no session any more; otherwise it drains."""
         pods = []
         for pod in state.pods:
+            held = pod.phase is Phase.HELD
             changes = replace(
-                pod, assumed=Age.NONE, may_hold=0, start=Age.NONE, stale=False, told=False
+                pod,
+                phase=Phase.READY if held and killed else pod.phase,
+                assumed=Age.NONE,
+                may_hold=0,
+                start=Age.NONE,
+                stale=False,
+                told=False,
+                orphan=pod.phase in IN_CALL and not (held and killed),
             )
             claimed = pod.announced or pod.inbox is Inbox.ANNOUNCED
-            if state.up and claimed and not self.rules.keeps_ended_sessions:
+            if killed and state.up and claimed and not self.rules.keeps_ended_sessions:
                 changes = replace(changes, inbox=Inbox.DROPPED)
-            if pod.phase is Phase.HELD:
-                changes = replace(changes, phase=Phase.READY)
-            elif pod.phase is Phase.SANDBOX:
-                changes = replace(changes, phase=Phase.READY if done else Phase.NEW)
-            elif pod.phase is Phase.SENT and not self.rules.calls_survive:
-                changes = (
-                    replace(changes, phase=Phase.CREATED)
-                    if done
-                    else replace(changes, phase=Phase.READY, stored=0, granted=False)
-                )
-            elif pod.phase is Phase.STARTING and not self.rules.calls_survive:
-                changes = (
-                    replace(
-                        changes,
-                        phase=Phase.RUNNING,
-                        read=0,
-                        kernel=pod.read,
-                        born=pod.read,
-                        journalled=False,
-                    )
-                    if done
-                    else replace(changes, phase=Phase.CREATED, read=0)
-                )
             pods.append(changes)
-        earlier = Age.NONE if self.rules.forgets_earlier else Age.ENDED
+        earlier = Age.OPEN
+        if self.rules.forgets_earlier:
+            earlier = Age.NONE
+        elif self.rules.forgets_others:
+            earlier = Age.ENDED
         return self.report(replace(state, pods=tuple(pods), earlier=earlier))
 
     def fair(self, state: State, *, runtime_first: bool) -> State | None:
@@ -562,6 +587,7 @@ class Model:
         of_calls = [
             step for number in range(len(state.pods)) for step in self.progress(state, number)
         ]
+        of_calls += self.others(state)
         of_calls.sort(key=lambda step: step[0].startswith("announce"))
         agent_works = not state.up or state.asked or state.running_pass is not None
         agent_works = agent_works or self.differs(state)

@@ -8,6 +8,7 @@ from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.carriers import Carried
 from agent.hooks.cpuset import AssumedContainers
 from agent.hooks.requests import Creation, DeviceFields, Verdict, Waiting
+from agent.host import locks
 from agent.model.notifications import Notification
 from agent.model.settings import frontends
 from agent.model.settings.frontends import ProxySettings
@@ -36,10 +37,12 @@ class Collected(Notifier):
 
 
 class Frontend:
-    """One process of a frontend on the node of `world`."""
+    """One proxy on the node of `world`, until `end`."""
 
     def __init__(self, world: World, notifier: Collected) -> None:
-        self.assumed = AssumedContainers()
+        self._lock = locks.lock_for_relay(str(world.state))
+        self.session = self._lock.session()
+        self.assumed = AssumedContainers(self._lock.has_others, was_cut_off=self._lock.was_cut_off)
         self.admission = Admission(
             SnapshotFile(str(world.state / "snapshot.json"), "boot"),
             notifier,
@@ -51,6 +54,10 @@ class Frontend:
 
     def create(self, creation: Creation) -> Verdict:
         return self.admission.create(creation, Carried)
+
+    def end(self) -> None:
+        """As the proxy ends, or as the kernel ends it while calls are in progress."""
+        self._lock.release(cut_off=self.assumed.in_progress)
 
 
 def creation(uid: str, qos: str = "", claim: str = "", now: float = 0.0) -> Creation:

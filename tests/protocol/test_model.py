@@ -54,14 +54,9 @@ def test_an_agent_that_forgets_the_owners_of_its_predecessor_chooses_others() ->
         (Rules(keeps_ended_sessions=True), "owns CPUs for ever"),
         (Rules(drops_at_once=True), "run on the same CPU"),
         (Rules(drops_unseen=True), "run on the same CPU"),
+        (Rules(forgets_others=True), "run on the same CPU"),
     ],
 )
 def test_the_explorer_finds_what_breaks_with_a_fault(rules: Rules, problem: str) -> None:
     with pytest.raises(BrokenError, match=problem):
         explore(Model(Bounds(2, OWNER_AND_SHARER, faults=1), rules))
-
-
-@pytest.mark.long
-def test_the_protocol_depends_on_what_its_document_assumes() -> None:
-    with pytest.raises(BrokenError, match="run on the same CPU"):
-        explore(Model(Bounds(2, OWNER_AND_SHARER, faults=1), Rules(calls_survive=True)))
