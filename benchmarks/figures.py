@@ -22,6 +22,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -37,7 +38,11 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 STORE: Final = ROOT / "docs" / "figures.json"
 TEXTS: Final = Path(__file__).with_suffix(".md")
 DOCUMENTS: Final = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
-WORDS: Final = {"colocation": ("--turns", "2"), "quiet": ("--turns", "2")}
+WORDS: Final = {
+    "colocation": ("--turns", "2"),
+    "newcomers": ("--command", "make run SECONDS=20"),
+    "quiet": ("--turns", "2"),
+}
 """The arguments of a benchmark."""
 RUNS: Final = "runs"
 """The block with a row for each benchmark."""
@@ -195,7 +200,7 @@ def measured(benchmark: str, cases: set[str]) -> BenchmarkRun:
         raise MissingFigureError(f"{benchmark}: it ended with {done.returncode}")
     rows = {row.pop("case"): row for row in json.loads(done.stdout)}
     return BenchmarkRun(
-        command=" ".join(words),
+        command=shlex.join(words),
         machine=machine(),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         commit=commit(),
