@@ -20,6 +20,7 @@ from tests.fixtures import fleet
 
 NODE: Final = "/api/v1/nodes"
 POD: Final = "/api/v1/pods"
+NAMESPACE: Final = "/api/v1/namespaces"
 TOPOLOGY: Final = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 DEVICE: Final = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 BUDGET: Final = "/apis/policy/v1/poddisruptionbudgets"
@@ -116,7 +117,7 @@ class Server:
                 self._send_event("DELETED", deleted)
         elif path.startswith(LEASES):
             self._answer_lease(connection, method, body)
-        elif path in (NODE, POD, TOPOLOGY, DEVICE, BUDGET):
+        elif path in (NODE, POD, NAMESPACE, TOPOLOGY, DEVICE, BUDGET):
             if "watch=true" in query:
                 self._watch(connection, path, "sendInitialEvents" in query)
                 self._end_watch(connection, int(parse_qs(query)["timeoutSeconds"][0]))
