@@ -240,7 +240,7 @@ class NodeAllocation:
             self._inside,
             self._spanning,
         )
-        return self.cpu_counts, self.cpu_milli, *(frozenset(each.items()) for each in counters)
+        return self.cpu_counts, self.cpu_milli, *(tuple(sorted(each.items())) for each in counters)
 
     def free_cpus(self) -> int:
         """Mask of the CPUs that a pod may still own."""

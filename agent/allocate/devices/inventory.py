@@ -191,13 +191,17 @@ class NodeDevices(msgspec.Struct, frozen=True):
 
     def state(self) -> Hashable:
         """A value that is equal for nodes of one inventory with the same free devices."""
-        free = frozenset(
-            (kind, minor, frozenset(amounts.items()))
+        free = sorted(
+            (kind, minor, *sorted(amounts.items()))
             for kind, stock in self.stocks.items()
             for minor, amounts in stock.free.items()
         )
-        used = frozenset((kind, stock.used, stock.idle) for kind, stock in self.stocks.items())
-        return free, used, frozenset((at, frozenset(each)) for at, each in self.taken.items())
+        used = sorted((kind, stock.used, stock.idle) for kind, stock in self.stocks.items())
+        return (
+            tuple(free),
+            tuple(used),
+            tuple(sorted((at, *sorted(each)) for at, each in self.taken.items())),
+        )
 
 
 class Stock(msgspec.Struct, frozen=True):

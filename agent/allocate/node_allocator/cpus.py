@@ -247,7 +247,8 @@ class CpuAllocator:
 
     def state(self, reads: Reads) -> Hashable:
         node_allocation = self._node_allocation.state() if self._node_allocation else None
-        return node_allocation, self.requested if self.properties.rules.scoring else None
+        scored = self.properties.rules.scoring is not None
+        return node_allocation, tuple(sorted(self.requested.items())) if scored else ()
 
     def free_cpus(self) -> int:
         """Mask of the CPUs that a pod may still own."""

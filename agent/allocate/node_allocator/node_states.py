@@ -5,6 +5,7 @@ them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Mapping
 from typing import Any, Final, cast
 
@@ -15,11 +16,11 @@ from agent.allocate.node_allocator.properties import NodeProperties
 from agent.model.pod_request import Reads
 
 MAX_STATES: Final = 100_000
-"""States kept, of about a kilobyte each. Beyond them all are dropped: a later state that is equal
+"""States kept, of some hundred bytes each. Beyond them all are dropped: a later state that is equal
 to a dropped one gets another number."""
 MAX_STATE_BYTES: Final = 128 << 20
 """The approximate limit of all kept states together, since a stolen agent may report a large new
-state each time."""
+machine each time."""
 
 
 class NodeStates:
@@ -61,7 +62,7 @@ class NodeStates:
     def of(self, of_properties: int, state: tuple[object, ...], reads: Reads) -> int:
         """The number of the node. `of_properties`: that of its properties; `state`: the allocator's
         for the same `reads`."""
-        return self._number((of_properties, reads, hashable(state)))
+        return self._number(digest((of_properties, reads, state)))
 
     def _number(self, state: Hashable) -> int:
         found = self._numbers.get(state)
@@ -105,6 +106,7 @@ def _model(inventory: Inventory) -> Hashable:
 
 
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
+_json: Final = msgspec.json.Encoder()
 
 
 def hashable(value: Any) -> Hashable:
@@ -123,3 +125,10 @@ def hashable(value: Any) -> Hashable:
         if isinstance(value, msgspec.Struct):
             value = msgspec.structs.astuple(value)
         return tuple(map(hashable, value))
+
+
+def digest(state: object) -> bytes:
+    """A cryptographic hash of a state, which itself has kilobytes, while each bind makes new ones.
+    Different states of one type have different digests; equal ones have equal digests unless their
+    mappings have another order."""
+    return hashlib.blake2b(_json.encode(state), digest_size=16).digest()

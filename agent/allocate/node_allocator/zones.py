@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 
 import msgspec
 
@@ -18,7 +18,7 @@ from agent.allocate.devices.allocation import Allocation
 from agent.allocate.kubelet.static_policy import RefusalReason
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
-from agent.allocate.node_allocator.node_states import hashable
+from agent.allocate.node_allocator.node_states import digest
 from agent.allocate.node_allocator.part import Priced
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.nrt.device_locality import (
@@ -49,7 +49,7 @@ class ZoneAllocator:
         self._reported = report.reported if report else None
         self._since: dict[str, Assumed] = {}
         self._left: ZonedNode | None = None
-        self._zones_state: Hashable = None
+        self._zones_state: bytes | None = None
         self._whole_cores = properties.whole_cores
         self.checks_all = self._kubelet_rejects()
         """Whether the kubelet may reject pods that have CPUs or devices from Topolet."""
@@ -129,7 +129,7 @@ class ZoneAllocator:
             return None, taken
         if self._zones_state is None:  # several values of `reads` ask for it
             zones = report.reported, report.empty, self._left_for("")
-            self._zones_state = hashable(zones)
+            self._zones_state = digest(zones)
         return self._zones_state, taken
 
     def place(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.node_allocator.node_states import NodeStates
+from agent.allocate.node_allocator.node_states import NodeStates, digest
+from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.model.pod_request import Reads
+from agent.model.settings import plugin_args
+from agent.model.settings.plugin_args import Rules
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_info import (
     Feasibility,
@@ -77,14 +81,31 @@ def test_a_pod_changes_the_state_number_until_it_is_released(kind: Kind) -> None
     assert after_release["a"] == after_release["b"]
 
 
-def test_large_states_are_dropped_earlier() -> None:
-    states, number = NodeStates(max_bytes=10_000), 0
-    for amount in range(100):
-        state = ({"available": frozenset(range(amount, amount + 100))},)
-        number = states.of(1, state, Reads.ZONES)
-        assert states.of(1, state, Reads.ZONES) == number
+def test_large_properties_are_dropped_earlier() -> None:
+    node = clusters.cluster({"a": SMALL}).node("a")
+    assert node is not None
+    states, number = NodeStates(max_bytes=100_000), None
+    rules = AllocatorRules(scoring=plugin_args.defaults(Rules.PROPOSAL))
+    for first in range(100):
+        allocatable = {f"example.com/resource-{each}": 1 for each in range(first, first + 100)}
+        properties = msgspec.structs.replace(
+            node.allocator.properties, allocatable=allocatable, rules=rules
+        )
+        number = states.of_properties(properties, Reads.CPUS)
+        assert states.of_properties(properties, Reads.CPUS) == number
     assert number == 100
     assert len(states._numbers) < 50
+
+
+amounts = st.dictionaries(
+    st.integers(0, 3), st.dictionaries(st.text("ab", max_size=2), st.integers())
+)
+parts = st.tuples(amounts, st.integers(0, 1 << 200), st.none() | st.text("ab", max_size=2))
+
+
+@given(parts, parts)
+def test_different_states_have_different_digests(state: object, other: object) -> None:
+    assert state == other or digest(state) != digest(other)
 
 
 def test_a_state_number_is_not_reused_for_another_state() -> None:
