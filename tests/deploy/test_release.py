@@ -19,6 +19,7 @@ import pytest
 
 from deploy import release
 from deploy.release import IMAGE, ROOT, Package, ReleaseError
+from tests import tools
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = {
@@ -124,18 +125,52 @@ def test_the_manifest_for_krew_names_an_archive_of_each_platform_by_its_hash(
         assert platform["uri"] == uri
 
 
+@pytest.fixture(scope="module")
+def krew() -> Path:
+    """The folder with krew and its validator."""
+    where = tools.built("krew")
+    if isinstance(where, str):
+        pytest.skip(where)
+    return where
+
+
+@pytest.mark.long
+def test_krew_accepts_the_manifest_and_refuses_one_without_a_program(
+    krew: Path, tmp_path: Path
+) -> None:
+    archive = tmp_path / "archive.tar.gz"
+    archive.write_text("any")
+    manifest = release.krew_manifest(
+        "1.2.3", "owner/name", dict.fromkeys(release.PLATFORMS, archive)
+    )
+    path = tmp_path / "topolet.yaml"
+
+    def validated() -> int:
+        path.write_text(json.dumps(manifest))
+        words = [krew / "validate-krew-manifest", "-manifest", path, "-skip-install"]
+        return subprocess.run(words, capture_output=True, check=False).returncode
+
+    assert validated() == 0
+    del manifest["spec"]["platforms"][0]["bin"]
+    assert validated() != 0
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_plugin_of_kubectl_runs_from_its_archive_with_its_own_packages(tmp_path: Path) -> None:
+def test_krew_installs_the_plugin_which_runs_with_its_own_packages(
+    krew: Path, tmp_path: Path
+) -> None:
     wheel, platform = release.wheel(tmp_path), release.own_platform()
     archive = release.pack_plugin(wheel, platform, tmp_path)
-    (described,) = release.krew_manifest("1.2.3", "a/b", {platform: archive})["spec"]["platforms"]
-    (operation,) = described["files"]
-    with tarfile.open(archive) as opened:
-        opened.extractall(tmp_path / "unpacked", filter="data")
-    installed = tmp_path / "unpacked" / operation["from"].removesuffix("/*")
-    link = tmp_path / "kubectl-topolet"
-    link.symlink_to(installed / described["bin"])
+    manifest = tmp_path / "topolet.yaml"
+    manifest.write_text(json.dumps(release.krew_manifest("1.2.3", "a/b", {platform: archive})))
+    subprocess.run(
+        [krew / "krew", "install", f"--manifest={manifest}", f"--archive={archive}"],
+        env={**os.environ, "KREW_ROOT": str(tmp_path / "krew")},
+        check=True,
+    )
+    link = tmp_path / "krew" / "bin" / "kubectl-topolet"
+    installed = link.resolve().parent
     interpreter = tmp_path / "bin" / "python3"
     interpreter.parent.mkdir()
     # The virtual environment of the tests has the same packages; -S hides them.

@@ -36,6 +36,7 @@ _MODULES = {
     "etcd": "go.etcd.io/etcd/server/v3",
     "helm": "helm.sh/helm/v4",
     "helm3": "helm.sh/helm/v3",
+    "krew": "sigs.k8s.io/krew",
     "kubernetes": "k8s.io/kubernetes",
     **dict.fromkeys(VERSIONS.values(), "k8s.io/kubernetes"),
 }
@@ -78,11 +79,12 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "etcd": (("install", *_FLAGS, "."),),
     "helm": (("install", *_FLAGS, "tool"),),
     "helm3": (("install", *_FLAGS, "tool"),),
+    "krew": (("install", *_FLAGS, "tool"),),
     "kubernetes": (("install", *_FLAGS, "tool"),),
     **dict.fromkeys(VERSIONS.values(), (("install", *_FLAGS, "tool"),)),
 }
 NAMES = tuple(_MODULES)
-ONLY_LONG = ("cri-o", "dra-driver", "helm3", "koordinator", *VERSIONS.values())
+ONLY_LONG = ("cri-o", "dra-driver", "helm3", "koordinator", "krew", *VERSIONS.values())
 """Sets that only `make test-all` builds and uses."""
 ASSETS = ("etcd", "kubernetes")
 """Programs that KUBEBUILDER_ASSETS has too, if it is set."""
