@@ -238,7 +238,8 @@ def _online(tree: Tree, folders: CpuSet) -> CpuSet:
 
 
 def _isolated(tree: Tree) -> CpuSet:
-    """The CPUs of `isolcpus`; before Linux 4.2 only the kernel's command line has them."""
+    """The CPUs of `isolcpus`, without those of isolated partitions (kernels as 7.2 too); before
+    Linux 4.2 only the kernel's command line has them."""
     if tree.exists(f"{CPU}/isolated"):
         return optional(cpu_list, tree, f"{CPU}/isolated") or CpuSet()
     match = _ISOLCPUS.search(tree.read("proc/cmdline") or b"")

@@ -2,4 +2,4 @@
 
 import os
 
-collect_ignore = [] if "TOPOLET_GUEST" in os.environ else ["inside", "kubelet", "static"]
+collect_ignore = [] if "TOPOLET_GUEST" in os.environ else ["inside", "kubelet", "reboot", "static"]

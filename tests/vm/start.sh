@@ -24,7 +24,7 @@ echo "+cpuset +cpu +io +memory +pids" >/sys/fs/cgroup/cgroup.subtree_control
 code=0
 chroot "$root" env --chdir="$repository" \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/run/tmp TMPDIR=/run/tmp GOMAXPROCS=4 \
-    PYTHONDONTWRITEBYTECODE=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 TOPOLET_GUEST=1 TOPOLET_CACHE="$cache" TOPOLET_TEST_DEADLINE_SECONDS=300 \
+    PYTHONDONTWRITEBYTECODE=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 TOPOLET_GUEST="$share" TOPOLET_CACHE="$cache" TOPOLET_TEST_DEADLINE_SECONDS=300 \
     "$python" -m pytest -v -p pytest_timeout --timeout=400 -p no:cacheprovider \
     --junit-xml="$share/junit.xml" "$@" || code=$?
 echo "$code" >"$share/code.new"

@@ -93,11 +93,19 @@ SUITES: dict[str, tuple[float, list[str]]] = {
     "partitions in a chain": (LIMIT_SECONDS, PARTITIONS),
     "remote partitions": (
         LIMIT_SECONDS,
-        [*PARTITIONS, "tests/vm/inside/test_isolated_pods.py"],
+        [
+            *PARTITIONS,
+            "tests/vm/inside/test_isolated_pods.py",
+            "tests/vm/inside/test_quiet_removal.py",
+        ],
     ),
 }
 """By what they show on four NUMA nodes with cgroup v2: the limit of a guest, and the tests that run
 in it."""
+
+
+BOOTS = ("tests/vm/reboot/test_before.py", "tests/vm/reboot/test_later.py")
+"""What runs in two boots of one machine."""
 
 
 @pytest.mark.long
@@ -113,6 +121,31 @@ def test_on_four_numa_nodes_with_cgroup_v2(
     if reasons := guest.lacking(version):
         pytest.skip("; ".join(reasons))
     limit_seconds, paths = SUITES[suite]
+    run_in_guest(share, record_property, paths, limit_seconds, version)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2 * LIMIT_SECONDS + LOCK_SECONDS)
+def test_nothing_of_quiet_cpus_outlives_a_boot(
+    share: pathlib.Path, record_property: Callable[[str, object], None]
+) -> None:
+    """The state folder does; an agent has it again in the second boot."""
+    if reasons := guest.lacking(guest.REMOTE_KERNEL):
+        pytest.skip("; ".join(reasons))
+    for path in BOOTS:
+        run_in_guest(share, record_property, [path], LIMIT_SECONDS, guest.REMOTE_KERNEL)
+        for name in ("code", "junit.xml", "output.txt"):
+            (share / name).unlink()
+
+
+def run_in_guest(
+    share: pathlib.Path,
+    record_property: Callable[[str, object], None],
+    paths: list[str],
+    limit_seconds: float,
+    version: str,
+) -> None:
+    """Fails with the guest's output unless all tests passed, and those of guests did run."""
     with guest.guest_lock():
         begin = time.monotonic()
         code, cases = guest.run(share, paths, limit_seconds, version)

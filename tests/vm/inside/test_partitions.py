@@ -164,6 +164,8 @@ def check_isolated(node: RealNode, group: str) -> None:
     assert node.value(group, ".partition") == "isolated"
     assert node.value(group, ".effective") == OWN
     assert not CpuSet.parse(node.value(node.kubepods, ".effective")) & CpuSet.parse(OWN)
+    isolated_at_boot = TopologyView("/").topology().isolated
+    assert not isolated_at_boot, "an agent that starts then would give these to nobody else"
     node.step()
     assert not node.told()
 
