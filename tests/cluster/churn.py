@@ -1,22 +1,25 @@
-"""Pods with claims on CPUs that come and go on a node beside annotated ones, while its agent, its
-kubelet and its runtime are killed."""
+"""Pods of several kinds that come and go on a node, while its processes are killed and other things
+go wrong, and what the kernel's files showed meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
 import random
-import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.dra.names import DRIVER
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import Owner, decode
+from agent.node.violations import may_hold
 from tests.cluster.cluster import Cluster, Object
+from tests.cluster.faults import Fault, NotNowError, kill
 from tests.cluster.machine import ProgramError
-from tests.cluster.node import start_containerd
+from tests.cluster.node import Node
 from tests.cluster.pods import manifest
 
 TEMPLATE = "churn"
@@ -26,22 +29,62 @@ IN_FLIGHT = 4
 first that loses may wait until no other comes."""
 _RESTARTED_EVERY = 4
 """The container of one pod of so many is killed, and restarted."""
-_KILLED = ("agent", "kubelet", "containerd")
+KILLED: Final = ("agent", "kubelet", "containerd")
+_SNAPSHOT: Final = "/run/topolet/snapshot.json"
 
 
-class ClaimChurn:
-    """`pod`: arguments of `manifest` that put a pod on the node. `cpus`: of each pod. One pod of
-    `annotated_every` is annotated."""
+class Way(NamedTuple):
+    """How pods come to CPUs. `make`: the pod with that name."""
+
+    name: str
+    make: Callable[[str], Object]
+    owns: bool = True
+    """Whether its containers have CPUs of their own."""
+    keeps: bool = False
+    """Whether a container never runs elsewhere after it had CPUs of its own."""
+
+
+def claimed(pod: Object) -> Way:
+    """Pods with a ResourceClaim on CPUs. `pod`: further arguments of `manifest`."""
+    resources = {"requests": {"cpu": "50m"}, "claims": [{"name": "cpus"}]}
+    claim = {"name": "cpus", "resourceClaimTemplateName": TEMPLATE}
+
+    def make(name: str) -> Object:
+        container = {"resources": resources}
+        return manifest(name, container=container, resourceClaims=[claim], **pod)
+
+    return Way("claim", make, keeps=True)
+
+
+def annotated(cpus: int, pod: Object, qos: str = "LSR") -> Way:
+    """Pods whose CPUs Topolet's scheduler chooses."""
+    return Way(f"annotation {qos}", lambda name: manifest(name, qos=qos, cpu=cpus, **pod))
+
+
+def kills(node: Node, count: int) -> list[Fault]:
+    """SIGKILL of the agent, the kubelet and the runtime in turns."""
+    return [kill(node, KILLED[number % len(KILLED)]) for number in range(count)]
+
+
+class Churn:
+    """`cpus`: of each pod with CPUs of its own. `ways`: of pods, in turns, by their numbers, which
+    begin with `first`."""
 
     def __init__(
-        self, cluster: Cluster, node: str, cpus: int, pod: Object, annotated_every: int
+        self,
+        cluster: Cluster,
+        node: str,
+        cpus: int,
+        ways: Sequence[Way],
+        first: int = 0,
+        rng: random.Random | None = None,
     ) -> None:
         self._cluster = cluster
         self._node = cluster.nodes[node]
         self._cpus = cpus
-        self._pod = pod
-        self._annotated_every = annotated_every
-        self._random = random.Random(44)
+        self._ways = ways
+        self._first = first
+        self._random = rng or random.Random(44)
         self._owners: dict[str, str] = {}
         """By the id of a container of an owner, its pod."""
         self._scheduled: dict[str, float] = {}
@@ -49,28 +92,46 @@ class ClaimChurn:
         self._restarts: dict[str, str] = {}
         """By pod, the container that was killed."""
         self._annotated: list[tuple[float, float]] = []
-        """When annotated pods existed."""
+        """When pods without a claim existed that own CPUs."""
         self._moments: list[dict[str, str]] = []
+        self._lasting: list[tuple[float, contextlib.ExitStack]] = []
+        """The faults of this moment, and when each ends."""
         self.failed: list[str] = []
         """The pods that did not start in time, also again."""
-        self.kills: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.created: Counter[str] = Counter()
+        """Pods by the names of their ways."""
 
     # what happens
-    def run(self, pods: int, kills: int) -> None:
-        """Returns when all pods are gone."""
+    def run(
+        self,
+        pods: int,
+        faults: Sequence[Fault],
+        watch: Callable[[], None] = lambda: None,
+        quiet: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Returns when all pods are gone. `watch` is called again and again; `quiet` once, when
+        pods run, nothing is broken, and no pod is created or deleted until it returns."""
         self._cluster.create(_template(self._cpus))
-        due = sorted(self._random.choices(range(pods), k=kills))
-        created = 0
-        with self._node.machine.moments(self._node.cpuset_files("*")) as self._moments:
+        due = sorted(self._random.choices(range(pods), k=len(faults)))
+        waiting, created, rested = list(faults), 0, False
+        patterns = [*self._node.cpuset_files("*"), _SNAPSHOT]
+        with self._node.machine.moments(patterns) as self._moments, contextlib.ExitStack() as stack:
+            stack.callback(self._mend, float("inf"))
             while True:
+                watch()
+                self._mend(time.monotonic())
                 while due and due[0] < created:
                     due.pop(0)
-                    self._kill(_KILLED[len(due) % len(_KILLED)])
+                    self._break(waiting.pop(0))
                 existing = self._existing()
                 if existing is None:
                     continue
                 if not existing and created == pods:
                     break
+                if not rested and not self._lasting and created > pods // 2:
+                    rested = True
+                    quiet()
                 more = range(created, min(pods, created + IN_FLIGHT - len(existing)))
                 if more and self._create(more):
                     created = more.stop
@@ -84,32 +145,26 @@ class ClaimChurn:
             pods = self._cluster.objects("pods", "-l", LABEL)
         except ProgramError:
             return None
-        if any("resourceClaims" not in pod["spec"] for pod in pods):
+        ways = [self._way(pod["metadata"]["name"]) for pod in pods]
+        if any(way.owns and not way.keeps for way in ways):
             self._annotated.append((now, time.time()))
         return pods
 
     def _create(self, numbers: range) -> bool:
         """False if the API server refuses one."""
-        pods = [self._manifest(number) for number in numbers]
+        names = [f"{LABEL}-{self._first + number}" for number in numbers]
+        pods = [self._way(name).make(name) for name in names]
+        for pod in pods:
+            pod["metadata"]["labels"][LABEL] = ""
         try:
             self._cluster.create(*pods)
         except ProgramError:
             return False
+        self.created.update(self._way(name).name for name in names)
         return True
 
-    def _manifest(self, number: int) -> Object:
-        name, labels = f"churn-{number}", {LABEL: ""}
-        if self._is_annotated(name):
-            return manifest(name, qos="LSR", cpu=self._cpus, labels=labels, **self._pod)
-        return manifest(
-            name,
-            labels=labels,
-            container={
-                "resources": {"requests": {"cpu": "50m"}, "claims": [{"name": "cpus"}]},
-            },
-            resourceClaims=[{"name": "cpus", "resourceClaimTemplateName": TEMPLATE}],
-            **self._pod,
-        )
+    def _way(self, pod: str) -> Way:
+        return self._ways[_number(pod) % len(self._ways)]
 
     def _step(self, pods: list[Object]) -> None:
         """Notes containers, and deletes pods that ran long enough."""
@@ -122,9 +177,9 @@ class ClaimChurn:
             status: Object = next(iter(pod["status"].get("containerStatuses", ())), {})
             running = "running" in status.get("state", {})
             container = str(status.get("containerID", "")).rpartition("//")[2]
-            if container:
+            if container and self._way(name).owns:
                 self._owners[container] = name
-            restarts = int(name.rpartition("-")[2]) % _RESTARTED_EVERY == 0
+            restarts = _number(name) % _RESTARTED_EVERY == 0
             if running and restarts and name not in self._restarts:
                 self._kill_container(name, container)
             elif running and container != self._restarts.get(name):
@@ -147,22 +202,21 @@ class ClaimChurn:
             self._node.machine.run("sh", "-c", 'kill -KILL "$@" || :', "sh", *pids)
             self._restarts[name] = container
 
-    def _kill(self, process: str) -> None:
-        """SIGKILL; something starts it again."""
-        machine = self._node.machine
-        if process == "agent":
-            try:
-                machine.run("kill", "-KILL", self._cluster.agent_pid(self._node.name))
-            except (AssertionError, ProgramError):
-                # It has not started again since it was killed last.
-                return
-        elif process == "kubelet":
-            machine.end(process, signal.SIGKILL)
-            self._node.restart_kubelet()
-        else:
-            machine.end(process, signal.SIGKILL)
-            start_containerd(machine)
-        self.kills[process] += 1
+    def _break(self, fault: Fault) -> None:
+        stack = contextlib.ExitStack()
+        try:
+            stack.enter_context(fault.during())
+        except NotNowError:
+            return
+        self.faults[fault.name] += 1
+        self._lasting.append((time.monotonic() + fault.seconds, stack))
+
+    def _mend(self, now: float) -> None:
+        """Ends the faults that have lasted long enough."""
+        for end, stack in self._lasting:
+            if end <= now:
+                stack.close()
+        self._lasting = [lasting for lasting in self._lasting if lasting[0] > now]
 
     # what was seen
     def twice_owned(self) -> list[str]:
@@ -174,20 +228,24 @@ class ClaimChurn:
             if (common := cpus & of_other)
         ]
 
+    def overlaps(self, sharers: Mapping[str, QoS]) -> list[str]:
+        """`overlaps` of what was seen."""
+        return overlaps(self._moments, self._owners.keys(), sharers)
+
     def shared_with(self, container: str) -> list[str]:
-        """The moments at which a container of the pool had a CPU of a claim. An annotated pod runs
-        in the pool while claims leave it no CPU."""
+        """The moments at which a container of the pool had a CPU of a pod that keeps its own. Other
+        owners run in the pool while claims leave them no CPU."""
         shared = []
         for moment in self._moments:
             pool = [text for path, text in moment.items() if _container(path) == container]
             cpus = CpuSet.parse(pool[0].strip()) if pool else EMPTY
             for name, own in self._owned(moment).items():
-                if not self._is_annotated(name) and (common := cpus & own):
+                if self._way(name).keeps and (common := cpus & own):
                     shared.append(f"{name}: CPUs {common}")
         return shared
 
     def moved(self) -> list[str]:
-        """The containers of claims that had other CPUs after their first own ones."""
+        """The containers that had other CPUs after their first own ones, which they keep."""
         moved = []
         for container, texts in self._texts().items():
             own = next((index for index, text in enumerate(texts) if self._is_own(text)), None)
@@ -196,18 +254,18 @@ class ClaimChurn:
         return moved
 
     def ran(self) -> set[str]:
-        """The pods with claims that were seen on CPUs of their own."""
+        """The pods that were seen on CPUs of their own, and keep them."""
         texts = self._texts().items()
         return {self._owners[one] for one, seen in texts if any(map(self._is_own, seen))}
 
     def _texts(self) -> dict[str, list[str]]:
-        """By container of a claim, each cpuset that it had, in order."""
+        """By container of a pod that keeps its CPUs, each cpuset that it had, in order."""
         seen: dict[str, list[str]] = {}
         for moment in self._moments:
             for path, text in moment.items():
                 container = _container(path)
                 name = self._owners.get(container)
-                if name is not None and not self._is_annotated(name):
+                if name is not None and self._way(name).keeps:
                     texts = seen.setdefault(container, [])
                     if texts[-1:] != [text.strip()]:
                         texts.append(text.strip())
@@ -218,7 +276,7 @@ class ClaimChurn:
         return len(self._restarts)
 
     def is_annotated(self, moment: float) -> bool:
-        """Whether an annotated pod existed then (seconds since 1970)."""
+        """Whether a pod without a claim owned CPUs then (seconds since 1970)."""
         return any(begin - 5 <= moment <= end + 5 for begin, end in self._annotated)
 
     def _owned(self, moment: dict[str, str]) -> dict[str, CpuSet]:
@@ -230,11 +288,63 @@ class ClaimChurn:
                 owned[name] = owned.get(name, EMPTY) | CpuSet.parse(text.strip())
         return owned
 
-    def _is_annotated(self, pod: str) -> bool:
-        return int(pod.rpartition("-")[2]) % self._annotated_every == self._annotated_every - 1
-
     def _is_own(self, text: str) -> bool:
         return len(CpuSet.parse(text.strip())) == self._cpus
+
+
+class _Placed(NamedTuple):
+    """A container and its cpuset at one moment."""
+
+    name: str
+    uid: str
+    cpus: CpuSet
+
+    def runs_on(self, owner: Owner) -> bool:
+        """Whether it is of the owner, and has CPUs, and only such of the owner."""
+        return owner.is_of(self.uid) and bool(self.cpus) and self.cpus <= owner.cpus
+
+
+def overlaps(
+    moments: Sequence[Mapping[str, str]], owning: Collection[str], sharers: Mapping[str, QoS]
+) -> list[str]:
+    """The CPUs of an owner, by the agent's snapshot of a moment, that another owner or a sharer had
+    while the owner ran there, once each. `moments`: texts of files by path; `owning`: the
+    containers of owners; `sharers`: classes by container."""
+    seen: dict[str, None] = {}
+    owners: tuple[Owner, ...] = ()
+    text = ""
+    for moment in moments:
+        if (snapshot := moment.get(_SNAPSHOT, "")) != text:
+            text = snapshot
+            owners = decode(text.encode()).owners if text else ()
+        placed = [
+            _Placed(_container(path), _uid(path), CpuSet.parse(cpus.strip()))
+            for path, cpus in moment.items()
+            if path != _SNAPSHOT
+        ]
+        running = [container for container in placed if container.name in owning]
+        for owner in owners:
+            if any(container.runs_on(owner) for container in running):
+                seen |= dict.fromkeys(_on_cpus_of(owner, owners, placed, running, sharers))
+    return list(seen)
+
+
+def _on_cpus_of(
+    owner: Owner,
+    owners: Sequence[Owner],
+    placed: Sequence[_Placed],
+    running: Sequence[_Placed],
+    sharers: Mapping[str, QoS],
+) -> Iterator[str]:
+    for container in placed:
+        qos, common = sharers.get(container.name), container.cpus & owner.cpus
+        if common and qos is not None and not may_hold(container.uid, qos, owner):
+            yield f"{owner.title} and a pod of class {qos}: CPUs {common}"
+    for other in owners:
+        for container in running:
+            common = container.cpus & owner.cpus
+            if common and container.runs_on(other) and not owner.is_of(container.uid):
+                yield f"{owner.title} and {other.title}: CPUs {common}"
 
 
 @contextlib.contextmanager
@@ -289,3 +399,12 @@ def _template(cpus: int) -> Object:
 def _container(path: str) -> str:
     """The id in the path of a cpuset file."""
     return path.split("/")[-2]
+
+
+def _uid(path: str) -> str:
+    """The uid of the pod in the path of a cpuset file."""
+    return path.split("/")[-3].removeprefix("pod")
+
+
+def _number(pod: str) -> int:
+    return int(pod.rpartition("-")[2])

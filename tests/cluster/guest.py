@@ -49,19 +49,14 @@ _ROUTE = f"""ip addr add {ADDRESS}/32 dev lo
 ip route replace local {ADDRESS}/32 dev lo table local proto kernel scope host src 127.0.0.1
 """
 _BOOT_SECONDS = 300.0
-_LONG_PROBES = (
-    *("daemonset", "topolet-agent", "--type=json", "--patch"),
-    json.dumps(
-        [
-            {
-                "op": "add",
-                "path": f"/spec/template/spec/containers/0/{probe}/failureThreshold",
-                "value": 300,
-            }
-            for probe in ("startupProbe", "livenessProbe")
-        ]
-    ),
-)
+LONG_PROBES = [
+    {
+        "op": "add",
+        "path": f"/spec/template/spec/containers/0/{probe}/failureThreshold",
+        "value": 300,
+    }
+    for probe in ("startupProbe", "livenessProbe")
+]
 """The agent starts and responds more slowly on the guest than its probes allow."""
 
 
@@ -71,7 +66,8 @@ def join(cluster: Cluster) -> None:
     if reasons := guest.lacking():
         pytest.skip("; ".join(reasons))
     with failures.written(cluster, "guest"):
-        cluster.kubectl("patch", "-n", NAMESPACE, *_LONG_PROBES)
+        words = ("patch", "-n", NAMESPACE, "daemonset", "topolet-agent", "--type=json")
+        cluster.kubectl(*words, "--patch", json.dumps(LONG_PROBES))
         _join(cluster, _boot(cluster))
         cluster.wait_agent_ready(HOST)
         cluster.wait_agent_ready(GUEST)

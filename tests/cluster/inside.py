@@ -129,6 +129,10 @@ class Inside:
         Path(path).unlink(missing_ok=True)
         return {}
 
+    def do_usage(self, pids: list[int]) -> Answer:
+        """What each of these processes uses that exists, by its pid."""
+        return {"usage": {pid: used for pid in pids if (used := usage(pid)) is not None}}
+
     def do_follow(self, name: str, patterns: list[str]) -> Answer:
         self._followers[name] = Follower(patterns)
         return {}
@@ -147,6 +151,36 @@ def read(patterns: list[str]) -> dict[str, str]:
             except OSError:
                 continue
     return found
+
+
+def usage(pid: int) -> dict[str, int] | None:
+    """The memory in KB, threads and open files of a process; None if it has ended. Files of pods'
+    cgroups are counted apart, since the agent keeps some of them open."""
+    process = Path("/proc", str(pid))
+    try:
+        status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+        shared = dict(
+            line.split(":", 1) for line in (process / "smaps_rollup").read_text().splitlines()[1:]
+        )
+        targets = [_target(file) for file in (process / "fd").iterdir()]
+        return {
+            "rss_kb": int(status["VmRSS"].split()[0]),
+            "pss_kb": int(shared["Pss"].split()[0]),
+            "threads": int(status["Threads"]),
+            "files": sum("/kubepods" not in target for target in targets if target),
+            "group_files": sum("/kubepods" in target for target in targets),
+        }
+    except (OSError, KeyError):
+        # One that has ended, and is not yet waited for, has no memory.
+        return None
+
+
+def _target(file: Path) -> str:
+    """Empty for a file that is closed meanwhile."""
+    try:
+        return os.readlink(file)
+    except OSError:
+        return ""
 
 
 def serve(inside: Inside, reading: Iterable[bytes], writing: BinaryIO | Port) -> None:

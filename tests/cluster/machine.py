@@ -93,6 +93,11 @@ class Machine:
         file = self.logs / f"{name}.log"
         return file.read_text(errors="replace") if file.exists() else ""
 
+    def usage(self, *pids: int) -> dict[int, dict[str, int]]:
+        """What processes use (see `inside.usage`), without those that have ended."""
+        answer = self._request("usage", pids=list(pids))["usage"]
+        return {int(pid): used for pid, used in answer.items()}
+
     # files
     def read(self, *patterns: str) -> dict[str, str]:
         """The texts of the matching files, by path; `**` matches any number of folders."""

@@ -12,7 +12,7 @@ import pytest
 
 from agent.model.cpu.cpuset import CpuSet
 from tests.cluster import claims
-from tests.cluster.churn import ClaimChurn, slices_gone
+from tests.cluster.churn import Churn, annotated, claimed, kills, slices_gone
 from tests.cluster.cluster import HOST, Cluster
 
 log = logging.getLogger(__name__)
@@ -52,14 +52,16 @@ def test_no_cpu_has_two_owners_and_no_claim_is_left_over_kills(with_dra: Cluster
     ls = cluster.get("pod", "ls")
     assert ls is not None
     pool = ls["status"]["containerStatuses"][0]["containerID"].rpartition("//")[2]
-    churn = ClaimChurn(cluster, HOST, 1, {"node": HOST}, ANNOTATED_EVERY)
+    pod = {"node": HOST}
+    ways = [claimed(pod)] * (ANNOTATED_EVERY - 1) + [annotated(1, pod)]
+    churn = Churn(cluster, HOST, 1, ways)
     with slices_gone(cluster, HOST) as spans:
-        churn.run(PODS, KILLS)
+        churn.run(PODS, kills(cluster.nodes[HOST], KILLS))
         claims.wait_nothing_left(cluster)
     longest = max((end - begin for begin, end in spans if not churn.is_annotated(begin)), default=0)
     log.info(
         "%d pods, kills %s, %d with claims ran, %d restarted, slices gone for at most %.1f s",
-        *(PODS, dict(churn.kills), len(churn.ran()), churn.restarted, longest),
+        *(PODS, dict(churn.faults), len(churn.ran()), churn.restarted, longest),
     )
     assert churn.failed == []
     assert churn.twice_owned() == []

@@ -16,7 +16,7 @@ from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.devices.resource_slice import NUMA_NODE
 from agent.model.dra.names import DRIVER
 from tests.cluster import dradriver, failures
-from tests.cluster.churn import ClaimChurn
+from tests.cluster.churn import Churn, annotated, claimed, kills
 from tests.cluster.cluster import GUEST, HOST, NAMESPACE, ON_GUEST, Cluster, Object
 from tests.cluster.pods import manifest
 from tests.deploy.manifests import DEPLOY
@@ -201,9 +201,10 @@ def test_no_cpu_has_two_owners_while_claims_come_and_go_over_kills(claims: Clust
     ls = cluster.get("pod", "ls")
     assert ls is not None
     pool = ls["status"]["containerStatuses"][0]["containerID"].rpartition("//")[2]
-    churn = ClaimChurn(cluster, GUEST, 2, ON_GUEST, annotated_every=4)
-    churn.run(PODS, KILLS)
-    log.info("%d pods, kills %s, ran %s", PODS, dict(churn.kills), sorted(churn.ran()))
+    ways = [claimed(ON_GUEST)] * 3 + [annotated(2, ON_GUEST)]
+    churn = Churn(cluster, GUEST, 2, ways)
+    churn.run(PODS, kills(cluster.nodes[GUEST], KILLS))
+    log.info("%d pods, kills %s, ran %s", PODS, dict(churn.faults), sorted(churn.ran()))
     assert churn.failed == []
     assert churn.twice_owned() == []
     assert churn.shared_with(pool) == []
