@@ -3,9 +3,9 @@
 An owner of one CPU starts or ends on a node with 250 pods of one or two containers.
 `pools_250_pods` is the decision, the plan and every write, in this kernel's cpusets, in cgroups of
 the benchmark. The base is the writes alone: the same bytes to the same files in the same order; the
-files are open before the clock starts. `pools_250_decide` is the CPU time of the same pass without
-its writes: that of the decision, and of the plan, which reads the present values; its base is the
-CPU time of the raw writes. `pools_250_sandboxes` also writes a sandbox for each pod.
+files are open before the clock starts. `pools_250_decide` is the CPU time of the same pass until
+its first write: that of the decision, and of the plan, which reads the present values; its base is
+the CPU time of the raw writes. `pools_250_sandboxes` also writes a sandbox for each pod.
 `pools_readback` reads the values back; its base is one read of each open file. The sides take
 turns, each in both directions; a time is that of one pass, a ratio the median of the turns' ratios.
 """
@@ -131,19 +131,18 @@ def measured(turns: int, *, sandboxes: bool) -> tuple[Samples, Samples, Samples]
 
 
 class TimedHierarchy(Hierarchy):
-    """Records the time of the last write, and the CPU time then and of all writes."""
+    """Records the CPU time at the first write, and the time of the last write."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.planned: float | None = None
         self.written = 0.0
-        self.cpu_seconds = 0.0
-        self.write_seconds = 0.0
 
     def write(self, group: str, cpus: CpuSet) -> None:
-        start = time.process_time()
+        if self.planned is None:
+            self.planned = time.process_time()
         super().write(group, cpus)
-        self.written, self.cpu_seconds = time.perf_counter(), time.process_time()
-        self.write_seconds += self.cpu_seconds - start
+        self.written = time.perf_counter()
 
 
 class Recorder(TimedHierarchy):
@@ -170,10 +169,10 @@ class Node:
         self._states = (pods, (*pods, pod("owner", "LSE", "guaranteed", status)))
 
     def run_pass(self, state: int) -> tuple[float, float, float]:
-        """Returns the seconds from the event to the last write, the CPU seconds of that without the
-        writes, and the seconds of reading back."""
+        """Returns the seconds from the event to the last write, the CPU seconds to the first write,
+        and the seconds of reading back."""
         pods, hierarchy = self._states[state], self._hierarchy
-        write_seconds, cpu_start = hierarchy.write_seconds, time.process_time()
+        hierarchy.planned, cpu_start = None, time.process_time()
         start = time.perf_counter()
         decision = pools.decide(self._topology, pods, KubeletCpus(), {}, {})
         cpusets = wanted_cpusets(pods, decision) | sandbox_cpusets(pods, decision)
@@ -181,9 +180,8 @@ class Node:
         end = time.perf_counter()
         if not outcome.ok:
             raise RuntimeError(f"a group has a wrong value: {outcome}")
-        in_writes = hierarchy.write_seconds - write_seconds
-        cpu_seconds = hierarchy.cpu_seconds - cpu_start - in_writes
-        return hierarchy.written - start, cpu_seconds, end - hierarchy.written
+        planned = (hierarchy.planned or cpu_start) - cpu_start
+        return hierarchy.written - start, planned, end - hierarchy.written
 
 
 def pod(

@@ -190,15 +190,19 @@ def _read_claims(
     known = topology.online | topology.offline
     numa_nodes = {cpu.node for cpu in topology.cpus} | {node.id for node in topology.numa_nodes}
     kubelet_owners = {owner.uid: owner for owner in assigned.owners}
+    claimless = {""}  # texts that claim no CPUs and name NUMA nodes of the machine, if any
     for pod in pods:
         owned = owned_before.get(pod.uid, EMPTY)
-        if not owned and RESOURCE_STATUS not in pod.annotations:
+        annotation = pod.annotations.get(RESOURCE_STATUS, "")
+        if not owned and annotation in claimless:
             continue
         try:
             status = resource_status(pod.annotations)
             requested = found.named[pod.uid] = status.cpus()
             if not requested and (refusal := _unknown_nodes(pod, status, numa_nodes)):
                 found.refuse(refusal)
+            elif not requested:
+                claimless.add(annotation)
             if owned and (missing := requested - known):
                 text = f"CPUs {missing} do not exist"
                 found.refuse(claim_refusal(pod, RefusalCause.ABSENT, text))

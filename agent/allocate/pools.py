@@ -76,6 +76,7 @@ from agent.model.pod.annotations import (
     EXTENDED_RESOURCE_SPEC,
     HOUSEKEEPING,
     MIXED_CONTAINERS,
+    RESOURCE_STATUS,
     AnnotationError,
     device_locality,
     mixed_containers,
@@ -83,6 +84,7 @@ from agent.model.pod.annotations import (
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import (
     DEFAULT_POOL,
+    QOS_LABEL,
     Pool,
     Pools,
     QoS,
@@ -587,10 +589,11 @@ class _PodValues(msgspec.Struct, frozen=True):
         """The values of a container that shares CPUs.
 
         `place`: None for a container without devices."""
-        nodes = numa_nodes(pod)
         at = (place.nodes, place.memory) if place else None
-        key = pool_of(pod).name, nodes, at, pod.kube_class == "guaranteed"
+        qos, status = pod.labels.get(QOS_LABEL), pod.annotations.get(RESOURCE_STATUS)
+        key = qos, pod.kube_class, status, at
         if (wanted := self._shared.get(key)) is None:
+            nodes = numa_nodes(pod)
             cpus = shared_cpus(pod, self.pools, tuple(place.nodes) if place else ())
             mems = self._mems(pod, cpus) if nodes else None
             if place and place.memory and not self._kubelet_binds(pod):
@@ -672,10 +675,11 @@ class _PodValues(msgspec.Struct, frozen=True):
         `refused`: why the pod does not have what it claims, "" without a refusal.
         `placed`: by name, the places of containers with devices."""
         own, kubelets = cpus.own, cpus.kubelets
-        shared = Wanted() if kubelets == {} else self.shared(pod)
+        sharing = set() if own is None else decided_names(pod, sharing_containers(pod))
+        some_share = kubelets != {} and (own is None or sharing)
+        shared = self.shared(pod) if some_share else Wanted()
         each = shared if own is None else self.own(pod, own)
-        sharing = () if own is None else sharing_containers(pod)
-        named = dict.fromkeys(decided_names(pod, sharing), shared)
+        named = dict.fromkeys(sharing, shared)
         named |= {name: self.shared(pod, placed[name]) for name in decided_names(pod, placed)}
         named |= {name: self.own(pod, each_own) for name, each_own in cpus.by_policy.items()}
         named |= {name: self.claimed(pod, claim) for name, claim in cpus.of_claims.items()}

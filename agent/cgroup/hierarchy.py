@@ -58,6 +58,10 @@ class GroupGone(CgroupError):  # noqa: N818 - groups come and go, this is not a 
     """The group does not exist (any more)."""
 
 
+class NotNested(CgroupError):  # noqa: N818 - a rule of the kernel, not a fault
+    """v1 gives no CPUs to a group that its parent lacks, and takes none that a group in it has."""
+
+
 class Populated(CgroupError):  # noqa: N818 - a rule of the kernel, not a fault
     """The kernel (as 6.1) lets no group inherit again while processes are in or below it."""
 
@@ -89,7 +93,8 @@ class Hierarchy:
 
     def own_cpus(self, group: str) -> CpuSet:
         """The content of `cpuset.cpus`: on v2 empty for a group that inherits."""
-        return self._own(group, CPUS)
+        # A v2 group without the file: its parent does not enable the controller for it.
+        return self._read(group, CPUS) or EMPTY
 
     def effective_cpus(self, group: str) -> CpuSet:
         """The CPUs that the group's processes can use, online ones only."""
@@ -188,10 +193,6 @@ class Hierarchy:
                 return None if hidden else group
         raise CgroupError(f"{path!r} names no group of the cgroup v{self.version} cpuset hierarchy")
 
-    def _own(self, group: str, name: str) -> CpuSet:
-        # A v2 group without the file: its parent does not enable the controller for it.
-        return self._read(group, name) or EMPTY
-
     def _effective(self, group: str, name: str) -> CpuSet:
         effective = _EFFECTIVE[self.version, name]
         while True:
@@ -199,7 +200,7 @@ class Hierarchy:
             if cpus is not None:
                 return cpus
             if self.version == 1:  # kernels before 3.17 have no such file
-                return self._own(group, name)
+                return self._read(group, name) or EMPTY
             if group == "/":
                 raise CgroupError(f"{self._directory(group)!r} has no {effective}")
             group = group.rpartition("/")[0] or "/"
@@ -221,7 +222,10 @@ class Hierarchy:
         try:
             self.handles.write(path, _line(cpus))
         except OSError as error:
-            raise _error(f"write '{cpus}' to", path, self.exists(group), error) from error
+            reason = _error(f"write '{cpus}' to", path, self.exists(group), error)
+            if self.version == 1 and error.errno in (errno.EACCES, errno.EBUSY):
+                raise NotNested(str(reason)) from error
+            raise reason from error
 
     def _directory(self, group: str) -> str:
         return self.path + below(group)

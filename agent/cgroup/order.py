@@ -126,8 +126,8 @@ class GroupTree(msgspec.Struct, frozen=True):
 
     cpus: Mapping[str, CpuSet]
     """The own values by group: of `/` (its effective CPUs), of every wanted group, and of the
-    groups on which its change depends: its ancestors, and on v1 its descendants. On v1 a group that
-    only loses CPUs needs no ancestors, and one that only gains CPUs no descendants."""
+    groups on which its change depends: on v2 its ancestors, on v1 ancestors that lack CPUs which it
+    gains, and descendants that have CPUs which it loses."""
     inherits: bool
     """The groups are in cgroup v2, where a group with an empty value has the CPUs of its parent."""
 
@@ -168,7 +168,7 @@ def _targets(tree: GroupTree, wanted: Mapping[str, CpuSet]) -> dict[str, CpuSet]
     need = _needed(tree, wanted)
     targets: dict[str, CpuSet] = {}
     cut: set[str] = set()  # groups that must stay within a wanted one
-    for group in sorted(tree.cpus, key=lambda group: (group.count("/"), group)):
+    for group in sorted(sorted(tree.cpus), key=lambda group: group.count("/")):
         own = tree.cpus[group]
         if group == "/":
             continue
@@ -199,9 +199,8 @@ def _needed(tree: GroupTree, wanted: Mapping[str, CpuSet]) -> dict[str, int]:
         mask = cpus.mask
         if group == "/" or not mask:
             raise ValueError(f"{group!r} can't get the cpuset '{cpus}'")
-        loses = not tree.inherits and group in tree.cpus and cpus <= tree.cpus[group]
         for each in ancestors(group):
-            if not loses and each not in tree.cpus:
+            if tree.inherits and each not in tree.cpus:
                 raise _lacks(group, each)
             if each in wanted and not cpus <= wanted[each]:
                 text = f"{group!r} wants '{cpus}', {each!r} above it only '{wanted[each]}'"
@@ -330,8 +329,11 @@ def _growing(changes: _Changes, targets: Mapping[str, CpuSet]) -> _Tasks:
 def _sequence(tasks: _Tasks) -> Iterator[Write]:
     """Writes each task after those in its `after` and `waits`. In a cycle, a task with nothing in
     `after` does not wait."""
-    followers: dict[int, list[int]] = {}
     held_up = sorted(tasks.after.keys() | tasks.waits.keys())
+    if not held_up:
+        yield from tasks.writes
+        return
+    followers: dict[int, list[int]] = {}
     for index in held_up:
         for before in tasks.before(index):
             followers.setdefault(before, []).append(index)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy, Populated
+from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy, NotNested, Populated
 from agent.cgroup.journal import Journal, JournalError, Original
 from agent.cgroup.order import (
     GroupChange,
@@ -29,8 +29,9 @@ from agent.model.cpu.cpuset import CpuSet
 
 
 class CpusetPass:
-    """Writes cpusets once: `request` for each group, then `plan`, `run`, `read_back`, `outcome`.
-    Only `own` raises an error for what happens on the machine; the outcome has all others."""
+    """Writes cpusets once: `request` for each group, `plan` and `run` until nothing is left to do,
+    `read_back`, `outcome`. Only `own` raises an error for what happens on the machine; the outcome
+    has all others."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
@@ -42,6 +43,7 @@ class CpusetPass:
         self._notes: dict[str, str] = {}
         self._changes: dict[str, GroupChange] = {}
         self._others: dict[str, GroupChange] = {}
+        self._refused: set[str] = set()  # v1: because of groups above them or in them
 
     def own(self, group: str) -> CpuSet:
         """The own value, read once; for the root the machine's CPUs. Raises CgroupError."""
@@ -98,13 +100,12 @@ class CpusetPass:
         """Reads the groups on which the requested ones depend, and returns the writes in order."""
         for group in sorted(self._requested):  # parents first: they read all groups below them
             try:
-                own = self._values[group] = self.own(group)
-                # On v1 the ancestors have all CPUs of the group, and the descendants no others.
-                if self._inherits or not self._requested[group] <= own:
+                self._values.setdefault(group, self._own[group])
+                if self._inherits or group in self._refused:
                     for each in ancestors(group):
                         if each not in self._values:
                             self._values[each] = self.own(each)
-                if not self._inherits and not own <= self._requested[group]:
+                if group in self._refused:
                     self._read_below(group)
             except CgroupError as error:
                 self.fail(group, error)
@@ -118,8 +119,10 @@ class CpusetPass:
         """The own values that the writes replace, by group."""
         return {each.group: self._own[each.group] for each in writes}
 
-    def run(self, writes: Sequence[Write]) -> None:
-        """Writes in this order."""
+    def run(self, writes: Sequence[Write]) -> bool:
+        """Writes in this order. Returns False if the rest is to be planned again: v1 refused a
+        write because of groups above or below. The plan reads these only then, because few pods
+        lack CPUs and few containers have groups in them."""
         goals = {each.group: each.cpus for each in writes}
         errors: dict[str, CgroupError] = {}
         for each in writes:
@@ -134,8 +137,11 @@ class CpusetPass:
                 errors[each.group] = error
                 if isinstance(error, GroupGone):
                     self._drop(each.group)
+        refused = {group for group, error in errors.items() if isinstance(error, NotNested)}
+        again = bool(refused & self._requested.keys() - self._refused)
+        self._refused |= refused
         for group, goal in goals.items():
-            if group in self._requested:
+            if group in self._requested or (again and group in errors):
                 continue
             if group in self._changes:  # its request failed, and it was cut with its parent
                 if group not in errors:
@@ -145,8 +151,9 @@ class CpusetPass:
                 self._others[group] = self._failure(group, errors[group])
             else:
                 self._others[group] = GroupChange(group, WriteState.WRITTEN, self._own[group], goal)
-        for group in [each for each in self._requested if each in errors]:
+        for group in [each for each in self._requested if each in errors and not again]:
             self.fail(group, errors[group])
+        return not again
 
     def read_back(self) -> None:
         """Settles the requested groups by the values that the kernel reports now."""
@@ -230,15 +237,15 @@ def apply(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) 
             pass_.request(group, cpus)
         else:
             pass_.fail(group, conflict)
-    writes = pass_.plan()
-    before = pass_.before(writes)
-    try:
-        _journal_originals(hierarchy, journal, before)
-    except JournalError as error:
-        for group in pass_.requested():
-            pass_.fail(group, str(error))
-    else:
-        pass_.run(writes)
+    done = False
+    while not done:
+        writes = pass_.plan()
+        try:
+            _journal_originals(hierarchy, journal, pass_.before(writes))
+            done = pass_.run(writes)
+        except JournalError as error:
+            for group in pass_.requested():
+                pass_.fail(group, str(error))
     pass_.read_back()
     return pass_.outcome()
 
@@ -272,7 +279,8 @@ def restore(
                 _request_original(pass_, group, values[group])
         except CgroupError as error:
             pass_.fail(group, error)
-    pass_.run(pass_.plan())
+    while not pass_.run(pass_.plan()):
+        pass
     pass_.read_back()
     outcome = pass_.outcome()
     try:

@@ -231,7 +231,7 @@ def test_v2_orders(tree: Values, wanted: Values, order: list[str]) -> None:
 )
 def test_impossible_values_are_refused(wanted: Values, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        plan(GroupTree(values(a="0-1", a_b="1"), False), wanted)
+        plan(GroupTree(values(a="0-1", a_b="1"), True), wanted)
 
 
 @settings(deadline=None)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.cgroup.hierarchy import Populated
-from agent.cgroup.journal import Journal, Original
+from agent.cgroup.journal import Journal
 from agent.cgroup.order import WriteOutcome, WriteState
 from agent.cgroup.writer import apply, restore
 from agent.model.cpu.cpuset import EMPTY, CpuSet
@@ -21,19 +21,21 @@ ROOT = CpuSet(range(4))
 
 class FailingFiles(ModelFiles):
     """Writes that fail as configured: a test cannot cause such errors in a real kernel. A write
-    that the rules of the kernel forbid is a bug of Topolet."""
+    that the rules of the kernel forbid is a bug of Topolet, except one that v1 refuses because of
+    groups above or below: Topolet reads them then, and a second refusal of a group is a bug."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
         self.failing: set[str] = set()
         self.vanishing: set[str] = set()
         self.ignores_writes = False
-        self.before_write: Callable[[], object] = lambda: None
+        self.before_write: Callable[[str], object] = lambda group: None
         self.log: list[str] = []
+        self.refused: set[str] = set()
 
     def write(self, path: str, data: bytes) -> None:
-        self.before_write()
         group = posixpath.dirname(path) or "/"
+        self.before_write(group)
         groups = self.kernel.cpus
         if group in self.vanishing:
             for each in [one for one in groups if f"{one}/".startswith(f"{group}/")]:
@@ -47,7 +49,11 @@ class FailingFiles(ModelFiles):
         except FileNotFoundError:
             raise
         except OSError as error:
+            if error.errno in (errno.EACCES, errno.EBUSY) and group not in self.refused:
+                self.refused.add(group)
+                raise
             raise AssertionError(f"{path}: {error}") from error
+        self.refused.discard(group)
         self.log.append(f"{group}={data.decode().strip()}")
 
 
@@ -97,14 +103,33 @@ def test_unchanged_values_need_few_reads(journal: Journal, version: int, reads: 
     assert not journal.path.exists()
 
 
-def test_originals_are_on_disk_before_the_first_write(journal: Journal) -> None:
+@pytest.mark.parametrize(
+    ("groups", "cpuset", "others"),
+    [
+        ({"/a": "0-1", "/a/b": "0-1"}, "0", []),
+        ({"/a": "0-1", "/a/b": "0"}, "0-1", []),
+        ({"/a": "0", "/a/b": "0"}, "0-1", ["/a"]),
+        ({"/a": "0-1", "/a/b": "0-1", "/a/b/c": "0-1"}, "0", ["/a", "/a/b/c"]),
+    ],
+    ids=["shrinks", "grows", "beyond the parent", "without CPUs of a child"],
+)
+def test_v1_groups_above_and_below_are_read_only_after_a_refusal(
+    journal: Journal, groups: dict[str, str], cpuset: str, others: list[str]
+) -> None:
+    machine = Machine(1, groups)
+    assert apply(machine, journal, cpusets(a_b=cpuset)).ok
+    assert set(machine.reads) == {"/", "/a/b", *others}
+    assert machine.groups["/a/b"] == CpuSet.parse(cpuset)
+
+
+def test_an_original_is_on_disk_before_the_first_write_to_its_group(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-3", "/a/b": "0-3", "/c": "0", "/c/d": "0"})
-    seen: list[Mapping[str, Original]] = []
-    machine.files.before_write = lambda: seen.append(Journal(journal.path).originals)
+    on_disk: list[bool] = []
+    machine.files.before_write = lambda group: on_disk.append(group in Journal(journal.path))
     outcome = apply(machine, journal, cpusets(a="0-1", c_d="2"))
     assert outcome.ok
+    assert all(on_disk)
     originals = {"/a": "0-3", "/a/b": "0-3", "/c": "0", "/c/d": "0"}
-    assert {group: each.cpus for group, each in seen[0].items()} == originals
     apply(machine, journal, cpusets(a="0", c_d="3"))
     assert {group: each.cpus for group, each in journal.originals.items()} == originals
 
@@ -309,6 +334,7 @@ def test_errors_never_break_order_or_exclusivity(
         journal = Journal(Path(folder) / "j")
         for target in targets:
             before = dict(machine.groups)
+            machine.files.refused.clear()
             outcome = apply(machine, journal, target)  # the machine checks the rules of the kernel
             assert {each.group for each in outcome.changes} == target.keys()
             for each in outcome.changes:
