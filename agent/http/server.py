@@ -172,7 +172,8 @@ class _RequestQueue:
         """A request has its reply."""
         with self._changed:
             self._waiting.end(local)
-            self._changed.notify()
+            if self._open:
+                self._changed.notify()
 
     def close(self) -> None:
         with self._changed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Iterable
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -286,9 +287,9 @@ class ListWatch(Generic[T]):
         """Processes events until the server ends the watch. Returns whether there were any. Without
         `continues` it ends the watch itself when it has all existing objects."""
         received = False
-        initial: list[tuple[ObjectKey, Known[T] | None]] | None = None
+        initial: dict[ObjectKey, Known[T] | None] | None = None
         if self._version is None:
-            initial = []
+            initial = {}
         lines = self._stream.lines(
             self.path, query, seconds, silence_seconds=None if initial is not None else seconds
         )
@@ -307,9 +308,10 @@ class ListWatch(Generic[T]):
                 if initial is None:
                     self._receive(event, metadata)
                 elif event.type != "BOOKMARK":
-                    initial.append(self._decoded(metadata, event.object))
+                    key, known = self._decoded(metadata, event.object)
+                    initial[key] = known
                 elif wire.ends_initial(metadata):
-                    self._sync(initial, metadata.resource_version, fresh=True)
+                    self._sync(initial.items(), metadata.resource_version, fresh=True)
                     initial = None
                     if not continues:
                         break
@@ -342,7 +344,7 @@ class ListWatch(Generic[T]):
         return metadata.key, self._mirror.decoded(metadata, bytes(raw))
 
     def _sync(
-        self, objects: list[tuple[ObjectKey, Known[T] | None]], version: str, *, fresh: bool
+        self, objects: Iterable[tuple[ObjectKey, Known[T] | None]], version: str, *, fresh: bool
     ) -> None:
         """Replaces the objects by those of a list. `fresh`: the list has all changes that were made
         before it was requested."""

@@ -190,7 +190,7 @@ class ChangeKind(enum.Enum):
     DELETED = "deleted"
 
 
-class Change(msgspec.Struct, Generic[T], frozen=True):
+class Change(msgspec.Struct, Generic[T], frozen=True, gc=False):
     """A change of an object."""
 
     kind: ChangeKind
@@ -290,7 +290,7 @@ class WatchedMetadata(ObjectIdentity, frozen=True, rename="camel", kw_only=True)
         return ObjectKey(intern(self.namespace), self.name)
 
 
-class Known(msgspec.Struct, Generic[T], frozen=True):
+class Known(msgspec.Struct, Generic[T], frozen=True, gc=False):
     """One object, as it was read last."""
 
     uid: str

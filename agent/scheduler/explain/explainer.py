@@ -138,7 +138,7 @@ class Explainer:
 
     def _of_info(self, info: PodInfo, scheduler: str, scope: _Scope) -> Explanation:
         group = self._group(info)
-        verdicts, offers = [], {}
+        verdicts, winner, best = [], "", None
         names = self._node_names()
         nominated = self._nominated(info)
         for name in names[:MAX_NODES]:
@@ -146,12 +146,11 @@ class Explainer:
                 break
             verdict, offer = self._on_node(info, group, name, nominated, scope)
             verdicts.append(verdict)
-            if offer is not None:
-                offers[name] = offer
+            if offer is not None and (best is None or _rank(offer, name) < _rank(best, winner)):
+                winner, best = name, offer
             time.sleep(_PAUSE_SECONDS)
-        winner = min(offers, key=lambda name: _rank(offers[name], name), default="")
-        if winner:
-            self._commit(winner, offers[winner], scope.copies)
+        if best is not None:
+            self._commit(winner, best, scope.copies)
         elif not scope.copies and (group is None or group.known):
             verdicts = self._with_evictions(info, verdicts, scope)
         own = self._own_causes(info, scheduler, group, winner)

@@ -19,6 +19,7 @@ import msgspec
 
 from agent.allocate import node_score
 from agent.allocate.devices.need import listed_resources
+from agent.allocate.node_allocation import Amounts
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.node_allocator.properties import (
@@ -205,6 +206,7 @@ def remaining(
 
 
 _empty: Final = InternPool[ZonedNode]()
+_numa: Final = InternPool[Amounts]()
 
 
 def _assumed(pod: PodRecord, properties: NodeProperties) -> Assumed | None:
@@ -528,6 +530,7 @@ class NodeInfo:
                 if uid in assigned_pods
             },
         )
+        cpus = msgspec.structs.replace(cpus, numa_allocatable=_numa.of(cpus.numa_allocatable))
         return node_properties(self.name, node.labels, cpus, device, rules, faults, allocatable)
 
     def _reserved_uids(self) -> list[str]:

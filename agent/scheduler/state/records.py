@@ -22,7 +22,7 @@ from agent.model.devices import device_object, holding, interconnect
 from agent.model.devices.device_allocation import DeviceAmounts, VirtualFunctions
 from agent.model.devices.device_object import DeviceObject
 from agent.model.nrt import node_annotations, resource_topology
-from agent.model.nrt.resource_topology import NodeTopology
+from agent.model.nrt.resource_topology import NodeTopology, Zone
 from agent.model.objects import ObjectError, ObjectMetadata, decoded
 from agent.model.pod import apiobjects
 from agent.model.pod.annotations import AnnotationError, label_locality, reservation_uid
@@ -258,7 +258,7 @@ def node(text: bytes) -> NodeRecord:
         metadata.uid,
         interned(metadata.labels or {}),
         bounds.kept(metadata.annotations or {}, _NODE_READ),
-        _amounts(metadata.name, raw.status.allocatable or {}),
+        _requests.of(_amounts(metadata.name, raw.status.allocatable or {})),
     )
 
 
@@ -282,7 +282,7 @@ def topology(text: bytes) -> NodeTopology | Unreadable:
     if allocs := kept.get(node_annotations.POD_CPU_ALLOCS):
         # The CPUs of all other pods are in the pods' own annotations.
         kept[node_annotations.POD_CPU_ALLOCS] = node_annotations.only_kubelet_allocated(allocs)
-    return msgspec.structs.replace(read, annotations=interned(kept))
+    return msgspec.structs.replace(read, zones=_zones.of(read.zones), annotations=interned(kept))
 
 
 def devices(text: bytes) -> DeviceObject | Unreadable:
@@ -371,6 +371,8 @@ _numa_requests: Final = InternPool[NumaRequest]()
 _numa_requests_by_key: Final = InternPool[NumaRequest]()
 _requests: Final = InternPool[dict[str, int]]()
 _kinds: Final = InternPool[PodKind]()
+# The amounts of busy nodes differ: more values would only be those of former reports.
+_zones: Final = InternPool[tuple[Zone, ...]](max_values=256)
 _numa: Final = InternPool[dict[int, dict[str, int]]]()
 _resources: Final = InternPool[dict[str, int]]()
 _NO_DEVICES: Final[DeviceAmounts] = {}
