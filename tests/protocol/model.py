@@ -73,6 +73,10 @@ class Container(msgspec.Struct, frozen=True, gc=False):
     assumed: Age = Age.NONE
     may_hold: int = 0
     """The CPUs of the assumed container."""
+    failed: int = 0
+    """The CPUs of creations that failed, and that the frontend assumes."""
+    failed_before: int = 0
+    """Those of creations that failed before the agent's present pass began."""
     start: Age = Age.NONE
     stale: bool = False
     """A snapshot was published since the start began."""
@@ -211,7 +215,14 @@ class Model:
             started = put(phase=Phase.STARTING, read=pod.stored, start=Age.OPEN, stale=False)
             yield f"start {number}", started
         elif pod.phase is Phase.RUNNING:
-            ended = Container(Phase.GONE, start=pod.start, stale=pod.stale, announced=pod.announced)
+            ended = Container(
+                Phase.GONE,
+                failed=pod.failed,
+                failed_before=pod.failed_before,
+                start=pod.start,
+                stale=pod.stale,
+                announced=pod.announced,
+            )
             changed = replace(state, pods=_with(state.pods, number, ended))
             yield f"remove {number}", self.notify(changed, number, Inbox.DROPPED)
         yield from self.progress(state, number)
@@ -243,6 +254,8 @@ class Model:
                 yield f"admit by the other {number}", changed
             else:
                 yield f"wait of the other ends {number}", put(phase=Phase.READY, orphan=False)
+                if pod.inbox is not Inbox.ANNOUNCED and state.up:
+                    yield f"announce {number}", self.notify(state, number, Inbox.ANNOUNCED)
         elif pod.phase is Phase.HELD:
             given = self.answer(state, number)
             if given:
@@ -265,7 +278,8 @@ class Model:
                 start=start,
                 orphan=False,
             )
-            yield f"started {number}", self.report(changed) if pod.stale else changed
+            reported = pod.stale or pod.orphan
+            yield f"started {number}", self.report(changed) if reported else changed
 
     def failing(self, state: State, number: int) -> Iterator[Step]:
         """Waits that end, and calls that fail in the runtime."""
@@ -277,8 +291,15 @@ class Model:
             failed = self.notify(put(phase=Phase.NEW, orphan=False), number, Inbox.DROPPED)
             yield f"sandbox fails {number}", failed
         elif pod.phase is Phase.SENT:
-            assumed = Age.ENDED if pod.assumed is Age.OPEN else pod.assumed
-            failed = put(phase=Phase.READY, assumed=assumed, granted=False, stored=0, orphan=False)
+            failed = put(
+                phase=Phase.READY,
+                stored=0,
+                granted=False,
+                assumed=Age.NONE,
+                may_hold=0,
+                failed=pod.failed | pod.may_hold,
+                orphan=False,
+            )
             yield f"creation fails {number}", self.report(failed)
         elif pod.phase is Phase.HELD and not pod.orphan and not self.answer(state, number):
             yield f"wait ends {number}", put(phase=Phase.READY, told=False)
@@ -287,7 +308,6 @@ class Model:
 
     def sent(self, state: State, number: int, cpus: int, granted: bool) -> State:
         """The frontend sends the creation to the runtime, and assumes the container."""
-        before = state.pods[number]
         return _put(
             state,
             number,
@@ -295,7 +315,7 @@ class Model:
             stored=cpus,
             granted=granted,
             assumed=Age.OPEN,
-            may_hold=cpus | (before.may_hold if before.assumed else 0),
+            may_hold=cpus,
             told=False,
         )
 
@@ -332,6 +352,8 @@ class Model:
             same = other == number and pod.granted
             if pod.assumed and not same and pod.may_hold & own:
                 return None
+            if other != number and (pod.failed | pod.failed_before) & own:
+                return None
         return own, True
 
     def draining(self, state: State, number: int) -> tuple[int, bool] | None:
@@ -340,7 +362,10 @@ class Model:
         known = replace(
             state,
             earlier=Age.OPEN,
-            pods=tuple(replace(pod, assumed=Age.NONE, start=Age.NONE) for pod in state.pods),
+            pods=tuple(
+                replace(pod, assumed=Age.NONE, failed=0, failed_before=0, start=Age.NONE)
+                for pod in state.pods
+            ),
         )
         return self.answer(known, number)
 
@@ -350,8 +375,10 @@ class Model:
             return self.bounds.all
         taken = sum(state.snapshot.owned)
         for other, pod in enumerate(state.pods):
-            if pod.assumed and pod.granted and other != number:
-                taken |= pod.may_hold
+            if other != number and self.bounds.claims[other]:
+                taken |= pod.failed | pod.failed_before
+                if pod.assumed and pod.granted:
+                    taken |= pod.may_hold
         return self.bounds.all & ~taken
 
     def agent(self, state: State) -> Iterator[Step]:
@@ -514,6 +541,9 @@ class Model:
         """What the frontend still assumes with a new snapshot."""
         if self.seen(pod.assumed):
             pod = replace(pod, assumed=Age.NONE, may_hold=0)
+        if pod.failed_before or (pod.failed and self.seen(Age.ENDED)):
+            left = 0 if self.seen(Age.ENDED) else pod.failed
+            pod = replace(pod, failed=left, failed_before=0)
         if pod.start is Age.BEFORE_PASS:
             return replace(pod, start=Age.NONE, stale=False)
         return replace(pod, stale=True) if pod.start else pod
@@ -540,6 +570,8 @@ class Model:
                 announced=False,
                 inbox=Inbox.NONE,
                 assumed=_unseen(pod.assumed),
+                failed=pod.failed | pod.failed_before,
+                failed_before=0,
                 start=_unseen(pod.start),
             )
             for pod in state.pods
@@ -565,6 +597,8 @@ class Model:
                 phase=Phase.READY if held and killed else pod.phase,
                 assumed=Age.NONE,
                 may_hold=0,
+                failed=0,
+                failed_before=0,
                 start=Age.NONE,
                 stale=False,
                 told=False,
@@ -642,6 +676,8 @@ def _observed(pod: Container) -> Container:
         pod,
         announced=pod.announced and not listed,
         assumed=_before_pass(pod.assumed),
+        failed=0,
+        failed_before=pod.failed | pod.failed_before,
         start=_before_pass(pod.start),
     )
 

@@ -18,34 +18,44 @@ from tests.node.world import World
 SECONDS = 60.0
 
 
-class Collected(Notifier):
-    """Keeps the notifications until the agent takes them. Without an agent they are lost."""
+class Datagrams:
+    """The agent's socket: notifications wait in it. Without an agent they are lost."""
 
     def __init__(self) -> None:
-        self.received: list[Notification] = []
-        self.delivers = True
+        self.waiting: list[Notification] = []
+        self.open = True
+
+    def take(self) -> list[Notification]:
+        taken, self.waiting = self.waiting, []
+        return taken
+
+    def close(self) -> None:
+        self.waiting, self.open = [], False
+
+
+class _Notifier(Notifier):
+    def __init__(self, datagrams: Datagrams, session: locks.FrontendSession) -> None:
+        self._datagrams = datagrams
+        self._session = session
         self.sent = self.undelivered = 0
 
     def notify(self, notification: Notification) -> bool:
-        if self.delivers:
-            self.received.append(notification)
-        return self.delivers
-
-    def take(self) -> list[Notification]:
-        received, self.received = self.received, []
-        return received
+        if self._datagrams.open:
+            self._datagrams.waiting.append(self._with_session(notification))
+        return self._datagrams.open
 
 
 class Frontend:
     """One proxy on the node of `world`, until `end`."""
 
-    def __init__(self, world: World, notifier: Collected) -> None:
+    def __init__(self, world: World, datagrams: Datagrams | None = None) -> None:
         self._lock = locks.lock_for_relay(str(world.state))
         self.session = self._lock.session()
+        self.notifier = _Notifier(datagrams or Datagrams(), self.session)
         self.assumed = AssumedContainers(self._lock.has_others, was_cut_off=self._lock.was_cut_off)
         self.admission = Admission(
             SnapshotFile(str(world.state / "snapshot.json"), "boot"),
-            notifier,
+            self.notifier,
             self.assumed,
             frontends.parse_policies(ProxySettings().hook_failure_policy),
             str(world.state),
@@ -56,7 +66,7 @@ class Frontend:
         return self.admission.create(creation, Carried)
 
     def end(self) -> None:
-        """As the proxy ends, or as the kernel ends it while calls are in progress."""
+        """The process ends."""
         self._lock.release(cut_off=self.assumed.in_progress)
 
 

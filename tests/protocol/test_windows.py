@@ -17,7 +17,7 @@ from agent.model.verdict import Wait
 from agent.node.reconcile import Reconciler
 from tests.hooks.admission_harness import pod
 from tests.node.world import World
-from tests.protocol.node import Collected, Frontend, creation
+from tests.protocol.node import Frontend, creation
 from tests.waiting import eventually
 
 OWN = CpuSet([1])
@@ -35,7 +35,7 @@ def test_nobody_gets_the_cpus_of_a_dropped_owner_while_the_last_snapshot_admits_
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sandbox failed, and the kubelet has made another while the agent writes."""
-    agent, frontend = world.agent(), Frontend(world, Collected())
+    agent, frontend = world.agent(), Frontend(world)
     agent.notified([pod("own", "LSE", "1")])
     agent.reconcile()
     write, answers = Hierarchy.write, []
@@ -55,7 +55,7 @@ def test_nobody_gets_the_cpus_of_a_dropped_owner_while_the_last_snapshot_admits_
 def test_an_owner_that_is_admitted_while_a_pass_drops_it_stays_an_owner(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent, frontend = world.agent(), Frontend(world, Collected())
+    agent, frontend = world.agent(), Frontend(world)
     agent.notified([pod("own", "LSE", "1")])
     agent.reconcile()
     sandboxes, admitted = world.runtime.sandboxes, []
@@ -84,7 +84,7 @@ def test_an_owner_waits_for_the_calls_of_another_proxy(
     """They hold CPUs of the pool before the owner, and the agent can't see them yet."""
     agent = world.agent()
     agent.reconcile()
-    draining, new = (Frontend(world, Collected()) for _ in range(2))
+    draining, new = (Frontend(world) for _ in range(2))
     other, asked = (draining, new) if successor else (new, draining)
     before = creation("late", "LS")
     if call == "creation":
@@ -108,13 +108,13 @@ def test_an_owner_waits_for_the_calls_of_another_proxy(
 def test_an_owner_waits_for_the_calls_of_a_killed_proxy(world: World) -> None:
     agent = world.agent()
     agent.reconcile()
-    killed = Frontend(world, Collected())
+    killed = Frontend(world)
     killed.admission.start()
     agent.notified([pod("own", "LSE", "1")])
     agent.reconcile()
     killed.end()
     began = time.monotonic()
-    asked = Frontend(world, Collected())
+    asked = Frontend(world)
     world.sandbox("own", "LSE", "1")
     owner = creation("own", "LSE", "1", time.monotonic())
     agent.reconcile()
@@ -126,8 +126,8 @@ def test_an_owner_waits_for_the_calls_of_a_killed_proxy(world: World) -> None:
 def test_an_owner_waits_for_no_call_of_a_proxy_that_has_ended(world: World) -> None:
     agent = world.agent()
     agent.reconcile()
-    Frontend(world, Collected()).end()
-    asked = Frontend(world, Collected())
+    Frontend(world).end()
+    asked = Frontend(world)
     world.sandbox("own", "LSE", "1")
     agent.reconcile()
     assert isinstance(asked.create(creation("own", "LSE", "1", time.monotonic())), Changes)
