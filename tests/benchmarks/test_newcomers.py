@@ -71,6 +71,7 @@ def test_a_distribution_that_does_not_exist_has_a_reason(tmp_path: Path) -> None
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_a_newcomer_on_debian_sees_the_demonstration() -> None:
     if reason := newcomers.unusable(quick=False):
         pytest.skip(reason)
