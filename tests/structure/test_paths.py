@@ -11,6 +11,7 @@ from agent.hooks.admission import Admission
 from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.cpuset import AssumedContainers
 from agent.hooks.requests import DeviceFields
+from agent.host import locks
 from agent.model import snapshot
 from agent.model.settings.frontends import Deadlines, ProxySettings, parse_policies
 from agent.proxy.gate import CpusetGate
@@ -26,7 +27,7 @@ from tests.scheduler.extender.scene import NODES, Scene
 from tests.scheduler.extender.scene import scene as scene
 from tests.structure.paths import calls, entered
 
-CREATE_CONTAINER_MODULES = 7
+CREATE_CONTAINER_MODULES = 8
 FIRST_FILTER_MODULES = 12
 CACHED_FILTER_MODULES = 5
 ALLOCATOR = "agent.allocate.node_allocator.allocator"
@@ -43,10 +44,11 @@ def test_create_container_of_an_owner(tmp_path: Path) -> None:
     snapshot_file = tmp_path / "snapshot.json"
     snapshot_file.write_bytes(snapshot.encode(OWNED))
     notifier = Notifier(str(tmp_path / "notifications.sock"))
+    lock = locks.lock_for_relay(str(tmp_path))
     admission = Admission(
         SnapshotFile(str(snapshot_file), BOOT),
         notifier,
-        AssumedContainers(),
+        AssumedContainers(lock.has_others),
         parse_policies(ProxySettings().hook_failure_policy),
         str(tmp_path),
         DeviceFields(),
@@ -57,6 +59,7 @@ def test_create_container_of_an_owner(tmp_path: Path) -> None:
     verdicts: list[GateVerdict] = []
     modules = entered(lambda: verdicts.append(gate.request(call, message)))
     notifier.close()
+    lock.release()
     assert isinstance(verdicts[0], Replace)
     assert len(modules) <= CREATE_CONTAINER_MODULES, sorted(modules)
 
