@@ -8,6 +8,8 @@ equivalence class. As from kube-scheduler, prioritize gets the nodes that filter
 `CASE_cold`: the first call of each class, compared with the warm ones. The steps of a case are the
 times to decode, decide and encode, and the rest for HTTP. `passed_through`: the time of a verb for
 a pod without requirements for Topolet, in addition to the bare exchange.
+`pods_per_second_cpu`: the CPU time of the server for each of these pods. `rss_start_mb`: its memory
+when it is ready; `rss_mb`: at the end.
 `explaining_500`: 500 candidates while an explanation for another client is in progress, compared
 with 500 candidates while none is, in turns. `explanation`: the time of one about all nodes;
 `explanation_no_room`: the same for a pod for which no node has room. `growth_N`: all nodes of
@@ -486,6 +488,7 @@ def rows(extent: Extent) -> list[Row]:
         began = time.monotonic()
         ours = cluster(stack, extent.nodes, extent.pods)
         found.append(value_row("start", time.monotonic() - began, "s"))
+        found.append(value_row("rss_start_mb", ours.rss_mb(), "MB"))
         caller = Caller(ours, bare, extent.nodes, extent.kinds)
         cold = [caller.measured(500) for _ in range(extent.kinds)]
         cold_all = [caller.measured(extent.nodes) for _ in range(extent.kinds)]
@@ -494,9 +497,12 @@ def rows(extent: Extent) -> list[Row]:
         found.append(passed_through(caller, 500, extent.rounds))
         found += explaining(caller, 500, extent.explanations)
         for candidates in (100, 500):
+            cpu_seconds = ours.metric("process_cpu_seconds_total")
             pods_a_second = pods_per_second(stack, caller, candidates, extent.burst)
+            cpu_seconds = ours.metric("process_cpu_seconds_total") - cpu_seconds
             case = "pods_per_second" if candidates == 100 else f"pods_per_second_{candidates}"
             found.append(value_row(case, pods_a_second, "pods/s"))
+            found.append(value_row(f"{case}_cpu", 1e3 * cpu_seconds / extent.burst, "ms"))
         found.append(
             value_row("lost_races", ours.metric("topolet_scheduler_bind_conflicts_total"), "binds")
         )
