@@ -17,7 +17,7 @@ KUBELET_LIMIT_SECONDS = 1500.0
 """The limit with a kubelet, which starts slowly in an emulator."""
 
 STATIC_LIMIT_SECONDS = 2400.0
-"""The limit with two starts of the kubelet and a dozen pods."""
+"""The limit with two starts of the kubelet and a dozen pods, or with 500 pods twice."""
 LOCK_SECONDS = 1800.0
 """The time for which a guest may wait for the lock of another one, a node of the cluster."""
 KILL_TEST = "tests/vm/inside/test_proxy.py::test_kill_of_agent_and_proxy_changes_nothing"
@@ -90,9 +90,9 @@ SUITES: dict[str, tuple[float, list[str]]] = {
         ["tests/vm/kubelet/test_topology_manager.py"],
     ),
     "owners with a static kubelet": (STATIC_LIMIT_SECONDS, ["tests/vm/static"]),
-    "partitions in a chain": (LIMIT_SECONDS, PARTITIONS),
+    "partitions in a chain": (STATIC_LIMIT_SECONDS, PARTITIONS),
     "remote partitions": (
-        LIMIT_SECONDS,
+        STATIC_LIMIT_SECONDS,
         [
             *PARTITIONS,
             "tests/vm/inside/test_isolated_pods.py",

@@ -107,8 +107,10 @@ class QuietCpus:
         return pause_cpus(self._chained(QuietMoment(owners, topology, decision, pods)))
 
     def _chained(self, moment: QuietMoment) -> QuietMoment:
-        """The moment with the CPUs of a chain, which the host's groups must not name."""
-        if self._partitions is None or self._modes[PARTITIONS] is not FeatureMode.ACT:
+        """The moment with the CPUs of a chain, which the host's groups must not name: they are not
+        needed while no owner wants these to move."""
+        acts = self._modes[PARTITIONS] is FeatureMode.ACT
+        if self._partitions is None or not acts or not any(moment.asking(HOST_SLICES)):
             return moment
         return msgspec.structs.replace(moment, chain=self._partitions.chain(moment))
 

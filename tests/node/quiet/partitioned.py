@@ -49,8 +49,10 @@ class PartitionedNode:
         self.topology = topology
         self.rules = PoolRules(node_reserved=CpuSet.parse(reserved))
         self.hierarchy = Hierarchy(root)
+        if handles is not None:
+            self.hierarchy.handles = handles
         others = {"slice": lambda: SliceCpus(self.hierarchy)}
-        self.controllers = Controllers(root, handles or self.hierarchy.handles, others)
+        self.controllers = Controllers(root, self.hierarchy.handles, others)
         self.pods: dict[str, Pod] = {}
         self.owned: Mapping[str, CpuSet] = {}
         self.problems: tuple[str, ...] = ()
