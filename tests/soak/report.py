@@ -17,8 +17,8 @@ JUDGED_SECONDS: Final = 1_200.0
 """A slope is judged if processes of its name were seen so long after they were warm."""
 MAX_KB_PER_HOUR: Final = 4_000.0
 """A process whose memory grows faster leaks, if two standard errors do not explain it."""
-FLUCTUATION: Final = {"files": 2, "group_files": 130, "threads": 2}
-"""The least numbers of two times differ by so much without a leak: connections come and go, and the
+FLUCTUATION: Final = {"files": 8, "group_files": 130, "threads": 8}
+"""The least numbers of two times differ by so much without a leak: peers connect late, and the
 agent closes the files of removed cgroups in batches."""
 STATE_BYTES: Final = 16_384
 CREATIONS: Final = 1_000

@@ -68,7 +68,7 @@ def test_processes_that_stay_as_they_are_are_no_finding() -> None:
         ("rss_kb", 3 * MAX_KB_PER_HOUR, "memory"),
         ("files", 30, "files"),
         ("group_files", 800, "files"),
-        ("threads", 12, "threads"),
+        ("threads", 30, "threads"),
     ],
 )
 def test_what_grows_in_every_life_is_told(name: str, per_hour: float, word: str) -> None:

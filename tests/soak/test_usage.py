@@ -35,7 +35,7 @@ def test_a_process_that_leaks_files_and_threads_is_told(leaking: subprocess.Pope
     assert leaking.stdin is not None
     assert leaking.stdout is not None
     samples = []
-    for number in range(9):
+    for number in range(18):
         print(file=leaking.stdin, flush=True)
         leaking.stdout.readline()
         used = usage(leaking.pid)
@@ -43,8 +43,8 @@ def test_a_process_that_leaks_files_and_threads_is_told(leaking: subprocess.Pope
         samples.append(Sample("n1 agent", leaking.pid, WARM_SECONDS * number, used))
     document = report(Seen(samples=samples), 60, 7)
     # The first sample is of a process that is not yet warm: two thirds of the others remain.
-    assert document.leaked_fds == {"n1 agent": 6}
-    assert document.leaked_threads == {"n1 agent": 6}
+    assert document.leaked_fds == {"n1 agent": 12}
+    assert document.leaked_threads == {"n1 agent": 12}
     assert len(document.findings) == 2
 
 
