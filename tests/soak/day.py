@@ -245,7 +245,8 @@ class Day:
         self._faults += churn.faults
         overlaps = churn.overlaps(sharers)
         for container, qos in sharers.items():
-            overlaps += [f"{qos} and {text}" for text in churn.shared_with(container)]
+            shared = dict.fromkeys(churn.shared_with(container))
+            overlaps += [f"{qos} and {text}" for text in shared]
         seen.overlaps += overlaps
         seen.drift += [f"moved: {text}" for text in churn.moved()]
         seen.failed_pods += churn.failed
