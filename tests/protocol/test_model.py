@@ -19,6 +19,7 @@ def test_no_interleaving_without_faults_breaks_an_invariant() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_no_interleaving_with_one_crash_or_failure_breaks_an_invariant() -> None:
     explored = explore(Model(Bounds(2, OWNER_AND_SHARER, faults=1)))
     assert explored.states > 100_000
@@ -44,6 +45,7 @@ def test_an_agent_that_forgets_the_owners_of_its_predecessor_chooses_others() ->
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("rules", "problem"),
     [

@@ -52,6 +52,7 @@ def test_agent_and_frontends_follow_the_model(folder: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_agent_and_frontends_follow_the_model_for_long(folder: Path) -> None:
     assert replay(folder, range(100, 200)) == KINDS
 
