@@ -30,7 +30,7 @@ PARSERS := $(BIN)/python -m tests.parsers --count 100000 --seed $$$$
 # Once for each further version of Kubernetes: the suites that talk to an API server.
 VERSIONS := $(sort $(patsubst tests/tools/kubernetes-%,%,$(wildcard tests/tools/kubernetes-*)))
 VERSION_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
-	authorization cluster deploy helm kube reinstall rollout webhook)) \
+	authorization cluster deploy dra helm kube reinstall rollout webhook)) \
 	$(addprefix tests/integration/extender/test_, $(addsuffix .py, \
 	bind evictor outage scheduler_process scheduler_state))
 

@@ -20,7 +20,7 @@ from agent.kube.cluster import Cluster
 from agent.kube.errors import KubeError
 from agent.kube.objects import RESOURCE_SLICE, Change
 from agent.model.dra.names import DRIVER, PEER_DRIVER
-from agent.model.objects import ObjectIdentity
+from agent.model.objects import ObjectIdentity, decoded
 from agent.node.resource_claims import ResourceClaims
 from agent.node.sources import SourceName, Sources
 
@@ -36,6 +36,9 @@ CHECK_SECONDS: Final = 60.0
 _UNDIVIDED: Final = (
     "a claim gets a whole device: the API server has the feature gate DRAConsumableCapacity off"
 )
+_UNSERVED: Final = (
+    "the API server does not serve resource.k8s.io/v1, which Kubernetes has from 1.34 on"
+)
 
 
 class _SlicePool(msgspec.Struct, frozen=True, rename="camel"):
@@ -46,7 +49,8 @@ class _SlicePool(msgspec.Struct, frozen=True, rename="camel"):
 class _SliceSpec(msgspec.Struct, frozen=True):
     driver: str = ""
     pool: _SlicePool = _SlicePool()
-    devices: tuple[dict[str, Any], ...] = ()
+    devices: tuple[dict[str, Any], ...] | None = None
+    """API servers before 1.36 say null where there are none."""
 
 
 class _SliceMetadata(ObjectIdentity, frozen=True, rename="camel"):
@@ -118,14 +122,16 @@ class ResourceSlices:
         problem = self._claims.problem() or self._watch.problem or ""
         watch = self._watch.watch
         if watch is None and self._watch.synced:
-            problem = problem or "the API server does not serve resource.k8s.io/v1"
+            problem = problem or _UNSERVED
         elif watch is not None and watch.synced:
             of_node = [*watch.objects().values()]
             others = {part.spec.driver for part in of_node}
             if PEER_DRIVER in others:
                 problem = f"{PEER_DRIVER} publishes CPUs of this node: {DRIVER} does not"
             own = {part.metadata.name: part for part in of_node if part.spec.driver == DRIVER}
-            if any(lacks_parts(device) for part in own.values() for device in part.spec.devices):
+            if any(
+                lacks_parts(device) for part in own.values() for device in part.spec.devices or ()
+            ):
                 problem = problem or _UNDIVIDED
             try:
                 self._sweep()
@@ -174,18 +180,20 @@ def _is_stored(wanted: Mapping[str, Any], stored: Mapping[str, NodeSlice], last:
     """`last`: the highest generation that is stored."""
     metadata, spec = wanted["metadata"], wanted["spec"]
     of_server = stored.get(metadata["name"])
+    if of_server is None:
+        return False
+    devices = of_server.spec.devices or ()
     return (
-        of_server is not None
-        and len(of_server.spec.devices) == len(spec["devices"])
-        and all(map(is_stored, of_server.spec.devices, spec["devices"]))
+        len(devices) == len(spec["devices"])
+        and all(map(is_stored, devices, spec["devices"]))
         and of_server.spec.pool == _SlicePool(last, spec["pool"]["resourceSliceCount"])
         and [*of_server.metadata.owner_references] == metadata.get("ownerReferences", [])
     )
 
 
 def _read(raw: bytes) -> NodeSlice:
-    """The devices of other drivers are left out. Raises msgspec's errors."""
-    of_driver = _any_driver.decode(raw)
+    """The devices of other drivers are left out. Raises ObjectError."""
+    of_driver = decoded(raw, RESOURCE_SLICE.name, _any_driver)
     if of_driver.spec.driver == DRIVER:
-        return _own.decode(raw)
+        return decoded(raw, RESOURCE_SLICE.name, _own)
     return NodeSlice(of_driver.metadata, _SliceSpec(of_driver.spec.driver))

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+import pytest
+
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.dra.names import DRIVER
+from tests import tools
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster, Object
 from tests.cluster.node import start_containerd
 from tests.cluster.pods import manifest
-from tests.deploy.manifests import DEPLOY
+from tests.integration.apiserver.server import feature_gates, gates_without_parts
 
 STATE: Final = "/run/topolet/claims.json"
 CDI: Final = "/var/run/cdi"
@@ -23,24 +25,14 @@ WAIT_SECONDS: Final = 45.0
 """A kubelet that was refused prepares the claims of a pod again only after more than a minute."""
 ALL: Final = CpuSet((0, 1))
 
-_OVERLAY: Final = """apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources: [{base}]
-components: [{component}]
-"""
-
 
 @contextlib.contextmanager
 def driver(cluster: Cluster) -> Iterator[None]:
-    """The agents are a DRA driver during the block."""
-    folder = cluster.control.world.folder / "dra"
-    folder.mkdir()
-    paths = {
-        name: os.path.relpath(DEPLOY / path, folder)
-        for name, path in {"base": "overlays/proxy", "component": "components/dra"}.items()
-    }
-    (folder / "kustomization.yaml").write_text(_OVERLAY.format(**paths))
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(folder))
+    """The agents are a DRA driver during the block. Skips the test where Kubernetes has no
+    claims."""
+    if tools.kubernetes_minor() < 34:
+        pytest.skip("Kubernetes has resource.k8s.io/v1 from 1.34 on")
+    cluster.apply("overlays/proxy", "dra")
     wait_rolled_out(cluster)
     wait_published(cluster)
     try:
@@ -50,6 +42,25 @@ def driver(cluster: Cluster) -> Iterator[None]:
         for kind in ("resourceclaimtemplates", "resourceclaims", "resourceslices", "deviceclasses"):
             cluster.kubectl("delete", kind, "--all", "--wait=false")
         wait_rolled_out(cluster)
+
+
+@contextlib.contextmanager
+def undivided(cluster: Cluster) -> Iterator[None]:
+    """Devices have no parts during the block, as by default before Kubernetes 1.36."""
+    _restart_with(cluster, gates_without_parts())
+    try:
+        yield
+    finally:
+        _restart_with(cluster, feature_gates())
+
+
+def _restart_with(cluster: Cluster, gates: Mapping[str, bool]) -> None:
+    cluster.control.restart_with(gates)
+    cluster.nodes[HOST].restart_kubelet(featureGates=dict(gates))
+    cluster.wait_node_ready(HOST)
+    # A server keeps the fields of gates that are off in objects that have them.
+    cluster.kubectl("delete", "resourceslices", "--all")
+    wait_published(cluster)
 
 
 def with_options(cluster: Cluster, *options: str) -> None:

@@ -14,11 +14,12 @@ from typing import Any
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY, RESERVATION
 from agent.model.pod.annotations import RESOURCE_STATUS
+from tests import tools
 from tests.cluster import pods
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.machine import ProgramError
 from tests.cluster.node import Node
-from tests.deploy.manifests import DEPLOY
+from tests.deploy.manifests import DEPLOY, kustomization
 from tests.fixtures import near_devices
 from tests.integration.apiserver.certificates import serving_secret
 from tests.waiting import eventually
@@ -54,13 +55,23 @@ class Cluster:
         """Raises ProgramError."""
         return self.control.kubectl(*words, stdin=stdin)
 
-    def apply(self, folder: str) -> None:
-        """Applies a kustomization below deploy/, as in docs/install.md."""
-        self.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(DEPLOY / folder))
+    def apply(self, folder: str, *components: str) -> None:
+        """Applies a kustomization below deploy/, as in docs/install.md, with components."""
+        path = self._kustomization(folder, components)
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(path))
 
     def delete(self, folder: str) -> None:
         """Deletes all objects of a kustomization below deploy/."""
-        self.kubectl("delete", "--ignore-not-found", "-k", str(DEPLOY / folder))
+        self.kubectl("delete", "--ignore-not-found", "-k", str(self._kustomization(folder, ())))
+
+    def _kustomization(self, folder: str, components: tuple[str, ...]) -> Path:
+        if tools.kubernetes_minor() < 36:
+            components += ("before-1.36",)
+        if not components:
+            return DEPLOY / folder
+        user = self.control.world.folder / "kustomizations" / "-".join(components)
+        written = user / f"my-{Path(folder).name}"
+        return written if written.exists() else kustomization(user, folder, components)
 
     def create(self, *objects: Object) -> None:
         """Raises ProgramError where the server refuses one."""

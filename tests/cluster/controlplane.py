@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.cluster import world
@@ -14,6 +15,8 @@ from tests.integration.apiserver.server import (
     ENVIRONMENT,
     START_SECONDS,
     etcd_flags,
+    feature_gates,
+    gate_flags,
     server_flags,
 )
 from tests.waiting import eventually
@@ -45,6 +48,8 @@ class ControlPlane:
 
     def __init__(self, place: World) -> None:
         self.world = place
+        self._gates = feature_gates()
+        self._scheduler_pid = 0
         self._folder = place.folder / "kubernetes" / "pki"
         self._folder.mkdir()
         self._authority = Authority(self._folder)
@@ -73,8 +78,11 @@ class ControlPlane:
             f"--root-ca-file={PKI}/ca.crt",
             "--bind-address=127.0.0.1",
         )
+        self._start_scheduler()
+
+    def _start_scheduler(self) -> None:
         config = self.config("system:kube-scheduler")
-        self.world.start(
+        self._scheduler_pid = self.world.start(
             "kube-scheduler",
             *_RESTARTED,
             "kube-scheduler",
@@ -85,6 +93,7 @@ class ControlPlane:
             "--bind-address=127.0.0.1",
             # A second kube-scheduler, in a pod, may use the host's network and the default port.
             "--secure-port=10359",
+            *gate_flags(self._gates),
         )
 
     def start_server(self) -> None:
@@ -100,6 +109,7 @@ class ControlPlane:
             f"--kubelet-client-certificate={PKI}/kubelet-client.crt",
             f"--kubelet-client-key={PKI}/kubelet-client.key",
             "--kubelet-preferred-address-types=InternalIP",
+            *gate_flags(self._gates),
             env=ENVIRONMENT,
         )
         eventually("kube-apiserver is ready", self._ready, START_SECONDS)
@@ -107,6 +117,14 @@ class ControlPlane:
     def stop_server(self, number: int = signal.SIGKILL) -> None:
         """Ends the API server: its connections break, and new ones are refused."""
         self.world.end("kube-apiserver", number)
+
+    def restart_with(self, gates: Mapping[str, bool]) -> None:
+        """Kills API server and scheduler, and starts them with these feature gates."""
+        self._gates = dict(gates)
+        self.stop_server()
+        self.world.run("kill", "-KILL", "--", f"-{self._scheduler_pid}")
+        self.start_server()
+        self._start_scheduler()
 
     def node_config(self, name: str, url: str) -> str:
         """Writes a kubelet's kubeconfig; its path in the world."""

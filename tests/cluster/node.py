@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.cluster.machine import Machine, ProgramError
 from tests.fixtures import image
-from tests.integration.apiserver.server import START_SECONDS
+from tests.integration.apiserver.server import START_SECONDS, feature_gates
 from tests.integration.kubelet.standalone import ANY_MACHINE
 from tests.waiting import eventually
 
@@ -173,5 +173,6 @@ class Node:
             "address": self._address,
             "containerRuntimeEndpoint": f"unix://{PROXY_SOCKET}",
             "clusterDomain": "cluster.local",
+            "featureGates": feature_gates(),
             **ANY_MACHINE,
         }

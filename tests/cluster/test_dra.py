@@ -10,6 +10,7 @@ import pytest
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.dra.names import DRIVER
+from tests import tools
 from tests.cluster import claims, dradriver
 from tests.cluster.churn import slices_gone
 from tests.cluster.claims import (
@@ -25,6 +26,7 @@ from tests.cluster.claims import (
     wait_published,
 )
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
+from tests.cluster.machine import ProgramError
 from tests.cluster.pods import manifest
 from tests.fixtures import image
 
@@ -282,3 +284,60 @@ def test_claims_of_templates_and_cores_without_claims(with_dra: Cluster) -> None
     (own,) = prepared(cluster).values()
     assert cluster.cpus_of("core") == own
     delete_claimants(cluster, "core")
+
+
+def test_claims_have_whole_devices_where_a_cluster_has_no_parts(with_dra: Cluster) -> None:
+    """By the feature gates that Kubernetes 1.34 and 1.35 have by default: the agent says so, and
+    claims on cores are as ever."""
+    cluster = with_dra
+    claims.with_options(cluster, "--dra-devices=numa-node")
+    with claims.undivided(cluster):
+        cluster.eventually(
+            "the agent says so",
+            lambda: "feature gate DRAConsumableCapacity off" in agent_log(cluster),
+        )
+        cluster.pod("ls", qos="LS", cpu="100m")
+        cluster.create(claim("whole", 1), claim("next", 1), claimant("whole"))
+        cluster.wait_running("whole")
+        own = prepared(cluster)["whole"]
+        assert (cluster.cpus_of("whole"), cluster.cpus_of("ls")) == (own, ALL - own)
+        cluster.create(claimant("next"))
+        cluster.eventually(
+            "nobody else has a part",
+            lambda: "cannot allocate all claims" in cluster.unschedulable_message("next"),
+        )
+        delete_claimants(cluster, "whole", "next")
+
+        claims.with_options(cluster, "--dra-devices=core")
+        cluster.eventually("cores are devices", lambda: "core" in str(claims.slices(cluster)))
+        cluster.create(claim("core", 1), claimant("core"))
+        cluster.wait_running("core")
+        own = prepared(cluster)["core"]
+        assert (cluster.cpus_of("core"), cluster.cpus_of("ls")) == (own, ALL - own)
+        delete_claimants(cluster, "core")
+
+
+@pytest.mark.skipif(tools.kubernetes_minor() >= 34, reason="Kubernetes has ResourceClaims here")
+def test_a_cluster_without_claims_is_told_so_and_has_all_else(installed: Cluster) -> None:
+    cluster = installed
+    with pytest.raises(ProgramError, match='no matches for kind "DeviceClass"'):
+        cluster.apply("overlays/proxy", "dra")
+    try:
+        claims.wait_rolled_out(cluster)
+        cluster.eventually(
+            "the agent says so",
+            lambda: "does not serve resource.k8s.io/v1" in agent_log(cluster),
+        )
+        cluster.pod("ls", qos="LS", cpu="100m")
+        cluster.pod("lse", qos="LSE", cpu=1)
+        own = cluster.cpus_of("lse")
+        assert own == cluster.allocated("lse")
+        assert cluster.cpus_of("ls") == ALL - own
+        cluster.delete_pod("lse")
+    finally:
+        cluster.apply("overlays/proxy")
+        claims.wait_rolled_out(cluster)
+
+
+def agent_log(cluster: Cluster) -> str:
+    return cluster.kubectl("logs", "-n", NAMESPACE, cluster.agent_pod(HOST))

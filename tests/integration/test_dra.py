@@ -29,7 +29,7 @@ from tests.discover import buses
 from tests.fixtures import trees
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import run_pod
-from tests.integration.apiserver.server import ApiServer
+from tests.integration.apiserver.server import ApiServer, gate_flags, gates_without_parts
 from tests.integration.harness import TestNode, kernel_group
 from tests.integration.incluster import QOS, READ_RULES, STATUS, WRITE_RULES, ClusterNode
 from tests.waiting import eventually
@@ -106,7 +106,7 @@ class DraNode:
         return items
 
     def devices(self) -> list[Device]:
-        return [device for each in self.slices() for device in each["spec"].get("devices", ())]
+        return [device for each in self.slices() for device in each["spec"].get("devices") or ()]
 
     def names(self) -> list[str]:
         return [device["name"] for device in self.devices()]
@@ -209,9 +209,16 @@ NewNode = Callable[[str], DraNode]
 
 
 @pytest.fixture
-def new_node(apiserver: ApiServer, node: TestNode) -> Iterator[NewNode]:
+def claims_served(apiserver: ApiServer) -> ApiServer:
+    if apiserver.minor < 34:
+        pytest.skip("Kubernetes has resource.k8s.io/v1 from 1.34 on")
+    return apiserver
+
+
+@pytest.fixture
+def new_node(claims_served: ApiServer, node: TestNode) -> Iterator[NewNode]:
     folder = Path(tempfile.mkdtemp(prefix="k-"))
-    yield lambda name: DraNode(apiserver, node, name, folder)
+    yield lambda name: DraNode(claims_served, node, name, folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -367,17 +374,28 @@ def test_slices_of_another_driver_for_cpus_end_ours_until_they_go(new_node: NewN
     eventually("ours are back", dra.devices, BACK_SECONDS)
 
 
+def since_1_36(apiserver: ApiServer) -> None:
+    if apiserver.minor < 36:
+        pytest.skip("Kubernetes has the feature gate from 1.36 on")
+
+
 def test_a_server_that_counts_claims_as_requests_is_told_what_they_take(
     apiserver: ApiServer, new_node: NewNode
 ) -> None:
-    """KEP-5517, by a gate that is off in Kubernetes 1.36."""
+    """KEP-5517, by a gate that is off in Kubernetes 1.36 and 1.37."""
+    since_1_36(apiserver)
     dra = new_node("dra-counted")
     dra.machine(1, 1, 1, 8, 1, hugepages=64)
     apiserver.restart_server("--feature-gates=DRANodeAllocatableResources=true")
     try:
         dra.start()
         eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
-        taken = dra.devices()[0]["nodeAllocatableResourceMappings"]
+        (device,) = dra.devices()
+        if apiserver.minor == 36:
+            taken = device["nodeAllocatableResourceMappings"]
+        else:
+            of_device = device["nodeAllocatableResources"]
+            taken = {name: each["mapping"] for name, each in of_device.items()}
         names = {"cpu": "cpu", "memory": "memory", "hugepages-2Mi": "hugepages_2Mi"}
         assert {name: each["capacityKey"] for name, each in taken.items()} == {
             name: f"{DRIVER}/{capacity}" for name, capacity in names.items()
@@ -393,8 +411,9 @@ def test_a_server_that_counts_claims_as_requests_is_told_what_they_take(
 def test_pcie_roots_are_published_to_a_server_that_has_lists(
     apiserver: ApiServer, new_node: NewNode
 ) -> None:
-    """By a gate that is off in Kubernetes 1.36; a server without it refuses them, and the agent
-    says so."""
+    """By a gate that is off in Kubernetes 1.36 and 1.37; a server without it refuses them, and the
+    agent says so."""
+    since_1_36(apiserver)
     dra = new_node("dra-roots")
     root = dra.machine(1, 2, 1, 8, 1)
     for number, path in enumerate(("pci0000:00/0000:00:01.0", "pci0000:17/0000:17:00.0")):
@@ -426,10 +445,10 @@ def test_pcie_roots_are_published_to_a_server_that_has_lists(
 def test_a_server_that_gives_devices_only_as_a_whole_is_a_problem(
     apiserver: ApiServer, new_node: NewNode
 ) -> None:
-    """Before Kubernetes 1.36 this gate is off."""
+    """Before Kubernetes 1.36 a gate is off."""
     dra = new_node("dra-whole")
     dra.machine(1, 1, 1, 8, 1)
-    apiserver.restart_server("--feature-gates=DRAConsumableCapacity=false")
+    apiserver.restart_server(*gate_flags(gates_without_parts()))
     try:
         dra.start()
         dra.told("feature gate DRAConsumableCapacity off")
@@ -441,7 +460,8 @@ def test_a_server_that_gives_devices_only_as_a_whole_is_a_problem(
         apiserver.restart_server()
 
 
-def test_the_examples_of_the_document_are_accepted(apiserver: ApiServer) -> None:
+def test_the_examples_of_the_document_are_accepted(claims_served: ApiServer) -> None:
+    apiserver = claims_served
     text = (DOCS / "dra.md").read_text()
     blocks = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     examples = [each for block in blocks for each in yaml.safe_load_all(block) if "kind" in each]

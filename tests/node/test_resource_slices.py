@@ -15,6 +15,8 @@ from agent.kube.auth import FileAccess
 from agent.kube.cluster import Cluster
 from agent.kube.transport import Transport
 from agent.model.dra.names import CLAIMS_FILE, DRIVER
+from agent.model.objects import ObjectError
+from agent.node import resource_slices
 from agent.node.reconcile import ClaimMoment
 from agent.node.resource_claims import ResourceClaims
 from agent.node.resource_slices import ResourceSlices
@@ -92,10 +94,25 @@ def test_nothing_is_written_before_the_cluster_is_known(world: SlicesOfServer) -
     eventually("a refusal is a problem", lambda: "422" in "".join(world.problems()))
 
 
+@pytest.mark.parametrize("spec", ["", ', "devices": null', ', "devices": []'])
+def test_a_slice_whose_devices_somebody_removed_can_be_read(spec: str) -> None:
+    """API servers of 1.34 and 1.35 say null."""
+    raw = f'{{"metadata": {{"name": "a"}}, "spec": {{"driver": "{DRIVER}"{spec}}}}}'
+    assert not resource_slices._read(raw.encode()).spec.devices
+
+
+def test_a_slice_that_cannot_be_read_is_an_error_of_the_object() -> None:
+    """Any other error would end the watch."""
+    raw = f'{{"metadata": {{"name": "a"}}, "spec": {{"driver": "{DRIVER}", "devices": 1}}}}'
+    with pytest.raises(ObjectError):
+        resource_slices._read(raw.encode())
+
+
 def test_a_server_without_the_api_is_a_problem(world: SlicesOfServer) -> None:
     world.served = []
     world.slices.step()
-    assert world.problems() == ("the API server does not serve resource.k8s.io/v1",)
+    (problem,) = world.problems()
+    assert "does not serve resource.k8s.io/v1, which Kubernetes has from 1.34 on" in problem
 
 
 def test_what_the_node_lacks_is_a_problem(world: SlicesOfServer) -> None:

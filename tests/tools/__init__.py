@@ -17,7 +17,7 @@ from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 _FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags=-s -w")
-_BUILD_SECONDS = 1200
+_BUILD_SECONDS = 3600
 
 VERSIONS = {each: f"kubernetes-{each}" for each in ("1.33", "1.34", "1.35", "1.37")}
 """Sets with the programs OF_VERSION, by the version of Kubernetes, in addition to the set
@@ -165,6 +165,12 @@ def kubernetes_version() -> str:
     if assets and not selected:
         return f"that of {assets}"
     return _version(selected or "kubernetes")
+
+
+def kubernetes_minor() -> int:
+    """The minor version of Kubernetes that tests start. That of the folder KUBEBUILDER_ASSETS is
+    taken to be the same as that of the set "kubernetes"."""
+    return int(_version(_selected() or "kubernetes").split(".")[1])
 
 
 def _selected() -> str | None:

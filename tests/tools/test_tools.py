@@ -122,6 +122,7 @@ def test_the_version_of_kubernetes_is_configurable(
     assert tools.kubernetes_version() == f"that of {tmp_path}"
     monkeypatch.setenv("TOPOLET_KUBERNETES", version)
     assert tools.kubernetes_version().startswith(f"v{version}.")
+    assert f"1.{tools.kubernetes_minor()}" == version
     for program in tools.OF_VERSION:
         assert tools.kubernetes(program) == Path(f"kubernetes-{version}") / program
     assert tools.kubernetes("kubectl") == tmp_path / "kubectl"
