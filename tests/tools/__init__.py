@@ -26,6 +26,8 @@ OF_VERSION = ("kube-apiserver", "kube-scheduler", "kubelet")
 
 _MODULES = {
     "containerd": "github.com/containerd/containerd/v2",
+    "containerd-1.7": "github.com/containerd/containerd",
+    "containerd-2.0": "github.com/containerd/containerd/v2",
     "cri-o": "github.com/cri-o/cri-o",
     "cri-tools": "sigs.k8s.io/cri-tools",
     "dra-driver": "k8s.io/kubernetes",
@@ -55,7 +57,9 @@ _CRI_O_TAGS = (
 _KOORDINATOR = f"{_MODULES['koordinator']}/cmd"
 # cri.descriptor next to crictl and critest: the CRI of both, as a FileDescriptorProto.
 _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "containerd": (("install", *_FLAGS, _TAGS, "tool"),),
+    **dict.fromkeys(
+        ("containerd", "containerd-1.7", "containerd-2.0"), (("install", *_FLAGS, _TAGS, "tool"),)
+    ),
     "cri-o": (
         ("install", *_FLAGS, _CRI_O_TAGS, "tool"),
         ("run", *_FLAGS, "./pinns", "{folder}/pinns"),
@@ -84,7 +88,10 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(VERSIONS.values(), (("install", *_FLAGS, "tool"),)),
 }
 NAMES = tuple(_MODULES)
-ONLY_LONG = ("cri-o", "dra-driver", "helm3", "koordinator", "krew", *VERSIONS.values())
+ONLY_LONG = (
+    *("containerd-1.7", "containerd-2.0", "cri-o", "dra-driver", "helm3", "koordinator", "krew"),
+    *VERSIONS.values(),
+)
 """Sets that only `make test-all` builds and uses."""
 ASSETS = ("etcd", "kubernetes")
 """Programs that KUBEBUILDER_ASSETS has too, if it is set."""
@@ -125,7 +132,7 @@ def folder(name: str) -> Path:
     for file in sorted(path for path in module(name).rglob("*") if path.is_file()):
         recipe.update(file.read_bytes())
     digest = recipe.hexdigest()[:8]
-    return cache() / f"{name}-{_version(name)}-{digest}"
+    return cache() / f"{name}-{version(name)}-{digest}"
 
 
 def module(name: str) -> Path:
@@ -133,7 +140,7 @@ def module(name: str) -> Path:
     return _HERE / _FOLDERS.get(name, name)
 
 
-def _version(name: str) -> str:
+def version(name: str) -> str:
     """The version that the module of the set pins, as "v1.36.3"."""
     path = module(name) / "go.mod"
     found = re.search(rf"{re.escape(_MODULES[name])} (v\S+)", path.read_text())
@@ -164,7 +171,7 @@ def kubernetes_version() -> str:
     selected = _selected()
     if assets and not selected:
         return f"that of {assets}"
-    return _version(selected or "kubernetes")
+    return version(selected or "kubernetes")
 
 
 def kubernetes_minor() -> int:
@@ -175,10 +182,10 @@ def kubernetes_minor() -> int:
 
 def _selected() -> str | None:
     """The set of the version in TOPOLET_KUBERNETES; None: the usual one."""
-    version = os.environ.get("TOPOLET_KUBERNETES")
-    if version and version not in VERSIONS:
-        raise ValueError(f"TOPOLET_KUBERNETES={version}: not one of {', '.join(VERSIONS)}")
-    return VERSIONS[version] if version else None
+    selected = os.environ.get("TOPOLET_KUBERNETES")
+    if selected and selected not in VERSIONS:
+        raise ValueError(f"TOPOLET_KUBERNETES={selected}: not one of {', '.join(VERSIONS)}")
+    return VERSIONS[selected] if selected else None
 
 
 @functools.cache
