@@ -102,7 +102,7 @@ class ResourceSlices:
         """Why devices are not published, "" if they are."""
         self._thread = Periodic("resource-slices", PERIOD_SECONDS, self.step, SETTLE_SECONDS)
         self._watch = cluster.watch_selected(
-            RESOURCE_SLICE, f"spec.nodeName={node_name}", _read, self._reported
+            RESOURCE_SLICE, f"spec.nodeName={node_name}", node_slice, self._reported
         )
 
     def start(self) -> None:
@@ -191,7 +191,7 @@ def _is_stored(wanted: Mapping[str, Any], stored: Mapping[str, NodeSlice], last:
     )
 
 
-def _read(raw: bytes) -> NodeSlice:
+def node_slice(raw: bytes) -> NodeSlice:
     """The devices of other drivers are left out. Raises ObjectError."""
     of_driver = decoded(raw, RESOURCE_SLICE.name, _any_driver)
     if of_driver.spec.driver == DRIVER:

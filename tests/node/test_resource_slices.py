@@ -98,14 +98,14 @@ def test_nothing_is_written_before_the_cluster_is_known(world: SlicesOfServer) -
 def test_a_slice_whose_devices_somebody_removed_can_be_read(spec: str) -> None:
     """API servers of 1.34 and 1.35 say null."""
     raw = f'{{"metadata": {{"name": "a"}}, "spec": {{"driver": "{DRIVER}"{spec}}}}}'
-    assert not resource_slices._read(raw.encode()).spec.devices
+    assert not resource_slices.node_slice(raw.encode()).spec.devices
 
 
 def test_a_slice_that_cannot_be_read_is_an_error_of_the_object() -> None:
     """Any other error would end the watch."""
     raw = f'{{"metadata": {{"name": "a"}}, "spec": {{"driver": "{DRIVER}", "devices": 1}}}}'
     with pytest.raises(ObjectError):
-        resource_slices._read(raw.encode())
+        resource_slices.node_slice(raw.encode())
 
 
 def test_a_server_without_the_api_is_a_problem(world: SlicesOfServer) -> None:

@@ -54,6 +54,7 @@ from agent.node import device_listing as listing
 from agent.node import gpu_health as gpu_actions
 from agent.node import gpus as gpu_devices
 from agent.node.batch_resources import STRATEGY, THIRD_PARTY, strategy, third_party
+from agent.node.resource_slices import node_slice
 from agent.scheduler import page, webhook
 from agent.scheduler.explain import endpoint
 from agent.scheduler.explain.explainer import Explainer
@@ -721,6 +722,20 @@ def _objects() -> Iterator[Target]:
                 ],
             },
         },
+        raises={ObjectError: "ResourceSlice "},
+    )
+    yield json_target(
+        "ResourceSlice of the node",
+        node_slice,
+        {
+            "metadata": {"name": "s", "resourceVersion": "1", "ownerReferences": [{"uid": "u"}]},
+            "spec": {
+                "driver": claim_names.DRIVER,
+                "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1},
+                "devices": [{"name": "numa-node-0"}],
+            },
+        },
+        {"metadata": {"name": "s"}, "spec": {"driver": "d"}},
         raises={ObjectError: "ResourceSlice "},
     )
     yield json_target(

@@ -22,6 +22,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "dra.service:DraService.health",
         "guard.frames:call",
         "guard.records:Records._append",
+        "hooks.cpuset:AssumedContainers._follow_others",
         "http.limits:_Entry.age_order",
         "kube.events:Recorder.__init__",
         "kube.listwatch:ListWatch._watch",
