@@ -177,7 +177,7 @@ def kubernetes_version() -> str:
 def kubernetes_minor() -> int:
     """The minor version of Kubernetes that tests start. That of the folder KUBEBUILDER_ASSETS is
     taken to be the same as that of the set "kubernetes"."""
-    return int(_version(_selected() or "kubernetes").split(".")[1])
+    return int(version(_selected() or "kubernetes").split(".")[1])
 
 
 def _selected() -> str | None:
