@@ -352,9 +352,13 @@ def slices_gone(cluster: Cluster, node: str) -> Iterator[list[tuple[float, float
     """When the node had no slice during the block (seconds since 1970); filled at its end."""
     world = cluster.control.world
     columns = "custom-columns=E:.type,N:.object.spec.nodeName,D:.object.spec.driver"
-    command = (
+    watch = (
         f"kubectl --kubeconfig={cluster.control.config('admin')} get resourceslices --no-headers"
         f" --watch --output-watch-events -o {columns}"
+    )
+    # API servers end each watch within the hour. The next one lists the slices that exist.
+    command = (
+        f"while :; do echo DELETED {node} {DRIVER}; {watch}; done"
         ' | while read -r line; do echo "$(date +%s.%N) $line"; done'
     )
     before = len(world.log("slices").splitlines())
