@@ -289,9 +289,9 @@ def test_a_plugin_that_the_runtime_launches_ends_with_it(nri: NriNode) -> None:
             lambda: "registered with the runtime as 07-l" in log.read_text(),
         )
         run_pod(node.direct, node.spec("ls", "LS"))
-        runtime.kill()
         door = node.state / "door.lock"
         pid = int(door.read_text().rpartition(" ")[2].rstrip(")\n"))
+        runtime.kill()
         eventually("the plugin ends", lambda: not Path(f"/proc/{pid}/fd").exists())
     finally:
         runtime.kill()
