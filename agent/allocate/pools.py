@@ -333,7 +333,7 @@ class _PodCpus(msgspec.Struct, frozen=True):
 
 
 _SHARES_ALL: Final = _PodCpus(None, {}, {}, None, {}, {})
-"""Those of a pod that no source names."""
+"""A pod that no source names has these."""
 
 
 class _CpuSources:

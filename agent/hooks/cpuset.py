@@ -378,8 +378,8 @@ class AssumedContainers:
     def __init__(
         self, has_others: Callable[[], bool] = lambda: False, *, was_cut_off: bool = False
     ) -> None:
-        """`has_others`: whether another such process lives. `was_cut_off`: the one before was
-        killed, or has left calls in progress."""
+        """`has_others`: returns whether another such process lives.
+        `was_cut_off`: says that the one before was killed, or has left calls in progress."""
         self._has_others = has_others
         self._cut_off_seconds = CUT_OFF_SECONDS if was_cut_off else 0.0
         self._next = 0

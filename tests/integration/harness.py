@@ -23,7 +23,7 @@ from agent.cri.client import Cri
 from agent.model.settings.options import proxy_socket
 from agent.rpc.grpc import RpcError
 from tests import tools
-from tests.fixtures import constants, image
+from tests.fixtures import constants
 from tests.fixtures import containerd as private
 from tests.fixtures.cgroups import remove_cgroups
 from tests.fixtures.containerd import Containerd
@@ -348,32 +348,6 @@ def private_containerd(
         required_plugins=required_plugins,
         nri_seconds=nri_seconds,
     )
-    try:
-        runtime.start()
-        yield runtime
-    finally:
-        runtime.stop()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def private_crio() -> Iterator[Crio]:
-    """A running CRI-O whose monitors run on CPU 0, as on a node that reserves this CPU. Skips the
-    test if CRI-O cannot run."""
-    if os.geteuid():
-        pytest.skip("needs root: containers and cgroups are real")
-    programs = built_or_skip("cri-o")
-    conmon = tools.unpacked("conmon")
-    if conmon is None:
-        pytest.skip("no conmon here (tests/tools/prepare fetches it)")
-    if shutil.which("runc", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None:
-        pytest.skip("not on this machine: runc")
-    if image.busybox() is None:
-        pytest.skip("not on this machine: busybox")
-    if (os.cpu_count() or 1) < 2:
-        pytest.skip("needs two CPUs")
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
-    runtime = Crio(folder, programs, conmon, infra_cpus="0")
     try:
         runtime.start()
         yield runtime

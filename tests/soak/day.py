@@ -87,7 +87,7 @@ PLACES: Final = (
 
 def ways(setup: Setup, place: Place) -> list[Way]:
     """The pods of one wave and the next ones, in turns. On two CPUs only one of them at a time has
-    a CPU of its own, and whoever loses it to an annotation is refused for a minute."""
+    a CPU of its own, and a claim that loses it to an annotated pod is refused for a minute."""
     pod, cpus = place.pod, place.cpus
     own = (
         Way("node-local", lambda name: manifest(name, cpu=cpus, guaranteed=True, **pod))

@@ -4,11 +4,11 @@ come later, and the CPUs that irqbalance may use (Documentation/core-api/irq/irq
 Other programs and drivers write the same files, and interrupts come and go: each is looked at
 within two seconds. The kernel refuses to move some: those that it manages itself (EIO, EPERM), as
 those of NVMe queues and the timer, and those for which the CPUs have no free vector (ENOSPC). They
-are told, and tried again each minute.
+are told, and the agent tries them again each minute.
 
 Without interrupt remapping (x86) the kernel moves an interrupt of a device when it next occurs
 (kernel/irq/migration.c): that of an idle device comes once more to where it was. No file makes it
-occur earlier, so these are told until `effective_affinity_list` shows that they have left."""
+occur earlier. The agent tells these until `effective_affinity_list` shows that they have left."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ASK_SECONDS: Final = 5.0
 _AT_ONCE: Final = 256
 """Of more interrupts, every other one is looked at each second."""
 _EFFECTIVE_AT_ONCE: Final = 64
-"""Of so many that were moved it is read each second whether they have left."""
+"""The agent reads each second of so many moved interrupts whether they have left."""
 _DEFAULT: Final[Key] = ("/", IRQ_DEFAULT)
 _NO_NODE: Final = -1
 _MOST_TEXT: Final = 1 << 16

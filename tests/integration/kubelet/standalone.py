@@ -242,10 +242,8 @@ class Kubelet:
         self._assert_running()
         with contextlib.suppress(KubeletDownError, RateLimitError):
             self.client.pods()
-            # The API answers before a static CPU manager has read its state.
-            return self._configuration()["cpuManagerPolicy"] == "none" or bool(
-                self.client.allocatable().cpus
-            )
+            # The API answers before the CPU manager has read its state.
+            return bool(self.client.allocatable().cpus)
         return False
 
     def _configuration(self) -> dict[str, Any]:
