@@ -303,7 +303,7 @@ def value(raw: PodObject) -> ApiPod:
         any(each.resources.claims for each in (raw.spec.containers or ())),
         (raw.spec.scheduling_group or _NO_GROUP).pod_group_name or "",
         tuple(islice(_claim_uses(raw), MAX_CLAIM_USES)),
-        bool(status.node_allocatable_resource_claim_statuses),
+        status.counts_claims,
     )
 
 
@@ -410,6 +410,10 @@ class _RawCondition(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
+class _RawCounted(msgspec.Struct, frozen=True, rename="camel"):
+    source_kind: str = ""
+
+
 class _RawStatus(_RawInForce, frozen=True, rename="camel"):
     phase: str = "Pending"
     qos_class: str = ""
@@ -420,7 +424,16 @@ class _RawStatus(_RawInForce, frozen=True, rename="camel"):
     conditions: tuple[_RawCondition, ...] | None = None
     resource_claim_statuses: tuple[_RawPodClaim, ...] | None = None
     extended_resource_claim_status: _RawExtendedClaim | None = None
-    node_allocatable_resource_claim_statuses: tuple[msgspec.Raw, ...] | None = None
+    node_allocatable_resource_claim_statuses: tuple[_RawCounted, ...] | None = None
+    additional_node_allocatable_resources: tuple[_RawCounted, ...] | None = None
+
+    @property
+    def counts_claims(self) -> bool:
+        """Whether the scheduler has counted claims (KEP-5517): the first field is that of 1.36 and
+        1.37, the second one that of the proposal for 1.38 (enhancements, pull request 6324)."""
+        return bool(self.node_allocatable_resource_claim_statuses) or any(
+            each.source_kind == _CLAIM for each in self.additional_node_allocatable_resources or ()
+        )
 
     @property
     def infeasible(self) -> bool:
@@ -441,6 +454,7 @@ class PodObject(msgspec.Struct, frozen=True):
 
 _decoder: Final = msgspec.json.Decoder(PodObject)
 _NEVER: Final = "Never"
+_CLAIM: Final = "ResourceClaim"
 _RESIZE_PENDING: Final = "PodResizePending"
 _INFEASIBLE: Final = "Infeasible"
 _RESIZABLE: Final = ("cpu", "memory")

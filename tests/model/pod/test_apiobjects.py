@@ -84,6 +84,21 @@ def test_an_object_with_few_fields() -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "counted"),
+    [
+        ({}, False),
+        ({"nodeAllocatableResourceClaimStatuses": [{"resourceClaimName": "c"}]}, True),
+        ({"additionalNodeAllocatableResources": []}, False),
+        ({"additionalNodeAllocatableResources": [{"sourceKind": "Other"}]}, False),
+        ({"additionalNodeAllocatableResources": [{"sourceKind": "ResourceClaim"}]}, True),
+    ],
+)
+def test_claims_that_the_scheduler_counts(status: dict[str, Any], counted: bool) -> None:
+    """KEP-5517, by the fields of Kubernetes 1.36 and 1.37 and of 1.38."""
+    assert from_object({**BODY, "status": status}).claims_requested == counted
+
+
+@pytest.mark.parametrize(
     ("phase", "terminal"),
     [
         ("Pending", False),
