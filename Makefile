@@ -34,8 +34,8 @@ VERSION_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
 	$(addprefix tests/integration/extender/test_, $(addsuffix .py, \
 	bind evictor outage scheduler_process scheduler_state))
 
-.PHONY: run run-numa run-cluster check test test-all test-fuzz test-versions test-cluster plan-tests \
-	prepare-tests all-suites fuzz versions audit mutants lint lint-types lint-others lock manifests pictures \
+.PHONY: run run-numa run-cluster check test test-all test-fuzz test-versions test-cluster soak plan-tests \
+	prepare-tests all-suites run-soak fuzz versions audit mutants lint lint-types lint-others lock manifests pictures \
 	numbers release clean
 
 run: $(VENV)/.run
@@ -62,18 +62,26 @@ check: lint $(VENV)/.test
 test: prepare-tests
 	$(BIN)/python -m tests.alone $(WORKED) -m "not long"
 
-# Its four parts run one after the other, also after one has failed.
+# Its five parts run one after the other, also after one has failed.
 test-all: ALL := -a
 test-all: prepare-tests
-	@$(MAKE) --no-print-directory --keep-going all-suites fuzz versions audit
+	@$(MAKE) --no-print-directory --keep-going all-suites run-soak fuzz versions audit
 
 test-fuzz: prepare-tests fuzz
+
+# A long day on a whole cluster with a guest as its second node: make soak HOURS=24
+HOURS ?= 1
+soak: prepare-tests run-soak
 
 test-versions: ALL := -a
 test-versions: prepare-tests versions
 
 all-suites:
 	$(PYTEST)
+
+# Exit code 2: no cluster can run here, for the reason that it prints.
+run-soak:
+	$(BIN)/python -m tests.soak --hours $(HOURS) || [ $$? = 2 ]
 
 fuzz:
 	$(FUZZ)

@@ -17,10 +17,11 @@ from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner, decode
 from agent.node.violations import may_hold
 from tests.cluster.cluster import Cluster, Object
-from tests.cluster.faults import Fault, NotNowError, kill
+from tests.cluster.faults import UNPLUGGED, Fault, NotNowError, kill
 from tests.cluster.machine import ProgramError
 from tests.cluster.node import Node
 from tests.cluster.pods import manifest
+from tests.integration.kubelet.plugin import RESOURCE
 
 TEMPLATE = "churn"
 LABEL = "churn"
@@ -31,6 +32,8 @@ _RESTARTED_EVERY = 4
 """The container of one pod of so many is killed, and restarted."""
 KILLED: Final = ("agent", "kubelet", "containerd")
 _SNAPSHOT: Final = "/run/topolet/snapshot.json"
+_NO_PLUGIN: Final = ("UnexpectedAdmissionError", f"OutOf{RESOURCE}")
+"""Why a kubelet rejects a pod with a device while its plugin has not registered again."""
 
 
 class Way(NamedTuple):
@@ -59,6 +62,16 @@ def claimed(pod: Object) -> Way:
 def annotated(cpus: int, pod: Object, qos: str = "LSR") -> Way:
     """Pods whose CPUs Topolet's scheduler chooses."""
     return Way(f"annotation {qos}", lambda name: manifest(name, qos=qos, cpu=cpus, **pod))
+
+
+def plugged(pod: Object) -> Way:
+    """Pods with a device of the kubelet's device plugin."""
+    resources = {"requests": {"cpu": "50m"}, "limits": {RESOURCE: "1"}}
+    return Way(
+        "device plugin",
+        lambda name: manifest(name, container={"resources": resources}, **pod),
+        owns=False,
+    )
 
 
 def kills(node: Node, count: int) -> list[Fault]:
@@ -95,10 +108,14 @@ class Churn:
         """When pods without a claim existed that own CPUs."""
         self._moments: list[dict[str, str]] = []
         self._lasting: list[tuple[float, contextlib.ExitStack]] = []
-        """The faults of this moment, and when each ends."""
+        """The faults of this moment, and when each is to end."""
         self.failed: list[str] = []
         """The pods that did not start in time, also again."""
+        self.rejected = 0
+        """The pods that a kubelet has rejected because a device plugin was away."""
         self.faults: Counter[str] = Counter()
+        self.spans: list[tuple[float, float]] = []
+        """The beginning and the end of each fault, by the monotonic clock."""
         self.created: Counter[str] = Counter()
         """Pods by the names of their ways."""
 
@@ -184,6 +201,9 @@ class Churn:
                 self._kill_container(name, container)
             elif running and container != self._restarts.get(name):
                 ended.append(name)
+            elif pod["status"].get("reason") in _NO_PLUGIN:
+                self.rejected += 1
+                ended.append(name)
             elif time.monotonic() - scheduled > self._cluster.start_seconds:
                 self.failed.append(f"{name}: {status or pod['status']}")
                 ended.append(name)
@@ -204,6 +224,8 @@ class Churn:
 
     def _break(self, fault: Fault) -> None:
         stack = contextlib.ExitStack()
+        began = time.monotonic()
+        stack.callback(lambda: self.spans.append((began, time.monotonic())))
         try:
             stack.enter_context(fault.during())
         except NotNowError:
@@ -246,12 +268,11 @@ class Churn:
 
     def moved(self) -> list[str]:
         """The containers that had other CPUs after their first own ones, which they keep."""
-        moved = []
-        for container, texts in self._texts().items():
-            own = next((index for index, text in enumerate(texts) if self._is_own(text)), None)
-            if own is not None and own + 1 < len(texts):
-                moved.append(f"{self._owners[container]}: {texts}")
-        return moved
+        return [
+            f"{self._owners[container]}: {texts}"
+            for container, texts in self._texts().items()
+            if moved([CpuSet.parse(text) for text in texts], self._cpus)
+        ]
 
     def ran(self) -> set[str]:
         """The pods that were seen on CPUs of their own, and keep them."""
@@ -290,6 +311,16 @@ class Churn:
 
     def _is_own(self, text: str) -> bool:
         return len(CpuSet.parse(text.strip())) == self._cpus
+
+
+def moved(cpusets: Sequence[CpuSet], count: int) -> bool:
+    """Whether a container had other CPUs after its first own ones, which are `count`. The kernel
+    takes CPUs away that are unplugged."""
+    own = next((index for index, cpus in enumerate(cpusets) if len(cpus) == count), None)
+    if own is None:
+        return False
+    first, later = cpusets[own], cpusets[own + 1 :]
+    return any(not cpus <= first or not first - cpus <= UNPLUGGED for cpus in later)
 
 
 class _Placed(NamedTuple):

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final, NamedTuple
 
+from agent.model.cpu.cpuset import CpuSet
 from tests.cluster.cluster import GUEST, HOST, Cluster
 from tests.cluster.guest import CARD
 from tests.cluster.node import Node, start_containerd
@@ -16,8 +17,11 @@ from tests.cluster.node import Node, start_containerd
 SECONDS: Final = 15.0
 """The length of a fault that does not end by itself."""
 CLOCK_SECONDS: Final = 600
-_UNPLUGGED: Final = "/sys/devices/system/cpu/cpu15/online"
+UNPLUGGED: Final = CpuSet((15,))
+"""The CPUs of the guest that are taken out of it."""
 _FILLED: Final = "/run/topolet/filled"
+_OTHERS: Final = ("kubelet", "containerd")
+"""The processes of a node that are not Topolet's."""
 _COMMANDS: Final = frozenset({"agent", "proxy", "nri", "nri-guard", "scheduler", "webhook"})
 
 
@@ -56,16 +60,12 @@ def _command(words: list[str]) -> str | None:
 
 def kill(node: Node, name: str) -> Fault:
     """SIGKILL of a process that something starts again."""
+    if name in _OTHERS:
+        return Fault(f"kill {name}", partial(_started_anew, node, name, signal.SIGKILL))
 
     @contextlib.contextmanager
     def during() -> Iterator[None]:
-        if name == "kubelet":
-            node.machine.end(name, signal.SIGKILL)
-            node.restart_kubelet()
-        elif name == "containerd":
-            node.machine.end(name, signal.SIGKILL)
-            start_containerd(node.machine)
-        elif name == "proxy":
+        if name == "proxy":
             node.kill_proxy()
         else:
             pids = processes(node).get(name, [])
@@ -80,20 +80,22 @@ def kill(node: Node, name: str) -> Fault:
 def possible(cluster: Cluster, name: str) -> tuple[list[Fault], dict[str, str]]:
     """The faults that can happen on a node, and why the others can't, by name."""
     node = cluster.nodes[name]
-    faults = [kill(node, process) for process in ("agent", "kubelet", "containerd")]
+    faults = [kill(node, process) for process in ("agent", "proxy", *_OTHERS)]
     faults += [
-        kill(node, "proxy"),
+        *(
+            Fault(f"restart {process}", partial(_started_anew, node, process, signal.SIGTERM))
+            for process in _OTHERS
+        ),
         Fault("replace proxy", partial(_proxy_replaced, node)),
+        Fault("disk full", partial(_disk_full, node), SECONDS),
         Fault("API server away", cluster.without_api_server, SECONDS),
     ]
     absent: dict[str, str] = dict.fromkeys(
         ("kill nri", "kill nri-guard"), "the node has the proxy in the place of the NRI plugin"
     )
+    absent["kill webhook"] = "the cluster has admission policies instead of the webhook"
     if name == HOST:
-        faults += [
-            kill(node, "scheduler"),
-            Fault("disk full", partial(_disk_full, node), SECONDS),
-        ]
+        faults.append(kill(node, "scheduler"))
         absent |= dict.fromkeys(
             ("clock jump", "CPU unplugged"), "the node has clock and CPUs of the whole machine"
         )
@@ -105,8 +107,18 @@ def possible(cluster: Cluster, name: str) -> tuple[list[Fault], dict[str, str]]:
             Fault("card lost", partial(_card_lost, node), 2 * SECONDS),
         ]
         absent["kill scheduler"] = "the scheduler runs on another node"
-        absent["disk full"] = "the state folder has no file system of its own"
     return faults, absent
+
+
+@contextlib.contextmanager
+def _started_anew(node: Node, name: str, number: int) -> Iterator[None]:
+    """`number`: the signal that ends the process."""
+    node.machine.end(name, number)
+    if name == "kubelet":
+        node.restart_kubelet()
+    else:
+        start_containerd(node.machine)
+    yield
 
 
 @contextlib.contextmanager
@@ -142,11 +154,14 @@ def _step_clock(node: Node, seconds: int) -> None:
 
 @contextlib.contextmanager
 def _unplugged(node: Node) -> Iterator[None]:
-    node.machine.write(_UNPLUGGED, "0")
+    files = [f"/sys/devices/system/cpu/cpu{cpu}/online" for cpu in UNPLUGGED]
+    for file in files:
+        node.machine.write(file, "0")
     try:
         yield
     finally:
-        node.machine.write(_UNPLUGGED, "1")
+        for file in files:
+            node.machine.write(file, "1")
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 
 The cluster is that of tests/cluster, with the emulated machine as its second node where one can be
 had. Exit code 1: CPUs had two users, the agent's values were not the kernel's, a pod did not run,
-files, threads or cgroups were left open, or memory grew faster than a bound.
+files, threads or cgroups were left open, memory grew faster than a bound, or creations of
+containers became slower. `var/soak` gets the document and what was seen, and a folder of
+`var/cluster` the logs of a day with findings.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import sys
 import msgspec
 import pytest
 
-from tests.cluster import guest, host
+from benchmarks.soak import DOCUMENT
+from tests.cluster import failures, guest, host
 from tests.cluster.cluster import GUEST
 from tests.soak.day import Day
 from tests.soak.report import table
@@ -43,15 +46,21 @@ def main() -> int:
                 stack.enter_context(guest_lock())
                 guest.join(cluster)
             day = Day(cluster, given.hours * 3600, given.pods, seed)
-            day.prepare()
-            report = day.run()
+            with failures.written(cluster, "soak"):
+                day.prepare()
+                report = day.run()
+            if report.findings:
+                print(f"logs and objects: {failures.collected(cluster, 'soak')}", file=sys.stderr)
     except pytest.skip.Exception as reason:
         print(f"no cluster can run here: {reason}", file=sys.stderr)
         return 2
     if reasons:
         report.left_out[f"node {GUEST}"] = "; ".join(reasons)
-    text = json.dumps(msgspec.to_builtins(report)) if given.output == "json" else table(report)
-    print(text)
+    document = json.dumps(msgspec.to_builtins(report))
+    DOCUMENT.parent.mkdir(parents=True, exist_ok=True)
+    DOCUMENT.write_text(document)
+    DOCUMENT.with_name("seen.json").write_bytes(msgspec.json.encode(day.seen))
+    print(document if given.output == "json" else table(report))
     return 1 if report.findings else 0
 
 

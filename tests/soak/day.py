@@ -18,13 +18,14 @@ from typing import Any, Final, NamedTuple
 from agent.model.pod.qos import QoS
 from agent.node.drift import DriftKind
 from tests.cluster import faults, plugin
-from tests.cluster.churn import LABEL, Churn, Way, annotated, claimed
+from tests.cluster.churn import IN_FLIGHT, LABEL, Churn, Way, annotated, claimed, plugged
 from tests.cluster.cluster import GUEST, HOST, NAMESPACE, ON_GUEST, Cluster, Object
 from tests.cluster.guest import LONG_PROBES
-from tests.cluster.machine import MachineError
+from tests.cluster.machine import MachineError, ProgramError
 from tests.cluster.node import PROXY_SOCKET, RUNTIME, Node, start_containerd
 from tests.cluster.pods import SCHEDULER, manifest
 from tests.deploy.manifests import DEPLOY
+from tests.integration.kubelet import plugin as card
 from tests.soak.report import Creation, Left, Report, Sample, Seen, report
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ QUIET_SECONDS: Final = 180.0
 ROOT: Final = Path(__file__).resolve().parents[2]
 STANDING: Final = {"ls": QoS.LS, "be": QoS.BE}
 """The pods that every node has all the time."""
+_PLUGINS: Final = "/var/lib/kubelet/device-plugins"
 _SLO: Final = "/run/topolet/slo"
 _STRATEGIES: Final = {
     "resource-qos-config": {
@@ -73,6 +75,8 @@ class Place(NamedTuple):
     cpus: int
     pods: int
     faults: int
+    near: int
+    """The NUMA node of the devices of the kubelet's device plugin."""
 
 
 CLAIMS: Final = Setup("claims", ("dra", "usage"), _BATCH)
@@ -80,8 +84,8 @@ LOCAL: Final = Setup(
     "node-local", ("usage",), (*_BATCH, "--cpu-policy=dynamic", "--reserved-cpus=0")
 )
 PLACES: Final = (
-    Place(HOST, {"node": HOST}, 1, 20, 3),
-    Place(GUEST, ON_GUEST, 2, 8, 2),
+    Place(HOST, {"node": HOST}, 1, 20, 3, 0),
+    Place(GUEST, ON_GUEST, 2, 8, 2, 1),
 )
 
 
@@ -100,15 +104,16 @@ def ways(setup: Setup, place: Place) -> list[Way]:
     if place.node == GUEST:
         rdma = {"koordinator.sh/rdma": "100"}
         resources = {"requests": {"cpu": "50m", **rdma}, "limits": rdma}
-        device = Way(
-            "device",
+        rdma_device = Way(
+            "RDMA device",
             lambda name: manifest(
                 name, container={"resources": resources}, schedulerName=SCHEDULER, **pod
             ),
             owns=False,
         )
-        return [*turns[:3], device, annotated(cpus, pod), annotated(cpus, pod, "LSE"), batch]
-    return [*turns, annotated(cpus, pod), shared, annotated(cpus, pod, "LSE"), batch]
+        devices = [rdma_device, own, plugged(pod)]
+        return [own, shared, *devices, annotated(cpus, pod), annotated(cpus, pod, "LSE"), batch]
+    return [*turns, annotated(cpus, pod), plugged(pod), annotated(cpus, pod, "LSE"), batch]
 
 
 class Day:
@@ -134,8 +139,28 @@ class Day:
         self._start_probe()
 
     def run(self) -> Report:
-        cluster = self._cluster
+        """What was seen also if the cluster itself breaks, which is a finding."""
+        seen = self._seen
         self._began = time.monotonic()
+        try:
+            self._waves()
+        except (AssertionError, MachineError, ProgramError) as error:
+            log.exception("the day has ended")
+            seen.ended = f"{type(error).__name__}: {error}"
+        seconds = time.monotonic() - self._began
+        seen.pods, seen.faults = dict(self._created), dict(self._faults)
+        seen.creations = [
+            Creation(*json.loads(line))
+            for line in self._cluster.nodes[HOST].machine.log("probe").splitlines()
+            if line.startswith("[")
+        ]
+        return report(seen, seconds, self._seed)
+
+    @property
+    def seen(self) -> Seen:
+        return self._seen
+
+    def _waves(self) -> None:
         length = min(SETUP_SECONDS, self._seconds / 2)
         numbers = 0
         while self._goes_on():
@@ -146,15 +171,7 @@ class Day:
             while time.monotonic() < end and self._goes_on():
                 for place in self._places:
                     self._wave(setup, place)
-            cluster.kubectl("delete", "resourceclaims", "--all", "--wait=false")
-        seen = self._seen
-        seen.pods, seen.faults = dict(self._created), dict(self._faults)
-        seen.creations = [
-            Creation(*json.loads(line))
-            for line in cluster.nodes[HOST].machine.log("probe").splitlines()
-            if line.startswith("[")
-        ]
-        return report(seen, time.monotonic() - self._began, self._seed)
+            self._cluster.kubectl("delete", "resourceclaims", "--all", "--wait=false")
 
     def _goes_on(self) -> bool:
         if self._pods is not None and self._created.total() >= self._pods:
@@ -163,20 +180,25 @@ class Day:
 
     # before
     def _prepare(self, place: Place) -> None:
-        """Two pods on shared CPUs, a kubelet that restarts killed containers soon, and strategies
-        for BE pods."""
+        """Two pods on shared CPUs, a kubelet that restarts killed containers soon and has a device
+        plugin, and strategies for BE pods."""
         cluster, node = self._cluster, self._cluster.nodes[place.node]
         for name, text in _STRATEGIES.items():
             node.machine.write(f"{_SLO}/{name}", json.dumps(text))
         node.restart_kubelet(crashLoopBackOff=_CRASH_LOOP)
         cluster.wait_node_ready(place.node)
+        devices = json.dumps({f"card-{number}": [place.near] for number in range(IN_FLIGHT)})
+        node.machine.start(
+            *("device-plugin", sys.executable, "-m", card.__name__, _PLUGINS, devices),
+            env={"PYTHONPATH": str(ROOT)},
+        )
         for name, qos in STANDING.items():
             cpu = {"cpu": "10m"} if qos is QoS.LS else {}
             cluster.pod(f"{name}-{place.node}", qos=qos.value, **cpu, **place.pod)
         for what, why in faults.possible(cluster, place.node)[1].items():
             self._seen.left_out[f"{what} on {place.node}"] = why
         if place.node == HOST:
-            self._seen.left_out[f"devices on {HOST}"] = "the node has none"
+            self._seen.left_out[f"RDMA devices on {HOST}"] = "the node has none"
         else:
             self._seen.left_out[f"time of creations on {place.node}"] = "the machine is emulated"
 
@@ -229,10 +251,10 @@ class Day:
 
     # one wave
     def _wave(self, setup: Setup, place: Place) -> None:
-        cluster, seen = self._cluster, self._seen
-        sharers = {
-            cluster.container_id(f"{name}-{place.node}"): qos for name, qos in STANDING.items()
-        }
+        cluster = self._cluster
+        standing = {f"{name}-{place.node}": qos for name, qos in STANDING.items()}
+        cluster.wait_running(*standing)
+        sharers = {cluster.container_id(name): qos for name, qos in standing.items()}
         churn = Churn(
             *(cluster, place.node, place.cpus, ways(setup, place)),
             first=self._created.total(),
@@ -240,18 +262,27 @@ class Day:
         )
         drawn = self._drawn(place)
         log.info("%s, %s: %s", setup.name, place.node, [fault.name for fault in drawn])
-        churn.run(place.pods, drawn, watch=self._sample, quiet=lambda: self._check(place))
+        try:
+            churn.run(place.pods, drawn, watch=self._sample, quiet=lambda: self._check(place))
+        finally:
+            self._note(churn, place, sharers)
+        self._check(place)
+        self._settle(setup, place)
+
+    def _note(self, churn: Churn, place: Place, sharers: dict[str, QoS]) -> None:
+        seen = self._seen
         self._created += churn.created
         self._faults += churn.faults
+        seen.failed_pods += churn.failed
+        seen.rejected_pods += churn.rejected
+        if place.node == HOST:
+            seen.disturbed += churn.spans
         overlaps = churn.overlaps(sharers)
         for container, qos in sharers.items():
             shared = dict.fromkeys(churn.shared_with(container))
             overlaps += [f"{qos} and {text}" for text in shared]
         seen.overlaps += overlaps
         seen.drift += [f"moved: {text}" for text in churn.moved()]
-        seen.failed_pods += churn.failed
-        self._check(place)
-        self._settle(setup, place)
 
     def _drawn(self, place: Place) -> Sequence[faults.Fault]:
         possible, _ = faults.possible(self._cluster, place.node)

@@ -1,5 +1,6 @@
 """Creates containers in a pod's sandbox, by the proxy and by the runtime itself in turns, and
-prints how long each pair took: milliseconds by the proxy and without it, as JSON, one pair a line.
+prints how long each pair took, as JSON, one pair a line: the moment (seconds of the monotonic
+clock), and milliseconds by the proxy and without it.
 
 usage: python -m tests.soak.probe UID PROXY RUNTIME
 
@@ -86,7 +87,8 @@ def main() -> None:
                 request.config.metadata.name = f"probe-{number}-{name}"
                 cri = proxied if name == "proxied" else direct
                 took[name] = round(timed.create(cri, request), 3)
-            print(json.dumps([took["proxied"], took["direct"]]), flush=True)
+            moment = round(time.monotonic(), 1)
+            print(json.dumps([moment, took["proxied"], took["direct"]]), flush=True)
             if not number % FAILING_EVERY:
                 fail(proxied, proxy, create_request(spec, sandbox.id, "fails"))
         except (RpcError, OSError):

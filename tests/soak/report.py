@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -23,7 +23,12 @@ agent closes the files of removed cgroups in batches."""
 STATE_BYTES: Final = 16_384
 CREATIONS: Final = 1_000
 """The first and the last so many creations of containers are compared."""
+DISTURBED_SECONDS: Final = 20.0
+"""So long after the end of a fault of the node creations may take longer."""
+JUDGED_CREATIONS: Final = 400
+MAX_P99_RATIO: Final = 1.5
 _MIN_MINUTES: Final = 3
+_WAYS: Final = ("proxied", "direct")
 
 
 class Sample(NamedTuple):
@@ -36,8 +41,9 @@ class Sample(NamedTuple):
 
 
 class Creation(NamedTuple):
-    """Two creations of a container, one after the other, in milliseconds."""
+    """Two creations of a container, one after the other, in milliseconds. `at`: seconds."""
 
+    at: float
     proxied: float
     direct: float
 
@@ -75,6 +81,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     pods: dict[str, int]
     """By way."""
     failed_pods: int
+    rejected_pods: int
+    """By a kubelet, because its device plugin was away."""
     overlaps: int
     drift: int
     leaked_fds: dict[str, int]
@@ -94,6 +102,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, str]
     """What can't happen here, with the reason."""
     creations: int
+    """Those while nothing was broken on the node, as below."""
     p99_ms: dict[str, float]
     p99_ratio: float | None
     """How many times as long the last creations by the proxy take as the first ones, divided by the
@@ -107,14 +116,19 @@ class Seen(msgspec.Struct, kw_only=True):
 
     samples: list[Sample] = []
     creations: list[Creation] = []
+    disturbed: list[tuple[float, float]] = []
+    """When something was broken on the node of the creations, in seconds."""
     left: dict[str, list[Left]] = {}
     """By node and set-up, at the end of each wave."""
     overlaps: list[str] = []
     drift: list[str] = []
     failed_pods: list[str] = []
+    rejected_pods: int = 0
     pods: dict[str, int] = {}
     faults: dict[str, int] = {}
     left_out: dict[str, str] = {}
+    ended: str = ""
+    """Why it ended before its time."""
 
 
 def report(seen: Seen, seconds: float, seed: int) -> Report:
@@ -136,7 +150,10 @@ def report(seen: Seen, seconds: float, seed: int) -> Report:
     }
     cgroups = {where: left[-1].cgroups - left[0].cgroups for where, left in seen.left.items()}
     state = {where: left[-1].state_bytes - left[0].state_bytes for where, left in seen.left.items()}
+    calm = undisturbed(seen.creations, seen.disturbed)
+    p99, ratio = latency(calm)
     findings = [
+        *([f"it ended after {seconds:.0f} s: {seen.ended}"] if seen.ended else []),
         *(f"overlap: {text}" for text in seen.overlaps),
         *(f"drift: {text}" for text in seen.drift),
         *(f"pod that did not run: {text}" for text in seen.failed_pods),
@@ -155,12 +172,14 @@ def report(seen: Seen, seconds: float, seed: int) -> Report:
             if count > STATE_BYTES
         ),
     ]
-    p99, ratio = latency(seen.creations)
+    if ratio is not None and ratio > MAX_P99_RATIO and len(calm) >= JUDGED_CREATIONS:
+        findings.append(f"the last creations take {ratio} times as long as the first ones: {p99}")
     return Report(
         seconds=round(seconds, 1),
         seed=seed,
         pods=seen.pods,
         failed_pods=len(seen.failed_pods),
+        rejected_pods=seen.rejected_pods,
         overlaps=len(seen.overlaps),
         drift=len(seen.drift),
         leaked_fds=leaked_fds,
@@ -173,7 +192,7 @@ def report(seen: Seen, seconds: float, seed: int) -> Report:
         left_state_bytes=state,
         faults=seen.faults,
         left_out=seen.left_out,
-        creations=len(seen.creations),
+        creations=len(calm),
         p99_ms=p99,
         p99_ratio=ratio,
         findings=findings,
@@ -212,6 +231,17 @@ def grown(lives: Iterable[Series], fluctuation: int) -> int:
     return most if most > fluctuation else 0
 
 
+def undisturbed(
+    creations: Iterable[Creation], disturbed: Collection[tuple[float, float]]
+) -> list[Creation]:
+    """Those that did not begin or end near to one of these times."""
+    return [
+        creation
+        for creation in creations
+        if not any(begin <= creation.at <= end + DISTURBED_SECONDS for begin, end in disturbed)
+    ]
+
+
 def latency(creations: Sequence[Creation]) -> tuple[dict[str, float], float | None]:
     """The p99 of the first and the last creations by the proxy and without it, and the ratio."""
     count = min(CREATIONS, len(creations) // 2)
@@ -219,10 +249,10 @@ def latency(creations: Sequence[Creation]) -> tuple[dict[str, float], float | No
         return {}, None
     p99 = {
         f"{name}_{when}": round(percentile([getattr(creation, name) for creation in part], 99), 2)
-        for name in Creation._fields
+        for name in _WAYS
         for when, part in (("first", creations[:count]), ("last", creations[-count:]))
     }
-    growth = {name: p99[f"{name}_last"] / p99[f"{name}_first"] for name in Creation._fields}
+    growth = {name: p99[f"{name}_last"] / p99[f"{name}_first"] for name in _WAYS}
     return p99, round(growth["proxied"] / growth["direct"], 2)
 
 
@@ -232,7 +262,8 @@ def table(report: Report) -> str:
     faults = ", ".join(f"{name} {count}" for name, count in report.faults.items())
     lines = [
         f"{report.seconds:.0f} s, seed {report.seed}",
-        f"pods: {sum(report.pods.values())} ({pods}), failed {report.failed_pods}",
+        f"pods: {sum(report.pods.values())} ({pods}), failed {report.failed_pods},"
+        f" rejected {report.rejected_pods}",
         f"faults: {faults or 'none'}",
         f"overlaps {report.overlaps}, drift {report.drift}",
         f"{report.creations} creations, p99 in ms: "

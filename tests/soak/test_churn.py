@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner, Snapshot, encode
-from tests.cluster.churn import overlaps
+from tests.cluster.churn import moved, overlaps
 
 SNAPSHOT = "/run/topolet/snapshot.json"
 
@@ -65,3 +66,22 @@ def test_a_moment_without_a_snapshot_says_nothing() -> None:
     files = moment({"a": (QoS.LSE, "1")}, {"a": "1", "ls": "1"})
     del files[SNAPSHOT]
     assert overlaps([files], OWNING, SHARERS) == []
+
+
+@pytest.mark.parametrize(
+    ("cpusets", "has_moved"),
+    [
+        (["0-15", "14-15"], False),
+        (["0-15", "0-14"], False),
+        (["14-15", "14", "14-15"], False),
+        (["14-15", "15"], True),
+        (["14-15", "12-13"], True),
+        (["14-15", "12,14"], True),
+        (["2-3", "0-15"], True),
+        (["2-3", "2"], True),
+    ],
+)
+def test_a_container_that_lost_an_unplugged_cpu_has_not_moved(
+    cpusets: list[str], has_moved: bool
+) -> None:
+    assert moved([CpuSet.parse(text) for text in cpusets], 2) is has_moved

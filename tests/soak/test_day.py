@@ -1,9 +1,8 @@
-"""A long day on a cluster of one node. TOPOLET_TEST_SOAK_SECONDS sets its length."""
+"""A day on a cluster of one node on which something is wrong."""
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterator
 
@@ -16,7 +15,6 @@ from tests.soak.report import WARM_SECONDS, table
 
 log = logging.getLogger(__name__)
 
-SECONDS = float(os.environ.get("TOPOLET_TEST_SOAK_SECONDS", "3600"))
 SEED = 24
 LEAK = """import time
 kept = []
@@ -25,7 +23,7 @@ while True:
     time.sleep(1)
 """
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(SECONDS + 1_800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2_700)]
 
 
 @pytest.fixture
@@ -34,15 +32,6 @@ def installed() -> Iterator[Cluster]:
     with host.running() as cluster, failures.written(cluster, "soak"):
         cluster.install()
         yield cluster
-
-
-def test_nothing_of_topolet_grows_and_no_cpu_has_two_users(installed: Cluster) -> None:
-    day = Day(installed, SECONDS, None, SEED)
-    day.prepare()
-    document = day.run()
-    log.info("%s", table(document))
-    assert document.findings == []
-    assert document.creations > 0
 
 
 def test_a_cpu_with_two_users_and_a_leak_are_told(installed: Cluster) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.soak.report import (
     CREATIONS,
     FLUCTUATION,
+    JUDGED_CREATIONS,
     JUDGED_SECONDS,
     MAX_KB_PER_HOUR,
     STATE_BYTES,
@@ -101,16 +102,54 @@ def test_a_slope_of_a_short_time_or_within_its_error_is_not_judged() -> None:
     assert report(seen_of(noisy), HOUR, 7).findings == []
 
 
+LEAK_KB_PER_HOUR = 2 * MAX_KB_PER_HOUR
+"""It fills the memory limit of an agent's container within half a day."""
+WARM_UP_KB, WARM_UP_SECONDS = 3_000, 60
+NOISE_KB, NOISE_SECONDS = 300, 120
+FREED_KB, FREED_SECONDS = 500, 47
+
+
+def noisy(seed: int, life_minutes: float, leak: float) -> list[Sample]:
+    """An hour of a process that is killed again and again, at random: it warms up, has memory that
+    garbage collections free, and noise that changes slowly, and it leaks KB an hour."""
+    rng = random.Random(seed)
+    decay = math.exp(-EVERY / NOISE_SECONDS)
+    samples: list[Sample] = []
+    began, pid = 0.0, 0
+    while began < HOUR:
+        end = min(began + rng.expovariate(1 / (60 * life_minutes)), HOUR)
+        level, noise = 40_000 + rng.gauss(0, 500), rng.gauss(0, NOISE_KB)
+        for age in range(0, int(end - began), EVERY):
+            noise = decay * noise + math.sqrt(1 - decay**2) * rng.gauss(0, NOISE_KB)
+            warm = WARM_UP_KB * (1 - math.exp(-age / WARM_UP_SECONDS))
+            garbage = FREED_KB * (age / FREED_SECONDS % 1)
+            rss = int(level + noise + warm + garbage + leak * age / HOUR)
+            samples.append(Sample("n1 agent", pid, began + age, {**FLAT, "rss_kb": rss}))
+        began, pid = end, pid + 1
+    return samples
+
+
+@pytest.mark.parametrize("life_minutes", [1_000, 15, 8])
+def test_a_leak_of_an_hour_is_told_and_noise_is_not(life_minutes: float) -> None:
+    """However often the process is killed."""
+    for seed in range(20):
+        healthy = report(seen_of(noisy(seed, life_minutes, 0)), HOUR, 7)
+        assert healthy.findings == [], seed
+        leaking = report(seen_of(noisy(seed, life_minutes, LEAK_KB_PER_HOUR)), HOUR, 7)
+        assert any("memory of n1 agent" in finding for finding in leaking.findings), seed
+
+
 def test_all_that_is_wrong_is_counted_and_told() -> None:
     seen = Seen(
         overlaps=["a and b: CPUs 1"],
         drift=["n1: c"],
         failed_pods=["d"],
+        ended="the machine does not answer",
         left={"n1, claims": [Left(10, 0), Left(12, STATE_BYTES + 1)]},
     )
     document = report(seen, 60, 7)
     assert (document.overlaps, document.drift, document.failed_pods) == (1, 1, 1)
-    assert len(document.findings) == 5
+    assert len(document.findings) == 6
     assert all(finding in table(document) for finding in document.findings)
     keys = msgspec.to_builtins(document).keys()
     assert {"overlaps", "drift", "leaked_fds", "rss_slope_kb_per_hour"} <= keys
@@ -143,12 +182,27 @@ def test_only_a_higher_floor_is_growth(values: list[list[int]]) -> None:
 
 
 def test_the_time_of_creations_is_compared_with_that_of_direct_ones() -> None:
-    calm = [Creation(12.0, 10.0)] * (2 * CREATIONS)
+    calm = [Creation(0.0, 12.0, 10.0)] * (2 * CREATIONS)
     assert latency(calm)[1] == 1
-    slower_runtime = calm + [Creation(24.0, 20.0)] * CREATIONS
+    slower_runtime = calm + [Creation(0.0, 24.0, 20.0)] * CREATIONS
     assert latency(slower_runtime)[1] == 1
-    slower_proxy = calm + [Creation(24.0, 10.0)] * CREATIONS
+    slower_proxy = calm + [Creation(0.0, 24.0, 10.0)] * CREATIONS
     p99, ratio = latency(slower_proxy)
     assert ratio == 2
     assert p99["proxied_last"] == 24
     assert latency([]) == ({}, None)
+
+
+def test_slower_creations_are_told_unless_something_was_broken() -> None:
+    creations = [
+        Creation(float(at), 12.0 if at < JUDGED_CREATIONS else 24.0, 10.0)
+        for at in range(2 * JUDGED_CREATIONS)
+    ]
+    (finding,) = report(Seen(creations=creations), HOUR, 7).findings
+    assert "2.0 times" in finding
+    broken = [(float(JUDGED_CREATIONS), 2.0 * JUDGED_CREATIONS)]
+    document = report(Seen(creations=creations, disturbed=broken), HOUR, 7)
+    assert document.findings == []
+    assert document.creations == JUDGED_CREATIONS
+    begun = Seen(creations=creations, disturbed=[(-60.0, 9.0)])
+    assert report(begun, HOUR, 7).creations == 2 * JUDGED_CREATIONS - 30

@@ -1,11 +1,19 @@
-"""A device plugin (v1beta1) that reports the devices of a test."""
+"""A device plugin (v1beta1) that reports the devices of a test.
+
+As a program it registers again with each kubelet that starts, as plugins have to:
+python -m tests.integration.kubelet.plugin FOLDER '{"DEVICE": [NUMA NODE...], ...}'"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
+from typing import Final
 
 import grpc
 
@@ -13,6 +21,8 @@ from tests.integration.kubelet.standalone import START_SECONDS
 from tests.waiting import eventually
 
 RESOURCE = "vendor.example/card"
+SOCKET: Final = "card.sock"
+_POLL_SECONDS: Final = 0.5
 
 
 class DevicePlugin(grpc.GenericRpcHandler):
@@ -32,9 +42,9 @@ class DevicePlugin(grpc.GenericRpcHandler):
         registry = self._folder / "kubelet.sock"
         eventually("the kubelet takes plugins", registry.exists, START_SECONDS)
         self.report(devices)
-        self._server.add_insecure_port(f"unix:{self._folder / 'card.sock'}")
+        self._server.add_insecure_port(f"unix:{self._folder / SOCKET}")
         self._server.start()
-        request = _field(1, b"v1beta1") + _field(2, b"card.sock") + _field(3, RESOURCE.encode())
+        request = _field(1, b"v1beta1") + _field(2, SOCKET.encode()) + _field(3, RESOURCE.encode())
         with grpc.insecure_channel(f"unix:{registry}") as channel:
             register = channel.unary_unary("/v1beta1.Registration/Register")
             register(request, timeout=START_SECONDS, wait_for_ready=True)
@@ -82,6 +92,24 @@ class DevicePlugin(grpc.GenericRpcHandler):
             yield sent
 
 
+def serve(folder: Path, devices: dict[str, tuple[int, ...]]) -> None:
+    """Returns when a kubelet has emptied the folder, which it does when it starts."""
+    plugin = DevicePlugin(folder)
+    try:
+        plugin.start(devices)
+        while (folder / SOCKET).exists():
+            time.sleep(_POLL_SECONDS)
+    finally:
+        plugin.stop()
+
+
+def main() -> None:
+    folder, devices = Path(sys.argv[1]), json.loads(sys.argv[2])
+    while True:
+        with contextlib.suppress(grpc.RpcError, AssertionError):
+            serve(folder, devices)
+
+
 def _device(name: str, nodes: tuple[int, ...], health: bytes) -> bytes:
     topology = b"".join(_field(1, bytes((8, node))) for node in nodes)
     return _field(1, name.encode()) + _field(2, health) + (_field(3, topology) if nodes else b"")
@@ -91,3 +119,7 @@ def _field(number: int, content: bytes) -> bytes:
     """A length-delimited protobuf field of at most 127 bytes."""
     assert len(content) < 128
     return bytes((number << 3 | 2, len(content))) + content
+
+
+if __name__ == "__main__":
+    main()
