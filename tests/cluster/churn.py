@@ -132,8 +132,9 @@ class Churn:
         self._cluster.create(_template(self._cpus))
         due = sorted(self._random.choices(range(pods), k=len(faults)))
         waiting, created, rested = list(faults), 0, False
-        patterns = [*self._node.cpuset_files("*"), _SNAPSHOT]
-        with self._node.machine.moments(patterns) as self._moments, contextlib.ExitStack() as stack:
+        files = self._node.cpuset_files("*")
+        patterns = [_SNAPSHOT, *files, *map(_processes, files)]
+        with self._node.machine.moments(patterns) as moments, contextlib.ExitStack() as stack:
             stack.callback(self._mend, float("inf"))
             while True:
                 watch()
@@ -153,6 +154,7 @@ class Churn:
                 if more and self._create(more):
                     created = more.stop
                 self._step(existing)
+        self._moments = [in_use(moment) for moment in moments]
         self._cluster.kubectl("delete", "resourceclaimtemplate", TEMPLATE)
 
     def _existing(self) -> list[Object] | None:
@@ -212,10 +214,7 @@ class Churn:
                 self._cluster.kubectl("delete", "pod", "--wait=false", *ended)
 
     def _kill_container(self, name: str, container: str) -> None:
-        files = [
-            f"{pattern.rpartition('/')[0]}/cgroup.procs"
-            for pattern in self._node.cpuset_files(container)
-        ]
+        files = map(_processes, self._node.cpuset_files(container))
         pids = [pid for text in self._node.machine.read(*files).values() for pid in text.split()]
         if pids:
             # The others end with the first one.
@@ -429,6 +428,21 @@ def _template(cpus: int) -> Object:
         "metadata": {"name": TEMPLATE},
         "spec": {"spec": {"devices": {"requests": [request]}}},
     }
+
+
+def in_use(moment: Mapping[str, str]) -> dict[str, str]:
+    """Without the groups that have no process, and without the files of processes: a runtime that
+    is killed may leave the group of a container that never ran."""
+    return {
+        path: text
+        for path, text in moment.items()
+        if path == _SNAPSHOT or (path != _processes(path) and moment.get(_processes(path)))
+    }
+
+
+def _processes(path: str) -> str:
+    """The file with the processes of the group of a cpuset file."""
+    return f"{path.rpartition('/')[0]}/cgroup.procs"
 
 
 def _container(path: str) -> str:

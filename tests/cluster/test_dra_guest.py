@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,16 +26,18 @@ from tests.vm.guest import FAR_NODE, NODES
 
 log = logging.getLogger(__name__)
 
+PODS = int(os.environ.get("TOPOLET_CLAIM_PODS", "12"))
+KILLS = int(os.environ.get("TOPOLET_CLAIM_KILLS", "3"))
+
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(2700),
+    pytest.mark.timeout(2700 + 15 * PODS),
     pytest.mark.usefixtures("no_pods"),
 ]
 
 ALL = CpuSet.parse("0-15")
 DAEMONSET = ("-n", NAMESPACE, "daemonset/topolet-agent")
 RESERVED = "0-1"
-PODS, KILLS = 12, 3
 CPU, MEMORY = f"{DRIVER}/cpu", f"{DRIVER}/memory"
 
 

@@ -182,7 +182,8 @@ def _hierarchies() -> list[tuple[Path, str, str]]:
 
 
 def _make_group(name: str) -> None:
-    """Creates the world's root cgroup in every hierarchy, on v1 with all CPUs."""
+    """Creates the world's root cgroup in every hierarchy, on v1 with all CPUs. It has the weight of
+    ten programs outside: by that of one, a full machine has hardly any time for a whole node."""
     for mount, kind, _ in _hierarchies():
         if kind == "cgroup2" and mount == MOUNTS:
             controllers = (mount / "cgroup.controllers").read_text().split()
@@ -191,6 +192,9 @@ def _make_group(name: str) -> None:
         for file in ("cpuset.cpus", "cpuset.mems"):
             if kind == "cgroup" and (mount / file).exists():
                 (mount / name / file).write_text((mount / file).read_text())
+        for file, weight in (("cpu.shares", "10240"), ("cpu.weight", "1000")):
+            if (mount / name / file).exists():
+                (mount / name / file).write_text(weight)
 
 
 def _mount_cgroups() -> str:

@@ -7,7 +7,7 @@ import pytest
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner, Snapshot, encode
-from tests.cluster.churn import moved, overlaps
+from tests.cluster.churn import in_use, moved, overlaps
 
 SNAPSHOT = "/run/topolet/snapshot.json"
 
@@ -60,6 +60,18 @@ def test_a_cpu_of_an_owner_that_another_has_is_told(
     before = moment({}, {"ls": "0-1", "be": "0-1"})
     moments = [before, moment(owners, cpusets), moment(owners, cpusets), before]
     assert overlaps(moments, OWNING, SHARERS) == words
+
+
+def test_the_group_of_a_container_that_never_ran_has_no_cpus() -> None:
+    """A runtime killed while it creates a container leaves its group without processes."""
+    used = moment({"a": (QoS.LSR, "1")}, {"a": "1"})
+    groups = "/sys/fs/cgroup/cpuset/kubepods"
+    others = {
+        f"{groups}/poda/of-a/cgroup.procs": "7\n",
+        f"{groups}/podb/of-b/cpuset.cpus": "1\n",
+        f"{groups}/podb/of-b/cgroup.procs": "",
+    }
+    assert in_use(used | others) == used
 
 
 def test_a_moment_without_a_snapshot_says_nothing() -> None:
