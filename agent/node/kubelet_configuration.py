@@ -358,7 +358,7 @@ def _arguments(kubelet: KubeletProcess, files: _Files) -> list[str]:
         files.problems.append("it hides its flags: --kubelet-configz reads them from the kubelet")
     if kubelet.program == kubelet_process.KUBELITE:
         if path := named.get(kubelet_process.KUBELITE_ARGS_FLAG):
-            argv[1:1] = kubelet_process.arguments_of_file(files.text(path))
+            argv[1:1] = kubelet_process.arguments_of_file(path, files.text(path))
     elif kubelet.program == kubelet_process.K3S and len(argv) == 1:
         # A kubelet-arg on the command line replaces those in the files.
         path = named.get("config") or named.get("c") or kubelet_process.K3S_CONFIG

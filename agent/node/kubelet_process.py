@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -45,6 +46,7 @@ _ANSWERS: Final = frozenset({"version", "help", "h"})
 """Flags with which a kubelet only prints text and exits."""
 
 
+_QUOTES: Final = re.compile("[\"']")
 _ROOT_UIDS: Final = (0, 0, 0, 0)
 _MAX_ABOVE: Final = 64
 """Ancestors of a kubelet."""
@@ -243,10 +245,17 @@ def own_arguments(argv: Sequence[str]) -> list[str]:
     return [argv[0], *map(_flag, passed)]
 
 
-def arguments_of_file(text: str) -> list[str]:
-    """The flags in a kubelite's file, one a line; blank lines and lines with `#` are ignored."""
+def arguments_of_file(path: str, text: str) -> list[str]:
+    """The flags in the file that a kubelite reads, as it reads them: without quotes, lines that
+    begin with `#` ignored, and with the variables of snapd for its folders, which follow from the
+    path of the file (canonical/microk8s, Kubelite-integration.patch; snapcraft.io: Environment
+    variables)."""
+    data = os.path.dirname(os.path.dirname(path))
+    common = os.path.join(os.path.dirname(data), "common")
+    for variable, value in (("SNAP_DATA", data), ("SNAP_COMMON", common)):
+        text = text.replace(f"${{{variable}}}", value).replace(f"${variable}", value)
     lines = (line.strip() for line in text.splitlines())
-    return [word for line in lines if line and line[0] != "#" for word in line.split(None, 1)]
+    return [word for line in lines if line[:1] != "#" for word in _QUOTES.sub("", line).split()]
 
 
 def arguments_of_k3s(contents: Sequence[Mapping[str, Any]], source: str) -> list[str]:

@@ -317,12 +317,18 @@ def test_which_command_lines_run_a_kubelet(argv: list[str], runs: bool) -> None:
 
 
 def test_flags_in_the_file_of_a_kubelite() -> None:
-    text = "# mine\n--cpu-manager-policy=static\n\n  --reserved-cpus 0-1\n--v=2"
-    assert arguments_of_file(text) == [
+    text = """# mine
+--cpu-manager-policy="static"
+
+  --reserved-cpus 0-1
+--config='${SNAP_DATA}/args/kubelet.yaml'
+--root-dir=$SNAP_COMMON/var/lib/kubelet"""
+    assert arguments_of_file("/var/snap/microk8s/7/args/kubelet", text) == [
         "--cpu-manager-policy=static",
         "--reserved-cpus",
         "0-1",
-        "--v=2",
+        "--config=/var/snap/microk8s/7/args/kubelet.yaml",
+        "--root-dir=/var/snap/microk8s/common/var/lib/kubelet",
     ]
 
 

@@ -691,7 +691,7 @@ def _words(words: list[str]) -> object:
         kubelet_process.runs_kubelet(words) if program else None,
         kubelet_process.hides_flags(words),
         kubelet_process.own_arguments(words) if program else None,
-        kubelet_process.arguments_of_file("\n".join(words)),
+        kubelet_process.arguments_of_file("/var/snap/args/kubelet", "\n".join(words)),
     )
 
 
