@@ -4,7 +4,8 @@ The flag --container-runtime-endpoint overrides the field containerRuntimeEndpoi
 KubeletConfiguration (since Kubernetes 1.27), which a drop-in overrides (--config-dir; kubelet:
 cmd/kubelet/app/server.go). kubeadm writes the flag into /var/lib/kubelet/kubeadm-flags.env, later
 versions the field. k3s and RKE2 make their kubelet's configuration themselves, and append the
-values of `kubelet-arg` as flags (docs.k3s.io, docs.rke2.io: Configuration File).
+values of `kubelet-arg` as flags (docs.k3s.io, docs.rke2.io: Configuration File). MicroK8s has the
+flags in a file (canonical.com/microk8s: Configuring MicroK8s services).
 
 Files of a distribution's package are not edited: a drop-in in /etc overrides them.
 """
@@ -72,6 +73,8 @@ def changes(kubelet: ObservedKubelet, endpoint: str) -> tuple[FileChange, ...]:
         return ()
     if kubelet.k3s_folder:
         return (_k3s_change(kubelet, endpoint),)
+    if kubelet.args_file is not None:
+        return (_args_change(kubelet.args_file, endpoint),)
     if flags(kubelet.argv).get(FLAG):
         return _flag_changes(kubelet, endpoint)
     if kubelet.config_dir:
@@ -115,6 +118,13 @@ def _with_flag(text: str, endpoint: str) -> str:
 
 def _edited(file: TextFile, text: str) -> FileChange:
     return FileChange(file.path, file.state, msgspec.structs.replace(file.state, text=text))
+
+
+def _args_change(file: TextFile, endpoint: str) -> FileChange:
+    text = _with_flag(file.text, endpoint)
+    if text == file.text:
+        text = f"{text.rstrip()}\n--{FLAG}={endpoint}\n"
+    return _edited(file, text)
 
 
 def _flag_changes(kubelet: ObservedKubelet, endpoint: str) -> tuple[FileChange, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ _K3S: Final = {
     "rke2-agent.service": "/etc/rancher/rke2",
 }
 """The configuration folder of k3s and RKE2, which contain a kubelet, by their services."""
+_REVISION: Final = re.compile(r"^(/var/snap/[^/]+)/[^/]+/")
 
 
 class ObservedKubelet(msgspec.Struct, frozen=True):
@@ -33,7 +35,8 @@ class ObservedKubelet(msgspec.Struct, frozen=True):
     unit: Unit
     """The systemd service that runs it."""
     argv: tuple[str, ...]
-    """The kubelet's command line; for k3s, whose kubelet has none, the flags in its files."""
+    """The kubelet's command line; for k3s and MicroK8s, whose kubelet has none, the flags in its
+    files."""
     environment_files: tuple[TextFile, ...] = ()
     """The existing EnvironmentFiles of the unit."""
     config: TextFile | None = None
@@ -46,6 +49,8 @@ class ObservedKubelet(msgspec.Struct, frozen=True):
     """The folder of k3s or RKE2, "" for other kubelets."""
     k3s_files: tuple[TextFile, ...] = ()
     """The configuration files in that folder, in their order."""
+    args_file: TextFile | None = None
+    """The file with the flags of MicroK8s' kubelet, None for other kubelets."""
 
 
 class ObservationError(ValueError):
@@ -68,12 +73,10 @@ def kubelet(tree: HostTree, own_group: str | None) -> ObservedKubelet:
     if not search.kubelets:
         raise ObservationError("no kubelet runs on this node: start it first")
     (process,) = search.kubelets
+    unit = unitfiles.read(tree, _unit_of(proc, process))
     if process.program == kubelet_process.KUBELITE:
-        raise ObservationError(
-            "MicroK8s contains this kubelet: change --container-runtime-endpoint in "
-            "/var/snap/microk8s/current/args/kubelet by hand, or use topolet nri"
-        )
-    return observed(tree, unitfiles.read(tree, _unit_of(proc, process)), process.argv)
+        return _microk8s(tree, unit, process)
+    return observed(tree, unit, process.argv)
 
 
 def observed(tree: HostTree, unit: Unit, argv: Sequence[str]) -> ObservedKubelet:
@@ -97,6 +100,24 @@ def observed(tree: HostTree, unit: Unit, argv: Sequence[str]) -> ObservedKubelet
         config_dir,
         tuple(_drop_ins(tree, config_dir)) if config_dir else (),
     )
+
+
+def _microk8s(tree: HostTree, unit: Unit, process: KubeletProcess) -> ObservedKubelet:
+    """The file is changed below `current`, a link to the folder of the snap's revision: a refresh
+    of the snap copies the folder and moves the link (snapcraft.io: Data locations).
+
+    Raises ObservationError, OSError, TreeError."""
+    named = flags(process.argv).get(kubelet_process.KUBELITE_ARGS_FLAG, "")
+    path = _REVISION.sub(r"\1/current/", named)
+    file = tree.file(path) if path.startswith("/") else None
+    if file is None or file.path != tree.real(named):
+        raise ObservationError(
+            f"{process.title} is not that of a snap: change --{FLAG} by hand in "
+            f"{named or 'the file of its flags'}, or use topolet nri"
+        )
+    given = kubelet_process.arguments_of_file(named, file.text)
+    args_file = TextFile(path, file.state)
+    return ObservedKubelet(unit, (process.argv[0], *given), args_file=args_file)
 
 
 def _k3s_endpoint(unit: Unit, contents: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -61,6 +61,23 @@ def _kubeadm(*flags: str) -> tuple[str, ...]:
     return ("/usr/bin/kubelet", "--kubeconfig=/etc/kubernetes/kubelet.conf", *flags)
 
 
+_SNAP = "/var/snap/microk8s"
+_KUBELITE = "/snap/microk8s/9072/kubelite"
+
+
+def _microk8s(flag: str) -> dict[str, str]:
+    return {
+        "/etc/systemd/system/snap.microk8s.daemon-kubelite.service": "[Service]\n"
+        "EnvironmentFile=-/etc/environment\n"
+        "ExecStart=/usr/bin/snap run microk8s.daemon-kubelite\n"
+        "SyslogIdentifier=microk8s.daemon-kubelite\nRestart=always\n"
+        "WorkingDirectory=/var/snap/microk8s/9072\nType=simple\nKillMode=process\n",
+        f"{_SNAP}/9072/args/kubelet": "# a comment\n--root-dir=${SNAP_COMMON}/var/lib/kubelet\n"
+        f"{flag}\n",
+        f"{_SNAP}/current": "->9072",
+    }
+
+
 KUBELETS = (
     Kubelet(
         "kubeadm 1.33, flag in its file",
@@ -268,6 +285,27 @@ KUBELETS = (
         },
         runtime="unix:///run/k3s/containerd/containerd.sock",
         unit="rke2-agent.service",
+    ),
+    Kubelet(
+        "MicroK8s, whose file of flags has snapd's variables",
+        (_KUBELITE, f"--kubelet-args-file={_SNAP}/9072/args/kubelet"),
+        _microk8s("--container-runtime-endpoint=${SNAP_COMMON}/run/containerd.sock"),
+        {
+            f"{_SNAP}/current/args/kubelet": "# a comment\n--root-dir=${SNAP_COMMON}/var/lib/"
+            f"kubelet\n--container-runtime-endpoint={PROXY}\n"
+        },
+        runtime=f"unix://{_SNAP}/common/run/containerd.sock",
+        unit="snap.microk8s.daemon-kubelite.service",
+    ),
+    Kubelet(
+        "MicroK8s without the flag",
+        (_KUBELITE, f"--kubelet-args-file={_SNAP}/current/args/kubelet"),
+        _microk8s("--v=2"),
+        {
+            f"{_SNAP}/current/args/kubelet": "# a comment\n--root-dir=${SNAP_COMMON}/var/lib/"
+            f"kubelet\n--v=2\n--container-runtime-endpoint={PROXY}\n"
+        },
+        unit="snap.microk8s.daemon-kubelite.service",
     ),
 )
 

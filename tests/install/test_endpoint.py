@@ -97,6 +97,14 @@ def test_kubelet_args_of_the_command_line_of_k3s_are_not_changed(tmp_path: Path)
     assert text.startswith("k3s.service: gives --kubelet-arg on the command line")
 
 
+@pytest.mark.parametrize("path", ["", "/var/snap/other/1/args/kubelet"])
+def test_a_kubelite_whose_file_is_not_that_of_the_current_snap(tmp_path: Path, path: str) -> None:
+    argv = ("/snap/microk8s/9072/kubelite", *([f"--kubelet-args-file={path}"] if path else []))
+    files = {"/etc/systemd/system/k.service": "[Service]\nExecStart=/usr/bin/snap run k\n"}
+    text = refused(tmp_path, argv, files, "k.service")
+    assert f"--container-runtime-endpoint by hand in {path or 'the file of its flags'}" in text
+
+
 @pytest.mark.parametrize(
     ("groups", "message"),
     [

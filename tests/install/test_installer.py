@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,20 @@ def test_installed_and_removed(tmp_path: Path, kubelet: Kubelet) -> None:
     assert not host.proxy_runs
     assert host.files() == before
     assert not host.installer().remove()
+
+
+def test_removed_after_a_refresh_of_the_snap(tmp_path: Path) -> None:
+    """snapd copies the folder of the revision, and moves the link."""
+    host = new(tmp_path, next(each for each in KUBELETS if "snapd" in each.name))
+    snap = tmp_path / "var/snap/microk8s"
+    before = (snap / "current/args/kubelet").read_text()
+    install(host)
+    shutil.copytree(snap / "9072", snap / "9100")
+    (snap / "current").unlink()
+    (snap / "current").symlink_to("9100")
+    assert PROXY in (snap / "9100/args/kubelet").read_text()
+    remove(host)
+    assert (snap / "9100/args/kubelet").read_text() == before
 
 
 def test_the_proxy_serves_before_the_kubelet_changes(host: Host) -> None:
