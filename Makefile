@@ -27,10 +27,11 @@ FUZZ := $(BIN)/python -m pytest -n 2 -m hypothesis --fuzz 8 tests \
 RELAY := TOPOLET_FUZZ_STREAMS=40000 $(BIN)/python -m pytest -n 2 tests/relay/test_fuzz_relay.py
 PARSERS := $(BIN)/python -m tests.parsers --count 100000 --seed $$$$
 
-# Once for each further version of Kubernetes: the suites that talk to an API server.
+# Once for each further version of Kubernetes: the suites that talk to an API server, and a kubelet
+# with each runtime.
 VERSIONS := $(sort $(patsubst tests/tools/kubernetes-%,%,$(wildcard tests/tools/kubernetes-*)))
 VERSION_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
-	authorization cluster deploy dra helm kube reinstall rollout webhook)) \
+	authorization cluster deploy dra helm kube reinstall rollout versions webhook)) \
 	$(addprefix tests/integration/extender/test_, $(addsuffix .py, \
 	bind evictor outage scheduler_process scheduler_state))
 

@@ -23,7 +23,7 @@ from agent.cri.client import Cri
 from agent.model.settings.options import proxy_socket
 from agent.rpc.grpc import RpcError
 from tests import tools
-from tests.fixtures import constants
+from tests.fixtures import constants, image
 from tests.fixtures import containerd as private
 from tests.fixtures.cgroups import remove_cgroups
 from tests.fixtures.containerd import Containerd
@@ -319,6 +319,13 @@ def built_or_skip(name: str) -> pathlib.Path:
     return where
 
 
+def _root_and_two_cpus_or_skip() -> None:
+    if os.geteuid():
+        pytest.skip("needs root: containers and cgroups are real")
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("needs two CPUs")
+
+
 @contextlib.contextmanager
 def private_containerd(
     programs: pathlib.Path | None = None,
@@ -333,12 +340,9 @@ def private_containerd(
     `pod_network`: pods may have a network namespace, with a loopback device only.
     `required_plugins`, `nri_seconds`: as `Containerd` has them.
     """
-    if os.geteuid():
-        pytest.skip("needs root: containers and cgroups are real")
+    _root_and_two_cpus_or_skip()
     if lacking := private.missing(programs):
         pytest.skip(f"not on this machine: {', '.join(lacking)}")
-    if (os.cpu_count() or 1) < 2:
-        pytest.skip("needs two CPUs")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
     if pod_network:
         podnetwork.install(folder / "cni")
@@ -348,6 +352,29 @@ def private_containerd(
         required_plugins=required_plugins,
         nri_seconds=nri_seconds,
     )
+    try:
+        runtime.start()
+        yield runtime
+    finally:
+        runtime.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def private_crio() -> Iterator[Crio]:
+    """A running CRI-O whose monitors run on CPU 0, as on a node that reserves this CPU. Skips the
+    test if CRI-O cannot run."""
+    _root_and_two_cpus_or_skip()
+    programs = built_or_skip("cri-o")
+    conmon = tools.unpacked("conmon")
+    if conmon is None:
+        pytest.skip("no conmon here (tests/tools/prepare fetches it)")
+    if shutil.which("runc", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None:
+        pytest.skip("not on this machine: runc")
+    if image.busybox() is None:
+        pytest.skip("not on this machine: busybox")
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
+    runtime = Crio(folder, programs, conmon, infra_cpus="0")
     try:
         runtime.start()
         yield runtime

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
-import shutil
-import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -16,8 +13,6 @@ from agent.model import snapshot as snapshots
 from agent.model.notifications import SOCKET
 from agent.proto import cri_pb2 as pb
 from agent.proxy import gate as hooks
-from tests import tools
-from tests.fixtures import image
 from tests.fixtures.cgroups import MOUNTS, make_cgroup
 from tests.fixtures.crio import WORKLOAD, Crio
 from tests.fixtures.pods import (
@@ -29,9 +24,9 @@ from tests.fixtures.pods import (
 from tests.integration.harness import (
     NO_FULL_PASS,
     TestNode,
-    built_or_skip,
     fresh_node,
     kernel_group,
+    private_crio,
 )
 from tests.integration.nri_node import nri_node
 from tests.waiting import eventually
@@ -41,27 +36,8 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def crio() -> Iterator[Crio]:
-    """A CRI-O whose monitors run on CPU 0, as on a node that reserves this CPU."""
-    if os.geteuid():
-        pytest.skip("needs root: containers and cgroups are real")
-    programs = built_or_skip("cri-o")
-    conmon = tools.unpacked("conmon")
-    if conmon is None:
-        pytest.skip("no conmon here (tests/tools/prepare fetches it)")
-    if shutil.which("runc", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None:
-        pytest.skip("not on this machine: runc")
-    if image.busybox() is None:
-        pytest.skip("not on this machine: busybox")
-    if (os.cpu_count() or 1) < 2:
-        pytest.skip("needs two CPUs")
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
-    runtime = Crio(folder, programs, conmon, infra_cpus="0")
-    try:
-        runtime.start()
+    with private_crio() as runtime:
         yield runtime
-    finally:
-        runtime.stop()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ OF_VERSION = ("kube-apiserver", "kube-scheduler", "kubelet")
 
 _MODULES = {
     "containerd": "github.com/containerd/containerd/v2",
+    "containerd-1.7": "github.com/containerd/containerd",
+    "containerd-2.0": "github.com/containerd/containerd/v2",
     "cri-o": "github.com/cri-o/cri-o",
     "cri-tools": "sigs.k8s.io/cri-tools",
     "dra-driver": "k8s.io/kubernetes",
@@ -55,7 +57,9 @@ _CRI_O_TAGS = (
 _KOORDINATOR = f"{_MODULES['koordinator']}/cmd"
 # cri.descriptor next to crictl and critest: the CRI of both, as a FileDescriptorProto.
 _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "containerd": (("install", *_FLAGS, _TAGS, "tool"),),
+    **dict.fromkeys(
+        ("containerd", "containerd-1.7", "containerd-2.0"), (("install", *_FLAGS, _TAGS, "tool"),)
+    ),
     "cri-o": (
         ("install", *_FLAGS, _CRI_O_TAGS, "tool"),
         ("run", *_FLAGS, "./pinns", "{folder}/pinns"),
@@ -85,7 +89,7 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 NAMES = tuple(_MODULES)
 ONLY_LONG = (
-    *("cri-o", "dra-driver", "helm3", "koordinator", "krew"),
+    *("containerd-1.7", "containerd-2.0", "cri-o", "dra-driver", "helm3", "koordinator", "krew"),
     *VERSIONS.values(),
 )
 """Sets that only `make test-all` builds and uses."""
