@@ -60,7 +60,7 @@ class PreparationRules(msgspec.Struct, frozen=True):
 
     bind: BindPolicy = BindPolicy.FULL_PCPUS
     whole_cores: bool = False
-    """Whether only whole cores are given."""
+    """Whether only whole cores are given, whatever the claim says."""
     bind_memory: bool = False
 
 
@@ -130,11 +130,14 @@ def _cpus(
     parameters = claimed.parameters
     count = len(group.cpus) if claimed.cpu_milli is None else -(-claimed.cpu_milli // 1000)
     if parameters.cpus:
-        return _named(parameters.cpu_set, count, group, free, where)
+        named = _named(parameters.cpu_set, count, group, free, where)
+        if rules.whole_cores and layout.expand(layout.touched(named.mask)) != named.mask:
+            raise PreparationError(f"{where}: the claim names CPUs {named}, which split a core")
+        return named
     bind = parameters.cpu_bind_policy or BindPolicy.DEFAULT
     request = CpuRequest(
         count,
-        rules.bind if bind is BindPolicy.DEFAULT else bind,
+        rules.bind if rules.whole_cores or bind is BindPolicy.DEFAULT else bind,
         parameters.cpu_exclusive_policy or ExclusivePolicy.NONE,
         Strategy.MOST_ALLOCATED,
         required=rules.whole_cores or bind is not BindPolicy.DEFAULT,

@@ -58,7 +58,8 @@ def devices(
     minor: int = 0,
     roots: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
 ) -> list[Device]:
-    """The devices of a slice, in the order of the groups.
+    """The devices of a slice, in the order of the groups, without those that have less CPU than a
+    claim gets at least: cores with offline threads have fewer than a whole one.
 
     `whole_cores`: whether amounts of CPUs are rounded up to whole cores.
     `minor`: the minor version of Kubernetes that the API server has, 0 if it is unknown.
@@ -67,6 +68,7 @@ def devices(
     return [
         _device(group, layout, step, roots.get(group.node, ())) | _node_resources(group, minor)
         for group in groups
+        if group.whole or _amounts(group)[CPU] >= step
     ]
 
 

@@ -145,6 +145,16 @@ def test_what_the_node_does_not_have_is_refused(
     assert message in str(raised.value)
 
 
+def test_no_parameter_splits_a_core_where_a_node_gives_whole_ones() -> None:
+    whole = PreparationRules(whole_cores=True)
+    spread = prepare(group(4, cpu_bind_policy=SPREAD), rules=whole)
+    evenly = prepare(group(4, cpu_bind_policy=SPREAD, spread=CpuSpread.EVENLY), rules=whole)
+    named = prepare(group(2, cpus="6-7"), rules=whole)
+    assert [str(claim.cpus) for claim in (spread, evenly, named)] == ["0-3", "0-1,4-5", "6-7"]
+    with pytest.raises(PreparationError, match="names CPUs 1-2, which split a core"):
+        prepare(group(2, cpus="1-2"), rules=whole)
+
+
 @pytest.mark.hypothesis
 @given(st.data())
 def test_claims_never_share_a_cpu(draw: st.DataObject) -> None:

@@ -80,6 +80,17 @@ def test_amounts_are_whole_cores_where_a_node_gives_no_others() -> None:
     assert first["capacity"]["cpu.topolet.io/cpu"] == {"value": "8", "requestPolicy": policy}
 
 
+def test_a_device_with_less_than_a_whole_core_is_left_out_there() -> None:
+    """The API server refuses the slice of a device whose capacity is below its least amount."""
+    online = topology(tuple(cpu for cpu in FOUR_NODES.cpus if cpu.id not in (1, 2, 3)))
+    layout = layouts.of_topology(online)
+    rules = GroupRules(CpuGrouping.L3_CACHE, whole_cores=True)
+    of_node = groups(online, layout, ALL, EMPTY, rules, {}, pool_left=True)
+    assert str(of_node[0].cpus) == "0"
+    published = devices(of_node, layout, whole_cores=True)
+    assert [device["name"] for device in published[:2]] == ["l3-cache-1", "l3-cache-2"]
+
+
 @pytest.mark.parametrize(
     ("minor", "field", "of_part", "of_core"),
     [
