@@ -161,9 +161,10 @@ class ResourceClaims:
         self._keeper.start()
 
     def close(self) -> None:
-        """Ends the preparations that wait, and the thread."""
+        """Ends the preparations that wait, and the thread. Calls that come or go on later write no
+        file: it may be that of the next agent."""
         self._keeper.stop()
-        with self._lock:
+        with self._writing, self._lock:
             self._closed = True
             self._lock.notify_all()
 
@@ -329,6 +330,7 @@ class ResourceClaims:
             self._calls = {call: other for call, other in self._calls.items() if other != uid}
             self._lock.notify_all()
         with self._writing:
+            self._check_open(f"claim {uid}")
             claim = self._claims.get(uid)
             if claim is not None:
                 self._keep(_without(self._claims, uid), f"ResourceClaim {claim.title}")
@@ -364,9 +366,15 @@ class ResourceClaims:
             with self._lock:
                 self._calls.pop(call, None)
 
+    def _check_open(self, title: str) -> None:
+        """Raises PreparationError."""
+        if self._closed:
+            raise PreparationError(f"{title}: the agent has ended", RefusalKind.NOT_READY)
+
     def _written(self, uid: str, title: str) -> PreparedClaim:
         """The claim, of which both a restarted agent and its containers know. Raises
         PreparationError."""
+        self._check_open(title)
         claim = self._claims.get(uid)
         if claim is None:
             raise PreparationError(f"{title}: {_UNPREPARED}", RefusalKind.NOT_READY)

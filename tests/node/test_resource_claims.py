@@ -344,6 +344,37 @@ def test_only_few_claims_wait_and_none_for_an_agent_that_ends(
     assert all("has not completed its first pass yet" in call.ended() for call in calls)
 
 
+def test_a_call_that_outlives_its_agent_changes_no_file_of_the_next_one(
+    server: ClaimsOfServer, start: Start, tmp_path: Path
+) -> None:
+    """The API server answers after the grace that an agent gives to calls at its end."""
+    for name in "abc":
+        server.add(name, 4)
+    claims = start()
+    claims.prepare("ns", "b", "u-b")
+    answers, reading = threading.Event(), threading.Event()
+
+    def hangs() -> None:
+        reading.set()
+        answers.wait(DEADLINE_SECONDS)
+
+    server.read_claim = hangs
+    call = Call(server, claims, "a")
+    reading.wait(DEADLINE_SECONDS)
+    claims.close()
+    server.read_claim = lambda: None
+    following = start()
+    following.unprepare("u-b")
+    following.prepare("ns", "c", "u-c")
+    answers.set()
+    assert call.ended() == "ResourceClaim ns/a: the agent has ended"
+    for outlived in (lambda: claims.unprepare("u-c"), lambda: claims.prepare("ns", "b", "u-b")):
+        with pytest.raises(PreparationError, match="the agent has ended"):
+            outlived()
+    assert cdi_files(tmp_path) == ["cpu.topolet.io-claim_u-c.json"]
+    assert cpus_of(start(None)) == cpus_of(following) == {"c": "0-3"}
+
+
 def test_no_container_has_cpus_of_a_claim_before_the_file_names_it(
     server: ClaimsOfServer, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
