@@ -23,8 +23,8 @@ from agent.rpc.server import GrpcServer, ServicerContext
 
 log = logging.getLogger(__name__)
 
-_THREADS: Final = 8
-"""A stream of health occupies one for each kubelet that listens."""
+THREADS: Final = 8
+"""More than the streams of health (MOST_STREAMS) and the calls that wait (MOST_WAITING) have."""
 _MAX_CALLS: Final = 64
 _GRACE_SECONDS: Final = 2.0
 
@@ -66,7 +66,7 @@ class DraServer:
                 "NodePrepareResources": lambda message, _: service.prepare(message),
                 "NodeUnprepareResources": lambda message, _: service.unprepare(message),
             },
-            _THREADS,
+            THREADS,
             _MAX_CALLS,
             streams={HEALTH: ("NodeWatchResources", self._health)},
         )

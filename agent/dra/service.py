@@ -6,9 +6,11 @@ prepares the claims of its pods again."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol, TypeVar
 
@@ -35,6 +37,9 @@ MAX_CLAIMS: Final = 1_024
 """The most claims of one call. A kubelet sends those of one pod."""
 HEALTH_SECONDS: Final = 10.0
 """The time between two reports of the health of all devices."""
+MOST_STREAMS: Final = 2
+"""The most streams of health at a time, each of which has a thread of the server. A kubelet has
+one, and that of one before it ends only with the next report."""
 _HEALTH_TIMEOUT_SECONDS: Final = 30
 """The kubelet knows nothing about a device without a report for so long."""
 
@@ -42,8 +47,10 @@ _HEALTH_TIMEOUT_SECONDS: Final = 30
 class Claims(Protocol):
     """The agent's claims. Safe for threads."""
 
-    def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
-        """Gives the claim its CPUs, and keeps it before it returns. Raises PreparationError."""
+    def prepare(self, namespace: str, name: str, uid: str, waited_seconds: float) -> PreparedClaim:
+        """Gives the claim its CPUs, and keeps it before it returns. Raises PreparationError.
+
+        `waited_seconds`: how long the call has waited for other claims."""
 
     def unprepare(self, uid: str) -> None:
         """The claim loses its CPUs; it may be unknown. Raises PreparationError if that can't be
@@ -64,11 +71,17 @@ class DraService:
     def __init__(self, claims: Claims, endpoint: str) -> None:
         self._claims = claims
         self._endpoint = endpoint
-        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._streams: deque[threading.Event] = deque()
+        """The ends of the streams, the oldest first."""
+        self._closed = False
 
     def close(self) -> None:
         """Ends the streams."""
-        self._closed.set()
+        with self._lock:
+            self._closed = True
+            for end in self._streams:
+                end.set()
 
     def registration(self, _: bytes) -> bytes:
         """The plugin for GetInfo."""
@@ -93,9 +106,13 @@ class DraService:
     def prepare(self, message: bytes) -> bytes:
         """NodePrepareResources. Raises RpcError for a message that can't be read."""
         response = pb.PrepareResponse()
+        began = time.monotonic()
         for claim in _claims(message):
+            waited_seconds = time.monotonic() - began
             try:
-                prepared = self._claims.prepare(claim.namespace, claim.name, claim.uid)
+                prepared = self._claims.prepare(
+                    claim.namespace, claim.name, claim.uid, waited_seconds
+                )
             except PreparationError as error:
                 log.warning("%s", error)
                 response.claims[claim.uid].error = str(error)
@@ -117,10 +134,24 @@ class DraService:
         return response.SerializeToString()
 
     def health(self, active: Callable[[], bool]) -> Iterator[bytes]:
-        """The health of all devices, again and again.
+        """The health of all devices, again and again. A new stream ends the oldest of too many.
 
         `active`: whether the kubelet still listens."""
-        while active() and not self._closed.is_set():
+        end = threading.Event()
+        with self._lock:
+            if self._closed:
+                return
+            self._streams.append(end)
+            if len(self._streams) > MOST_STREAMS:
+                self._streams.popleft().set()
+        try:
+            yield from self._reports(active, end)
+        finally:
+            with self._lock, contextlib.suppress(ValueError):
+                self._streams.remove(end)
+
+    def _reports(self, active: Callable[[], bool], end: threading.Event) -> Iterator[bytes]:
+        while active() and not end.is_set():
             now = int(time.time())
             response = pb.WatchResourcesResponse()
             for pool, device, trouble in self._claims.devices():
@@ -132,7 +163,7 @@ class DraService:
                     message=trouble,
                 )
             yield response.SerializeToString()
-            self._closed.wait(HEALTH_SECONDS)
+            end.wait(HEALTH_SECONDS)
 
 
 _Message = TypeVar("_Message", bound=Message)

@@ -62,9 +62,9 @@ PERIOD_SECONDS: Final = 10.0
 DECISION_SECONDS: Final = 2.0
 """A preparation waits so long for a pass that decides. One that fails does not end its wait."""
 WAIT_SECONDS: Final = 20.0
-"""How long a preparation waits for the first pass, or for CPUs. A kubelet gives it 45 seconds, and
-asks again only after more than a minute; a pod that was deleted by force has its CPUs for seconds
-more."""
+"""How long a call waits for the first pass, or for CPUs of its claims. A kubelet gives it 45
+seconds, and asks again only after more than a minute; a pod that was deleted by force has its CPUs
+for seconds more."""
 MOST_WAITING: Final = 4
 """The most calls that wait at a time: others need threads of the server too."""
 _WAITED_FOR: Final = (RefusalKind.NOT_READY, RefusalKind.TAKEN, RefusalKind.NO_DEVICE)
@@ -302,12 +302,16 @@ class ResourceClaims:
                     devices[group.pool, group.device] = f"CPUs {lost} are offline"
         yield from ((*device, trouble) for device, trouble in devices.items())
 
-    def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
-        """Gives the claim its CPUs. A claim that has them keeps them. Raises PreparationError."""
+    def prepare(
+        self, namespace: str, name: str, uid: str, waited_seconds: float = 0.0
+    ) -> PreparedClaim:
+        """Gives the claim its CPUs. A claim that has them keeps them. Raises PreparationError.
+
+        `waited_seconds`: how long the call has waited for other claims."""
         began = self._clock()
         new = uid not in self._claims
         try:
-            claim = self._kept(namespace, name, uid)
+            claim = self._kept(namespace, name, uid, self._wait_seconds - waited_seconds)
         except PreparationError as error:
             self._refuse(
                 UnpreparedClaim(uid, namespace, name, error.kind, str(error), began, began)
@@ -345,7 +349,7 @@ class ResourceClaims:
             self._wake()
             self.changed()
 
-    def _kept(self, namespace: str, name: str, uid: str) -> PreparedClaim:
+    def _kept(self, namespace: str, name: str, uid: str, wait_seconds: float) -> PreparedClaim:
         """Raises PreparationError."""
         title = f"ResourceClaim {namespace}/{name}"
         call = object()
@@ -356,7 +360,7 @@ class ResourceClaims:
             stored = None if uid in self._claims else self._allocated(namespace, name, uid, title)
             with self._lock:
                 if uid not in self._claims:
-                    self._give(stored, uid, call, title)
+                    self._give(stored, uid, call, title, wait_seconds)
             with self._writing:
                 claim = self._written(uid, title)
             with self._lock:
@@ -477,9 +481,16 @@ class ResourceClaims:
             raise PreparationError(f"{title}: it is not allocated, or reserved for no pod")
         return claim
 
-    def _give(self, stored: CpuResourceClaim | None, uid: str, call: object, title: str) -> None:
+    def _give(
+        self,
+        stored: CpuResourceClaim | None,
+        uid: str,
+        call: object,
+        title: str,
+        wait_seconds: float,
+    ) -> None:
         """Gives the claim its CPUs, as soon as these are free. Raises PreparationError."""
-        deadline = time.monotonic() + self._wait_seconds
+        deadline = time.monotonic() + wait_seconds
         may_wait = self._waiting < MOST_WAITING
         self._waiting += 1
         try:

@@ -10,14 +10,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from agent.dra.server import DraServer, endpoint
+from agent.dra import service
+from agent.dra.server import THREADS, DraServer, endpoint
 from agent.dra.service import HEALTH, REGISTRATION, SERVICE, DraService
 from agent.model.dra.prepared_claim import PreparedClaim
 from agent.proto import dra_pb2 as pb
 
 
 class NoClaims:
-    def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
+    def prepare(self, namespace: str, name: str, uid: str, waited_seconds: float) -> PreparedClaim:
         return PreparedClaim(uid, namespace, name)
 
     def unprepare(self, uid: str) -> None:
@@ -83,6 +84,23 @@ def test_a_kubelet_listens_to_the_health_of_devices(server: DraServer, kubelet_d
         assert [each.device.device_name for each in report.devices] == ["numa-node-0"]
         server.close()
         assert list(replies) == []
+
+
+def test_listeners_leave_threads_to_calls(
+    server: DraServer, kubelet_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kubelet that starts again and again leaves streams whose ends are noticed later. The newest
+    goes on."""
+    monkeypatch.setattr(service, "HEALTH_SECONDS", 1.0)
+    path = endpoint(str(kubelet_dir), "a")
+    streams = []
+    with grpc.insecure_channel(f"unix://{path}") as channel:
+        watch = channel.unary_stream(f"/{HEALTH}/NodeWatchResources")
+        for _ in range(THREADS + 1):
+            streams.append(watch(b"", timeout=30, wait_for_ready=True))
+            next(streams[-1])
+        called(path, f"/{SERVICE}/NodePrepareResources")
+        next(streams[-1])
 
 
 def test_an_agent_takes_over_from_another_that_still_runs(

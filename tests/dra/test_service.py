@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import pytest
@@ -18,8 +19,12 @@ class StoredClaims:
 
     def __init__(self) -> None:
         self.uids: set[str] = set()
+        self.waited: list[float] = []
 
-    def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
+    def prepare(self, namespace: str, name: str, uid: str, waited_seconds: float) -> PreparedClaim:
+        self.waited.append(waited_seconds)
+        if name == "slow":
+            time.sleep(0.01)
         if name == "bad":
             raise PreparationError(f"ResourceClaim {namespace}/{name}: nothing is free")
         self.uids.add(uid)
@@ -69,6 +74,14 @@ def test_each_claim_has_its_own_answer(service: DraService, claims: StoredClaims
         share_id="s-1",
     )
     assert not second.HasField("share_id")
+
+
+def test_claims_of_one_pod_wait_together(service: DraService, claims: StoredClaims) -> None:
+    """The kubelet gives 45 seconds to all of them."""
+    service.prepare(request("slow", "slow", "good"))
+    first, second, third = claims.waited
+    assert first < second
+    assert (second >= 0.01, third >= 0.02) == (True, True)
 
 
 def test_a_claim_is_unprepared(service: DraService, claims: StoredClaims) -> None:

@@ -253,9 +253,15 @@ def test_the_audit_trail_says_which_pod_got_and_lost_the_cpus_of_a_claim(
 class Call:
     """A preparation on a thread of its own, of which a kubelet may not wait for the end."""
 
-    def __init__(self, server: ClaimsOfServer, claims: ResourceClaims, name: str) -> None:
+    def __init__(
+        self,
+        server: ClaimsOfServer,
+        claims: ResourceClaims,
+        name: str,
+        waited_seconds: float = 0.0,
+    ) -> None:
         self.answer = ""
-        self._prepare = lambda: claims.prepare("ns", name, f"u-{name}")
+        self._prepare = lambda: claims.prepare("ns", name, f"u-{name}", waited_seconds)
         self._thread = threading.Thread(target=self._run)
         before = server.reads
         self._thread.start()
@@ -292,6 +298,12 @@ def test_a_claim_waits_for_the_cpus_of_one_that_ends(server: ClaimsOfServer, sta
     call = Call(server, claims, "new")
     claims.unprepare("u-old")
     assert call.ended() == "0"
+
+
+def test_the_claims_of_a_pod_wait_no_longer_than_one(server: ClaimsOfServer, start: Start) -> None:
+    server.add("a", 4)
+    call = Call(server, start(None, 3 * DEADLINE_SECONDS), "a", 3 * DEADLINE_SECONDS)
+    assert "has not completed its first pass yet" in call.ended()
 
 
 def test_a_claim_that_is_unprepared_while_it_waits_gets_no_cpus(
