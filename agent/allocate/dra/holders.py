@@ -26,7 +26,9 @@ def with_containers(
     differs.
 
     `existing`: the uids of the pods that exist; None if they are unknown."""
-    by_name = {(claim.namespace, claim.name): claim.uid for claim in claims.values()}
+    # Of claims of one name, all but the last prepared one have left the API server.
+    in_order = sorted(claims.values(), key=lambda claim: claim.prepared_at)
+    by_name = {(claim.namespace, claim.name): claim.uid for claim in in_order}
     containers: dict[str, set[ClaimContainer]] = {}
     for pod in pods:
         for use in pod.claims:

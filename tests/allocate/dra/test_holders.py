@@ -42,6 +42,15 @@ def test_containers_have_what_their_pods_say() -> None:
     assert with_containers(claims, pods) is claims
 
 
+def test_a_pod_uses_the_claim_that_exists_of_those_with_one_name() -> None:
+    """The pod of the other one was deleted by force, and its containers have not ended. An agent
+    that starts reads claims in the order of their uids."""
+    old = PreparedClaim("u-9", "ns", "c", GROUPS, prepared_at=1)
+    new = PreparedClaim("u-1", "ns", "c", (PreparedGroup("a", "n1", "d", "16"),), prepared_at=2)
+    claims = with_containers({"u-1": new, "u-9": old}, [pod("p", ClaimUse("x", "c"))])
+    assert node_claims(claims.values()).containers == {"p": {"x": ContainerClaim(CpuSet((16,)))}}
+
+
 def test_a_container_may_use_several_claims() -> None:
     other = PreparedClaim("u-2", "ns", "d", (PreparedGroup("a", "n1", "numa-node-2", "16"),))
     uses = pod("p", ClaimUse("x", "c", "a"), ClaimUse("x", "d"))
