@@ -165,11 +165,13 @@ class Cluster:
         """Applies an object of the agent of node-1 in a dry run."""
         return self.api.apply(body, AGENT_1, "topolet", dryRun="All")
 
-    def try_slice(self, node: str, driver: str = DRIVER, **metadata: Any) -> Object:
+    def try_slice(
+        self, node: str, driver: str = DRIVER, pool: str = "node-1", **metadata: Any
+    ) -> Object:
         """Creates a ResourceSlice as the agent of node-1 in a dry run."""
-        return self.api.request(
-            "POST", f"{SLICES}?dryRun=All", resource_slice(node, driver, **metadata), AGENT_1
-        )
+        body = resource_slice(node, driver, **metadata)
+        body["spec"]["pool"]["name"] = pool
+        return self.api.request("POST", f"{SLICES}?dryRun=All", body, AGENT_1)
 
     def try_claim_status(self, pool: str, who: Who = AGENT_1, **status: Any) -> Object:
         """Changes in a dry run the status of a claim that is allocated on node-1, by default the
@@ -1467,6 +1469,7 @@ def test_an_agent_changes_slices_of_its_node_and_driver_only(cluster: Cluster) -
     cluster.try_slice("node-1", ownerReferences=[owner_of_slice("node-1")])
     for arguments, metadata, message in (
         (("node-1", "gpu.example.com"), {}, "only change ResourceSlices of the driver cpu.topol"),
+        (("node-1", DRIVER, "node-2"), {}, "does not belong to node node-1"),
         (("node-1",), {"ownerReferences": [owner_of_slice("node-2")]}, "owners other than its N"),
         (("node-1",), {"finalizers": ["a.b/c"]}, "may not give a ResourceSlice finalizers"),
     ):
