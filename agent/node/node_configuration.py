@@ -156,16 +156,25 @@ def check_combination(settings: AgentSettings, kubelet: KubeletConfiguration) ->
 
 def rules(configuration: NodeConfiguration) -> PoolRules:
     """The rules of the shared pools that follow from it."""
-    system, of_system = configuration.system_qos, pool_of_class(QoS.SYSTEM)
+    of_node = rules_of_node(configuration)
     return PoolRules(
         kubelet_reserved=configuration.kubelet_reserved,
         owners_on_reserved=configuration.owners_on_reserved,
         be_on_reserved=configuration.be_on_reserved,
-        node_reserved=configuration.reservation.cpus() | strictly_reserved(configuration),
-        dedicated={of_system.name: DedicatedCpus(system.cpus(), system.cpuset_exclusive)},
+        node_reserved=of_node.node_reserved | strictly_reserved(configuration),
+        dedicated=of_node.dedicated,
         bind_memory=configuration.bind_memory,
         kubelet_memory=configuration.kubelet_memory,
         cpu_normalization_ratio=configuration.cpu_normalization_ratio,
+    )
+
+
+def rules_of_node(configuration: NodeConfiguration) -> PoolRules:
+    """Those of the Node's annotations alone."""
+    system, of_system = configuration.system_qos, pool_of_class(QoS.SYSTEM)
+    return PoolRules(
+        node_reserved=configuration.reservation.cpus(),
+        dedicated={of_system.name: DedicatedCpus(system.cpus(), system.cpuset_exclusive)},
     )
 
 

@@ -70,6 +70,7 @@ from agent.node.node_configuration import (
     NodeObject,
     gives_whole_cores,
     rules,
+    rules_of_node,
     strictly_reserved,
 )
 from agent.node.node_local import NodeLocalCpus
@@ -397,6 +398,7 @@ class Reconciler:
                 cpus,
                 rules(configuration),
                 strictly_reserved(configuration),
+                rules_of_node(configuration).kept,
             ),
             near,
             gives_whole_cores(node),

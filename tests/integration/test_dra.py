@@ -351,6 +351,13 @@ def test_a_static_kubelet_leaves_claims_what_it_strictly_reserves(new_node: NewN
     dra.start()
     eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
     assert dra.devices()[0]["attributes"][f"{DRIVER}/cpuIDs"] == {"string": "6-7"}
+    kept = {"node.koordinator.sh/reservation": json.dumps({"reservedCPUs": "6"})}
+    dra.api.admin.merge(f"/api/v1/nodes/{dra.name}", {"metadata": {"annotations": kept}})
+    eventually(
+        "what the Node reserves is not offered",
+        lambda: dra.devices()[0]["attributes"][f"{DRIVER}/cpuIDs"] == {"string": "7"},
+        TIMEOUT_SECONDS,
+    )
 
 
 def test_slices_of_another_driver_for_cpus_end_ours_until_they_go(new_node: NewNode) -> None:

@@ -33,11 +33,13 @@ def offered(
     kubelet: KubeletCpus,
     rules: PoolRules,
     strictly_reserved: CpuSet,
+    of_node: CpuSet = EMPTY,
 ) -> OfferedCpus:
     """What the node offers.
 
     `owners`: all owners of CPUs, also pods that are only bound to the node.
-    `strictly_reserved`: the CPUs that a static kubelet reserves and keeps its pods off."""
+    `strictly_reserved`: the CPUs that a static kubelet reserves and keeps its pods off.
+    `of_node`: those that the Node's annotations reserve, or give to SYSTEM pods alone."""
     if kubelet.of_dra:
         return OfferedCpus(reason="another DRA driver gives CPUs of this node")
     # A pod may have CPUs by an annotation beside those of its claims.
@@ -48,8 +50,9 @@ def offered(
                 reason="the kubelet has the static policy, and its pods share what it reserves: "
                 "set its option strict-cpu-reservation, or its policy to none"
             )
-        cpus = strictly_reserved & topology.online - others
-        return OfferedCpus(cpus, reason="" if cpus else "other pods own what the kubelet reserves")
+        cpus = strictly_reserved & topology.online - others - of_node
+        taken = "other pods, or annotations of the Node, have what the kubelet reserves"
+        return OfferedCpus(cpus, reason="" if cpus else taken)
     others |= rules.kept
     reserved = rules.kubelet_reserved & topology.online
     cpus = topology.online - others - reserved

@@ -39,6 +39,13 @@ def test_what_nobody_else_may_give(
     assert of_node == OfferedCpus(CpuSet.parse(cpus), pool_left)
 
 
+def test_what_annotations_of_the_node_keep_is_not_offered_beside_a_static_kubelet() -> None:
+    strict = PoolRules(node_reserved=CpuSet.parse("20-23"))
+    kept = CpuSet.parse("0,20-21")
+    of_node = offered(FOUR_NODES, (), KubeletCpus(True), strict, CpuSet.parse("20-23"), kept)
+    assert str(of_node.cpus) == "22-23"
+
+
 @pytest.mark.parametrize(
     ("kubelet", "owned", "reason"),
     [
