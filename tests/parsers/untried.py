@@ -19,7 +19,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "allocate.placement.published:ByAmounts.rating",
         "allocate.nrt.score:_balanced_allocation",
         "allocate.score:spread",
-        "dra.service:DraService.health",
+        "dra.service:DraService._reports",
         "guard.frames:call",
         "guard.records:Records._append",
         "hooks.cpuset:AssumedContainers._follow_others",
