@@ -27,8 +27,8 @@ def with_containers(
 
     `existing`: the uids of the pods that exist; None if they are unknown."""
     # Of claims of one name, all but the last prepared one have left the API server.
-    in_order = sorted(claims.values(), key=lambda claim: claim.prepared_at)
-    by_name = {(claim.namespace, claim.name): claim.uid for claim in in_order}
+    by_age = sorted(claims.values(), key=lambda claim: claim.prepared_at)
+    by_name = {(claim.namespace, claim.name): claim.uid for claim in by_age}
     containers: dict[str, set[ClaimContainer]] = {}
     for pod in pods:
         for use in pod.claims:
