@@ -563,7 +563,7 @@ def _koordinator() -> Iterator[Target]:
 class _NoClaims:
     """Prepares nothing."""
 
-    def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
+    def prepare(self, namespace: str, name: str, uid: str, waited_seconds: float) -> PreparedClaim:
         return PreparedClaim(uid, namespace, name)
 
     def unprepare(self, uid: str) -> None:
