@@ -132,12 +132,13 @@ class NodeAllocator:
         return answer.placed(rating)
 
     def score_bound(self, pod_request: PodRequest) -> int:
-        """No offer to the pod, which holds nothing here, has a higher score."""
+        """No offer to the pod, which holds nothing here, has a higher score. Negative if there is
+        surely none."""
         here = self.as_here(pod_request)
         if self.properties.rules.placement or here.reads_zones(self.properties):
             return HIGHEST
         bound = self._cpus.score_bound(here)
-        return bound if here.devices is None else (bound + HIGHEST) // 2
+        return bound if here.devices is None or bound < 0 else (bound + HIGHEST) // 2
 
     def rating(self, pod_request: PodRequest) -> Rating | None:
         """How good the node is for a pod that fits, by the placement of the rules; None without

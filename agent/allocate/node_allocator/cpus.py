@@ -206,17 +206,21 @@ class CpuAllocator:
         return Priced(answer, price.score if scored else None, order, price.avoided)
 
     def score_bound(self, pod_request: PodRequest) -> int:
-        """No offer to the pod, which holds nothing here, has a higher score."""
-        args, cpus, node_allocation = (
+        """No offer to the pod, which holds nothing here, has a higher score. Negative if there is
+        surely none."""
+        args, cpus, request = (
             self.properties.rules.scoring,
             self.properties.cpus,
-            self._node_allocation,
+            pod_request.resources,
         )
-        if args is None or cpus is None or node_allocation is None or not _scored(pod_request):
+        node_allocation = self._node_allocation
+        if cpus is None or node_allocation is None:
             return HIGHEST
-        return node_score.bound(
-            args, self._score_input(cpus, node_allocation), pod_request.resources
-        )
+        if _surely_refused(cpus, node_allocation, request):
+            return -1
+        if args is None or not _scored(pod_request):
+            return HIGHEST
+        return node_score.bound(args, self._score_input(cpus, node_allocation), request)
 
     def missing(self, pod_request: PodRequest, choice: CpuOffer | None, steps: Steps) -> str:
         if choice is None:
@@ -305,6 +309,29 @@ def cpu_offer(
     why = Why(policies.chosen, allotment.candidates, allotment.merged, allotment.steps)
     price = trials.price(allotment, None if score is None else score(allocation))
     return CpuOffer(allocation, price, why, _pools(options, allocation))
+
+
+def _surely_refused(
+    options: TopologyOptions, node_allocation: NodeAllocation, request: ResourceRequest
+) -> bool:
+    """Whether `cpu_offer` refuses the pod because of its policies, or because all NUMA nodes
+    together have too little: a small part of an offer tells it."""
+    if not request.requests:
+        return False
+    policies = in_force(options.policies, options.profile, request)
+    if isinstance(policies, Refusal):
+        return True
+    owned_milli = request.requests["cpu"] if policies.bind else 0
+    if owned_milli > 1000 * node_allocation.free_cpus().bit_count():
+        return True
+    if policies.numa is NumaPolicy.NONE:
+        return False
+    available = node_allocation.available().values()
+    return any(
+        amount > sum(of_node.get(name, 0) for of_node in available)
+        for name, amount in request.requests.items()
+        if name in node_allocation.numa_resources
+    )
 
 
 def _pools(options: TopologyOptions, allocation: PodAllocation) -> tuple[SharedPool, ...]:

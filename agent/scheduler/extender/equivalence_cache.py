@@ -129,13 +129,19 @@ class EquivalenceCache:
             self._invalidate()
             row = self._row(check)
             found = list(map(row.results.get, nodes))
+            bounds = list(map(row.bounded.get, nodes))
             self.lookups += len(nodes)
         best = _Best()
         if (first := best_node(nodes, found)) is not None:
             best.take(first, found[nodes.index(first)])
         if None not in set(found):
             return first
-        missing = deque(node for node, result in zip(nodes, found, strict=True) if result is None)
+        too_low = {each for each in set(bounds) if each is not None and each.bound < best.score}
+        missing = deque(
+            node
+            for node, result, bounded in zip(nodes, found, bounds, strict=True)
+            if result is None and bounded not in too_low
+        )
         groups = self._bounds(check, missing, best)
         pending = deque(sorted(groups, key=lambda group: group.bound, reverse=True))
 
@@ -162,7 +168,7 @@ class EquivalenceCache:
             known = self._result_or_bound(check, row, node)
             if isinstance(known, Feasible):
                 best.take(node, known)
-            elif isinstance(known, _Bounded) and known.bound >= best.score:
+            elif isinstance(known, _Bounded) and known.bound >= max(best.score, 0):
                 key = node if known.number is None else known.number
                 if (group := groups.get(key)) is None:
                     groups[key] = _Unasked(known.bound, known.number, [node])
@@ -274,9 +280,9 @@ class EquivalenceCache:
                     row.drop(node, exists, new)
 
 
-class _Bounded(msgspec.Struct, frozen=True):
-    """A node without a result: the number of its state, and a score that its result does not
-    exceed."""
+class _Bounded(msgspec.Struct, frozen=True, eq=False):
+    """Nodes without a result: the number of their state, and a score that their result does not
+    exceed, negative if they are surely not feasible."""
 
     number: int | None
     bound: int
