@@ -194,10 +194,9 @@ class Binder:
             if isinstance(taken, str):
                 raise self._lost(taken)
             return taken
-        state = self._cluster.node(node)
-        if state is None:
+        offer = self._cluster.offer(node, pod_request)
+        if offer is None:
             raise BindError(f"node {node} is not known")
-        offer = state.allocator.offer(pod_request)
         if isinstance(offer, Refusal):
             raise self._lost(f"node {node}: {offer.text}")
         try:

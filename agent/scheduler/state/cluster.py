@@ -83,6 +83,10 @@ class Reservation(msgspec.Struct, frozen=True):
         return self.until is not None and now >= self.until
 
 
+MAX_OFFERS: Final = 256
+"""Offers kept, of some kilobytes each. Beyond them all are dropped."""
+
+
 class ReserveError(Exception):
     """Nothing can be reserved on the node; the message is the reason."""
 
@@ -180,6 +184,7 @@ class SchedulerCache:
         self._members = GroupMembers()
         self._untried: set[str] = set()
         self._reservations: dict[str, Reservation] = {}
+        self._offers: dict[str, NodeOffer] = {}
         self._koordinator_reservations = KoordinatorReservations(self._pods)
         self._device_resources = DeviceResources()
         self._device_localities: dict[str, DeviceLocality] = {}
@@ -343,6 +348,24 @@ class SchedulerCache:
             return self._reservations.get(uid)
 
     # reservations
+    def keep_offer(self, name: str, node_offer: NodeOffer) -> None:
+        """Keeps the last offer of the node until the node changes, for the bind of such a pod."""
+        with self.lock:
+            if len(self._offers) >= MAX_OFFERS:
+                self._offers.clear()
+            self._offers[name] = node_offer
+
+    def offer(self, name: str, pod_request: PodRequest) -> NodeOffer | Refusal | None:
+        """What the node offers to a pod that holds nothing on it; None if the Node does not
+        exist."""
+        with self.lock:
+            node_info, kept = self.node(name), self._offers.get(name)
+            if node_info is None:
+                return None
+            if kept and kept.pod_request.equivalence_key == pod_request.equivalence_key:
+                return kept.to(node_info.allocator.as_here(pod_request))
+            return node_info.allocator.offer(pod_request)
+
     def reserve(self, name: str, node_offer: NodeOffer) -> None:
         """Reserves the offer until `confirm` or `release`. Raises ReserveError, and StaleOfferError
         if a part of the offer was allocated since."""
@@ -466,6 +489,7 @@ class SchedulerCache:
             self._mark_changed(node_info)
         elif node_change is not NodeChange.NOTHING:
             self._log.add(node_info.name)
+            self._offers.pop(node_info.name, None)
             if node_change is NodeChange.ZONE_REPORT:
                 self._zone_log.add(node_info.name)
         self._remove_if_empty(node_info)
@@ -547,6 +571,7 @@ class SchedulerCache:
     def _mark_changed(self, node_info: NodeInfo) -> None:
         for log in (self._log, self._zone_log, self._placement_log):
             log.add(node_info.name)
+        self._offers.pop(node_info.name, None)
         node_info.changed()
 
     def _remove_if_empty(self, node_info: NodeInfo) -> None:

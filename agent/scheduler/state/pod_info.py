@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -167,6 +168,10 @@ class PodInfoCache:
             self._filtered_at.pop(uid, None)
 
 
+Keep = Callable[[NodeOffer], None]
+"""Called with the offer of a node that has room."""
+
+
 class PodRequirements(msgspec.Struct, frozen=True):
     """The requirements of one pod. `pods` is the number of pods, `requests` their sum."""
 
@@ -185,12 +190,14 @@ class PodRequirements(msgspec.Struct, frozen=True):
         """Equal for pods with equal results on every node."""
         return self.pod_request.equivalence_key
 
-    def check(self, allocator: NodeAllocator) -> Feasibility:
+    def check(self, allocator: NodeAllocator, keep: Keep | None = None) -> Feasibility:
         # The pod's own allocation on the node must not count as free for other pods of its class.
         resources = msgspec.structs.replace(self.pod_request.resources, uid="")
         found = allocator.offer(msgspec.structs.replace(self.pod_request, resources=resources))
         if isinstance(found, Refusal):
             return found
+        if keep is not None:
+            keep(found)
         return Feasible(found.score, found.order)
 
 
@@ -213,7 +220,8 @@ class GroupRequirements(msgspec.Struct, frozen=True):
     def equivalence_class(self) -> Hashable:
         return self.pod_request.equivalence_key, self.pods
 
-    def check(self, allocator: NodeAllocator) -> Feasibility:
+    def check(self, allocator: NodeAllocator, keep: Keep | None = None) -> Feasibility:
+        """The offers to a group are not kept."""
         found = allocator.offer_all(parts(_ANY, self.pod_request, self.pods))
         if isinstance(found, Refusal):
             return Refusal(Reason.GROUP, detail=_NO_ROOM, others=found.reasons)
@@ -271,6 +279,8 @@ class CheckedNodes(Protocol):
 
     def ineligibility(self, name: str, pod_request: PodRequest) -> Refusal | None: ...
 
+    def keep_offer(self, name: str, node_offer: NodeOffer) -> None: ...
+
 
 class RequirementsCheck(msgspec.Struct, frozen=True):
     """Checks whether a node is eligible and has room, once for all nodes in the same state
@@ -298,7 +308,8 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
         known = self.known(node, by_state)
         if not isinstance(known, Undecided):
             return known
-        result = self.decided(known)
+        keep = partial(self.cluster.keep_offer, node)
+        result = self.requirements.check(known.allocator, keep)
         if known.number is not None:
             by_state[known.number] = result
         return result
@@ -316,8 +327,8 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
         return self.requirements.check(node.allocator)
 
     def bound(self, node: Undecided) -> int:
-        """A score that the result does not exceed, of a single pod. The caller holds the cluster's
-        lock."""
+        """A score that the result does not exceed, of a single pod; negative if the node is surely
+        not feasible. The caller holds the cluster's lock."""
         return node.allocator.score_bound(self.requirements.pod_request)
 
     def known(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility | Undecided:

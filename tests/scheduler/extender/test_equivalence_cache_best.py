@@ -140,6 +140,40 @@ def test_nodes_that_cannot_be_the_best_are_not_checked() -> None:
     assert cache.misses == misses
 
 
+@pytest.mark.parametrize("kind", [owner(8, 2), ls_pod("8", 2), gpu_pod(1, 8), owner(2, 200)])
+def test_no_offer_is_computed_for_a_full_node(kind: Kind) -> None:
+    cluster = SchedulerCache(rules=allocator_rules(plugin_args.defaults(Rules.PROPOSAL)))
+    names = [f"n{number}" for number in range(6)]
+    for number, name in enumerate(names[1:]):
+        clusters.add_node(cluster, name, CARDS)
+        for pod, cpus in enumerate((40, 40, 10 + number)):
+            assert clusters.reserve(cluster, owner(cpus, 300), name, f"{name}-{pod}")
+    clusters.add_node(cluster, names[0], CARDS)
+    cache = EquivalenceCache(cluster)
+    check = RequirementsCheck(cluster, PodRequirements(clusters.pod_request(kind)))
+    assert cache.best(check, names) == names[0]
+    assert cache.misses == 1
+    assert cache.best(check, names[1:]) is None
+    assert cache.misses == 1
+
+
+@given(st.sampled_from(VARIANTS), st.lists(steps, min_size=5, max_size=15))
+def test_a_bind_gets_what_the_node_offers_now(
+    args: SchedulerArgs, history: list[tuple[int, str, int]]
+) -> None:
+    """Offers that were made before a change of the node are not used."""
+    cluster = filled(args, history[:-3])
+    for kind, node, name in history[-3:]:
+        check = RequirementsCheck(cluster, PodRequirements(clusters.pod_request(KINDS[kind])))
+        for each in MODELS:
+            check.run(each, {})
+        if not cluster.release(f"uid-p{name}"):
+            clusters.reserve(cluster, KINDS[name % len(KINDS)], node, f"p{name}")
+        request = clusters.pod_request(KINDS[kind], "new")
+        for each in cluster.nodes():
+            assert cluster.offer(each.name, request) == each.allocator.offer(request)
+
+
 class BoundInBetween(RequirementsCheck, frozen=True):
     """While the bound of the last of the nodes is computed, the first is taken by another pod."""
 
