@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from sys import intern
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -347,7 +348,7 @@ class _Row:
                 if len(self._bounded_by_state) > MAX_STATES:
                     self._bounded_by_state.clear()
                 self._bounded_by_state[number] = found
-        self.bounded[node] = found
+        self.bounded[intern(node)] = found
         return found
 
     def put(self, node: str, result: Feasibility) -> Feasibility:
@@ -355,7 +356,7 @@ class _Row:
             self.by_state.clear()
         result = self._distinct.setdefault(_value(result), result)
         self._counts[result] = self._counts.get(result, 0) + 1
-        self.results[node] = result
+        self.results[intern(node)] = result
         self.changed.discard(node)
         self.bounded.pop(node, None)
         return result
