@@ -2,10 +2,11 @@
 
 The flag --container-runtime-endpoint overrides the field containerRuntimeEndpoint of the
 KubeletConfiguration (since Kubernetes 1.27), which a drop-in overrides (--config-dir; kubelet:
-cmd/kubelet/app/server.go). kubeadm writes the flag into /var/lib/kubelet/kubeadm-flags.env, later
-versions the field. k3s and RKE2 make their kubelet's configuration themselves, and append the
-values of `kubelet-arg` as flags (docs.k3s.io, docs.rke2.io: Configuration File). MicroK8s has the
-flags in a file (canonical.com/microk8s: Configuring MicroK8s services).
+cmd/kubelet/app/server.go). kubeadm writes the flag into /var/lib/kubelet/kubeadm-flags.env, from
+1.34 on the field into instance-config.yaml beside the configuration, and from there into the
+configuration whenever it writes that. k3s and RKE2 make their kubelet's configuration themselves,
+and append the values of `kubelet-arg` as flags (docs.k3s.io, docs.rke2.io: Configuration File).
+MicroK8s has the flags in a file (canonical.com/microk8s: Configuring MicroK8s services).
 
 Files of a distribution's package are not edited: a drop-in in /etc overrides them.
 """
@@ -80,13 +81,25 @@ def changes(kubelet: ObservedKubelet, endpoint: str) -> tuple[FileChange, ...]:
     if kubelet.config_dir:
         return (_drop_in_change(kubelet, endpoint),)
     if kubelet.config is not None:
-        return (_config_change(kubelet.config, endpoint),)
+        configs = filter(None, (kubelet.instance, kubelet.config))
+        return tuple(_config_change(file, endpoint) for file in configs)
     return (_unit_change(kubelet.unit, endpoint, appended=True),)
 
 
 def reverted(text: str, endpoint: str, former: str) -> str:
     """The text of a file that others changed since the installation, with the former endpoint."""
     return text.replace(endpoint, former)
+
+
+def naming_proxy(kubelet: ObservedKubelet, runtime: str) -> tuple[FileChange, ...]:
+    """The files of the kubelet that name the proxy, as changes that gave them this endpoint: an
+    upgrade by kubeadm moves the endpoint from the file of flags to the files of the
+    configuration."""
+    return tuple(
+        FileChange(file.path, _edited(file, before).after, file.state)
+        for file in kubelet.files
+        if (before := reverted(file.text, PROXY_ENDPOINT, runtime)) != file.text
+    )
 
 
 def _url(endpoint: str) -> str:

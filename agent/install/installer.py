@@ -52,6 +52,13 @@ class InstallJournal(msgspec.Struct, frozen=True):
         return bool(self.installed) and not self.pending and not self.removes
 
 
+def undone(journal: InstallJournal, others: Sequence[FileChange]) -> tuple[FileChange, ...]:
+    """What a removal undoes: all changes of the journal, and those of `others` to other files."""
+    changes = plan.merged(journal.installed, journal.pending)
+    paths = {change.path for change in changes}
+    return (*changes, *(change for change in others if change.path not in paths))
+
+
 def read_journal(tree: HostTree) -> InstallJournal | None:
     """The journal, None where nothing is installed.
 
@@ -271,13 +278,14 @@ class Installer:
         except OSError as error:
             self._report(f"an unused version could not be removed: {error}")
 
-    def remove(self) -> bool:
-        """Undoes all installations. Returns False if nothing is installed. Raises InstallError,
-        InstallJournalError, OSError."""
+    def remove(self, others: Sequence[FileChange] = ()) -> bool:
+        """Undoes all installations, and the changes of `others` to files that no installation
+        changed. Returns False if nothing is installed. Raises InstallError, InstallJournalError,
+        OSError."""
         journal = read_journal(self._tree)
         if journal is None:
             return False
-        changes = plan.merged(journal.installed, journal.pending)
+        changes = undone(journal, others)
         journal = InstallJournal(journal.unit, journal.runtime, pending=changes, removes=True)
         write_journal(self._tree, journal)
         self._undo(journal)

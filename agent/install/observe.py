@@ -19,6 +19,7 @@ from agent.node import kubelet_process
 from agent.node.kubelet_process import KubeletProcess
 
 FLAG: Final = "container-runtime-endpoint"
+_INSTANCE: Final = "instance-config.yaml"
 _K3S: Final = {
     "k3s.service": "/etc/rancher/k3s",
     "k3s-agent.service": "/etc/rancher/k3s",
@@ -41,6 +42,9 @@ class ObservedKubelet(msgspec.Struct, frozen=True):
     """The existing EnvironmentFiles of the unit."""
     config: TextFile | None = None
     """The file of --config, None without one."""
+    instance: TextFile | None = None
+    """The file beside it from which `kubeadm upgrade` takes the endpoint when it writes the file of
+    --config anew."""
     config_dir: str = ""
     """The folder of --config-dir."""
     drop_ins: tuple[TextFile, ...] = ()
@@ -51,6 +55,12 @@ class ObservedKubelet(msgspec.Struct, frozen=True):
     """The configuration files in that folder, in their order."""
     args_file: TextFile | None = None
     """The file with the flags of MicroK8s' kubelet, None for other kubelets."""
+
+    @property
+    def files(self) -> tuple[TextFile, ...]:
+        """All files that may name the endpoint, except those of the unit."""
+        single = filter(None, (self.instance, self.config, self.args_file))
+        return (*self.environment_files, *single, *self.drop_ins, *self.k3s_files)
 
 
 class ObservationError(ValueError):
@@ -97,6 +107,7 @@ def observed(tree: HostTree, unit: Unit, argv: Sequence[str]) -> ObservedKubelet
         tuple(argv),
         tuple(_environment_files(tree, unit)),
         tree.file(config) if config.startswith("/") else None,
+        tree.file(f"{os.path.dirname(config)}/{_INSTANCE}") if config.startswith("/") else None,
         config_dir,
         tuple(_drop_ins(tree, config_dir)) if config_dir else (),
     )

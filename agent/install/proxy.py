@@ -12,8 +12,8 @@ import msgspec
 
 from agent.cgroup.hierarchy import CgroupError
 from agent.host.locks import Lock, LockedError
-from agent.install import folder, installer, observe, plan, unitfiles
-from agent.install.endpoint import EndpointError
+from agent.install import endpoint, folder, installer, observe, plan, unitfiles
+from agent.install.endpoint import EndpointError, FileChange
 from agent.install.folder import FolderError
 from agent.install.installer import (
     CheckError,
@@ -83,13 +83,13 @@ class ProxyInstallation:
     def remove(self) -> bool:
         """Undoes the installation. Returns False if nothing is installed."""
         with self._locked():
-            return self._installer.remove()
+            return self._installer.remove(self._naming_proxy())
 
     def described(self, *, remove: bool) -> Iterator[str]:
         """Lines with the steps of `install`, or of `remove`, and the changes of files."""
         noted = installer.read_journal(self._tree)
         if noted and (remove or not noted.finished):
-            changes = plan.merged(noted.installed if remove else (), noted.pending)
+            changes = installer.undone(noted, self._naming_proxy()) if remove else noted.pending
             yield from _described(self._installer.undo_steps(noted, changes))
         if remove:
             return
@@ -125,6 +125,20 @@ class ProxyInstallation:
             self._active(plan.SERVICE),
             noted.runtime,
         )
+
+    def _naming_proxy(self) -> tuple[FileChange, ...]:
+        """The changes that would have put the proxy's endpoint into the files of the kubelet which
+        name it. Without a running kubelet its files are not known."""
+        noted = installer.read_journal(self._tree)
+        if noted is None:
+            return ()
+        own_group = own_group_of(self._settings, self._tree.path("/proc"))
+        try:
+            kubelet = observe.kubelet(self._tree, own_group)
+        except ObservationError as error:
+            self._report(f"only files that the installation changed are restored: {error}")
+            return ()
+        return endpoint.naming_proxy(kubelet, noted.runtime)
 
     def _active(self, unit: str) -> bool:
         shown = self._command(["systemctl", "show", "--property=ActiveState", unit])

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from agent.cri.client import RuntimeContainer
-from agent.install import observe
+from agent.install import installer as journal
+from agent.install import observe, plan
+from agent.install.endpoint import FileChange, naming_proxy
 from agent.install.installer import CheckError, Checks, Installer, lost
-from agent.install.plan import CURRENT, FOLDER, SERVICE_DROP_IN, SOCKET_FILE
+from agent.install.observe import ObservationError
+from agent.install.plan import CURRENT, FOLDER, SERVICE_DROP_IN, SOCKET_FILE, ObservedNode
 from agent.install.tree import FileState, HostTree
+from agent.install.unitfiles import read as read_unit
 from agent.model.pod.pods import ContainerState
 from tests.install.kubelets import PROXY, Kubelet, run
 
+UNITS = {plan.SERVICE: "[Service]\n", plan.SOCKET: "[Socket]\n"}
+ONE = "1.0-00000001"
 POD = RuntimeContainer("c1", "s1", "app", ContainerState.RUNNING, 1)
 
 
@@ -182,3 +189,28 @@ class _Checks(Checks):
             raise CheckError(
                 f"containers that ran before do not run any more: {', '.join(lost_containers)}"
             )
+
+
+def planned(host: Host, version: str = ONE) -> tuple[plan.Step, ...]:
+    recorded = journal.read_journal(host.tree)
+    node = ObservedNode(
+        host.observed(),
+        {path: host.tree.state(path) for path in plan.OWN_FILES},
+        read_unit(host.tree, plan.SERVICE),
+        host.proxy_runs,
+        recorded.runtime if recorded else "",
+    )
+    return plan.install(node, version, plan.runtime_endpoint(node), UNITS)
+
+
+def install(host: Host, version: str = ONE) -> None:
+    installer = host.installer()
+    installer.recover()
+    installer.install(planned(host, version), host.kubelet.unit, host.kubelet.runtime)
+
+
+def remove(host: Host) -> None:
+    others: tuple[FileChange, ...] = ()
+    with contextlib.suppress(ObservationError):  # as ProxyInstallation does
+        others = naming_proxy(host.observed(), host.kubelet.runtime)
+    host.installer().remove(others)

@@ -13,6 +13,7 @@ from tests.node.procfs import process
 CONTAINERD = "unix:///run/containerd/containerd.sock"
 PROXY = "unix:///run/topolet/cri.sock"
 CONFIG = "/var/lib/kubelet/config.yaml"
+INSTANCE = "/var/lib/kubelet/instance-config.yaml"
 UNIT = "/usr/lib/systemd/system/kubelet.service"
 KUBEADM = f"{UNIT}.d/10-kubeadm.conf"
 ENV = "/var/lib/kubelet/kubeadm-flags.env"
@@ -49,6 +50,8 @@ ExecStart=
 ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS \\
     $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
 """
+PACKAGE = {UNIT: _KUBEADM_UNIT, KUBEADM: _KUBEADM_DROP_IN}
+"""The units of the packages of kubelet and kubeadm."""
 _YAML = """apiVersion: kubelet.config.k8s.io/v1beta1
 # a comment of an administrator
 kind: KubeletConfiguration
@@ -87,8 +90,7 @@ KUBELETS = (
             "--pod-infra-container-image=registry.k8s.io/pause:3.10",
         ),
         {
-            UNIT: _KUBEADM_UNIT,
-            KUBEADM: _KUBEADM_DROP_IN,
+            **PACKAGE,
             CONFIG: _YAML,
             ENV: f'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint={CONTAINERD} '
             '--pod-infra-container-image=registry.k8s.io/pause:3.10"\n',
@@ -102,19 +104,21 @@ KUBELETS = (
         "kubeadm 1.36, field in the file",
         _kubeadm(f"--config={CONFIG}"),
         {
-            UNIT: _KUBEADM_UNIT,
-            KUBEADM: _KUBEADM_DROP_IN,
+            **PACKAGE,
             CONFIG: f"{_YAML}containerRuntimeEndpoint: {CONTAINERD}\ncpuManagerPolicy: none\n",
+            INSTANCE: f'containerRuntimeEndpoint: "{CONTAINERD}"\n',
             ENV: 'KUBELET_KUBEADM_ARGS=""\n',
         },
-        {CONFIG: f"{_YAML}containerRuntimeEndpoint: {PROXY}\ncpuManagerPolicy: none\n"},
+        {
+            INSTANCE: f"containerRuntimeEndpoint: {PROXY}\n",
+            CONFIG: f"{_YAML}containerRuntimeEndpoint: {PROXY}\ncpuManagerPolicy: none\n",
+        },
     ),
     Kubelet(
         "field with the former name of /run",
         _kubeadm(f"--config={CONFIG}"),
         {
-            UNIT: _KUBEADM_UNIT,
-            KUBEADM: _KUBEADM_DROP_IN,
+            **PACKAGE,
             CONFIG: f'{_YAML}containerRuntimeEndpoint: "/var/run/crio/crio.sock"\n',
         },
         {CONFIG: f"{_YAML}containerRuntimeEndpoint: {PROXY}\n"},
@@ -123,7 +127,7 @@ KUBELETS = (
     Kubelet(
         "nothing names the endpoint",
         _kubeadm("--config", CONFIG),
-        {UNIT: _KUBEADM_UNIT, KUBEADM: _KUBEADM_DROP_IN, CONFIG: _YAML},
+        {**PACKAGE, CONFIG: _YAML},
         {CONFIG: f"{_YAML}containerRuntimeEndpoint: {PROXY}\n"},
     ),
     Kubelet(

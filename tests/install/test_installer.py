@@ -14,13 +14,21 @@ from hypothesis import strategies as st
 from agent.install import installer as journal
 from agent.install import plan
 from agent.install.installer import InstallError
-from agent.install.plan import ObservedNode, Put, Systemctl
-from agent.install.unitfiles import read as read_unit
-from tests.install.host import Host, Killed
-from tests.install.kubelets import CONTAINERD, EACH_KUBELET, ENV, KUBELETS, PROXY, Kubelet, write
+from agent.install.plan import Put, Systemctl
+from tests.install.host import Host, Killed, install, planned, remove
+from tests.install.kubelets import (
+    CONFIG,
+    CONTAINERD,
+    EACH_KUBELET,
+    ENV,
+    INSTANCE,
+    KUBELETS,
+    PROXY,
+    Kubelet,
+    write,
+)
 
-UNITS = {plan.SERVICE: "[Service]\n", plan.SOCKET: "[Socket]\n"}
-ONE, TWO = "1.0-00000001", "2.0-0000000a"
+TWO = "2.0-0000000a"
 NODES = st.sampled_from(KUBELETS)
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """A file system in memory, on which fsync is fast."""
@@ -36,28 +44,6 @@ def new(root: Path, kubelet: Kubelet) -> Host:
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     return new(tmp_path, KUBELETS[0])
-
-
-def planned(host: Host, version: str = ONE) -> tuple[plan.Step, ...]:
-    recorded = journal.read_journal(host.tree)
-    node = ObservedNode(
-        host.observed(),
-        {path: host.tree.state(path) for path in plan.OWN_FILES},
-        read_unit(host.tree, plan.SERVICE),
-        host.proxy_runs,
-        recorded.runtime if recorded else "",
-    )
-    return plan.install(node, version, plan.runtime_endpoint(node), UNITS)
-
-
-def install(host: Host, version: str = ONE) -> None:
-    installer = host.installer()
-    installer.recover()
-    installer.install(planned(host, version), host.kubelet.unit, host.kubelet.runtime)
-
-
-def remove(host: Host) -> None:
-    host.installer().remove()
 
 
 def killed_at(host: Host, moment: float, action: Callable[[Host], None]) -> bool:
@@ -256,6 +242,24 @@ def test_an_endpoint_that_kubeadm_has_reset_stays(host: Host) -> None:
     host.tree.put(ENV, plan.FileState(written))
     remove(host)
     assert host.files() == before | {ENV.lstrip("/"): written}
+
+
+def test_an_endpoint_that_kubeadm_has_moved_to_other_files_is_given_back(host: Host) -> None:
+    """`kubeadm upgrade node` to 1.34 or later."""
+    install(host)
+    field = f"containerRuntimeEndpoint: {PROXY}\n"
+    moved = {ENV: 'KUBELET_KUBEADM_ARGS=""\n', INSTANCE: field, CONFIG: f"maxPods: 9\n{field}"}
+    for path, text in moved.items():
+        host.tree.put(path, plan.FileState(text))
+    argv = ("/usr/bin/kubelet", f"--config={CONFIG}")
+    host.kubelet = host.kubelet._replace(argv=argv, changed=moved)
+    host.restart_kubelet()
+    assert planned(host) == ()
+    remove(host)
+    assert host.loaded == CONTAINERD
+    given_back = {path: text.replace(PROXY, CONTAINERD) for path, text in moved.items()}
+    assert {path: host.tree.state(path).text for path in moved} == given_back
+    assert not any(PROXY in text for text in host.files().values())
 
 
 def test_a_file_of_crictl_stays(host: Host) -> None:
