@@ -23,6 +23,8 @@ VERSIONS = {each: f"kubernetes-{each}" for each in ("1.33", "1.34", "1.35", "1.3
 """Sets with the programs OF_VERSION, by the version of Kubernetes, in addition to the set
 "kubernetes": `make test-all` runs some suites with them."""
 OF_VERSION = ("kube-apiserver", "kube-scheduler", "kubelet")
+KUBEADM = {"1.36": "kubeadm"}
+"""Sets with kubeadm, by the version of Kubernetes."""
 
 _MODULES = {
     "containerd": "github.com/containerd/containerd/v2",
@@ -40,7 +42,7 @@ _MODULES = {
     "helm3": "helm.sh/helm/v3",
     "krew": "sigs.k8s.io/krew",
     "kubernetes": "k8s.io/kubernetes",
-    **dict.fromkeys(VERSIONS.values(), "k8s.io/kubernetes"),
+    **dict.fromkeys((*VERSIONS.values(), *KUBEADM.values()), "k8s.io/kubernetes"),
 }
 _FOLDERS = {"koord-runtime-proxy": "koordinator"}
 """The folder of a set that shares the module of another one."""
@@ -85,12 +87,13 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "helm3": (("install", *_FLAGS, "tool"),),
     "krew": (("install", *_FLAGS, "tool"),),
     "kubernetes": (("install", *_FLAGS, "tool"),),
-    **dict.fromkeys(VERSIONS.values(), (("install", *_FLAGS, "tool"),)),
+    **dict.fromkeys((*VERSIONS.values(), *KUBEADM.values()), (("install", *_FLAGS, "tool"),)),
 }
 NAMES = tuple(_MODULES)
 ONLY_LONG = (
     *("containerd-1.7", "containerd-2.0", "cri-o", "dra-driver", "helm3", "koordinator", "krew"),
     *VERSIONS.values(),
+    *KUBEADM.values(),
 )
 """Sets that only `make test-all` builds and uses."""
 ASSETS = ("etcd", "kubernetes")
