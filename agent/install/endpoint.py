@@ -129,25 +129,29 @@ def _with_flag(text: str, endpoint: str) -> str:
     )
 
 
+def _gives_flag(text: str) -> bool:
+    """Whether it has the flag, except in comments."""
+    return _with_flag(text, "") != text
+
+
 def _edited(file: TextFile, text: str) -> FileChange:
     return FileChange(file.path, file.state, msgspec.structs.replace(file.state, text=text))
 
 
 def _args_change(file: TextFile, endpoint: str) -> FileChange:
-    text = _with_flag(file.text, endpoint)
-    if text == file.text:
-        text = f"{text.rstrip()}\n--{FLAG}={endpoint}\n"
-    return _edited(file, text)
+    if _gives_flag(file.text):
+        return _edited(file, _with_flag(file.text, endpoint))
+    return _edited(file, f"{file.text.rstrip()}\n--{FLAG}={endpoint}\n")
 
 
 def _flag_changes(kubelet: ObservedKubelet, endpoint: str) -> tuple[FileChange, ...]:
     found = [
-        _edited(file, text)
+        _edited(file, _with_flag(file.text, endpoint))
         for file in kubelet.environment_files
-        if (text := _with_flag(file.text, endpoint)) != file.text
+        if _gives_flag(file.text)
     ]
     unit = kubelet.unit
-    in_unit = any(_GIVEN.search(value) for value in _values_with_flags(unit))
+    in_unit = any(map(_gives_flag, _values_with_flags(unit)))
     if in_unit:
         found.append(_unit_change(unit, endpoint))
     if not found:
@@ -170,7 +174,7 @@ def _unit_change(unit: Unit, endpoint: str, *, appended: bool = False) -> FileCh
     if len(commands) != 1:
         raise EndpointError(f"{unit.name}: ExecStart has {len(commands)} values, not one")
     command = _with_flag(commands[0], endpoint)
-    if appended:
+    if appended and not _gives_flag(command):
         program = (unitfiles.words(command) or [""])[0].rpartition("/")[2]
         if program.lstrip("-@:+!") in _SHELLS:
             raise EndpointError(
@@ -178,12 +182,12 @@ def _unit_change(unit: Unit, endpoint: str, *, appended: bool = False) -> FileCh
             )
         command = f"{command} --{FLAG}={endpoint}"
     lines = ["[Service]"]
-    if command != commands[0]:
+    if _gives_flag(command):
         lines += ["ExecStart=", f"ExecStart={command}"]
     variables = {
         name: _with_flag(value, endpoint)
         for name, value in unit.environment.items()
-        if _GIVEN.search(value)
+        if _gives_flag(value)
     }
     lines += [
         f"Environment={unitfiles.quoted(f'{name}={value}')}" for name, value in variables.items()

@@ -138,7 +138,11 @@ def install(
         if (before := node.own.get(path, ABSENT)) != after
         and not (path == CRICTL and not before.absent)
     ]
-    kubelet = endpoint.changes(node.kubelet, PROXY_ENDPOINT)
+    # A file in which somebody has named the proxy by hand names the runtime after the removal.
+    kubelet = [
+        msgspec.structs.replace(change, before=_direct(change.before, runtime))
+        for change in endpoint.changes(node.kubelet, PROXY_ENDPOINT)
+    ]
     if not own and not kubelet and node.proxy_active:
         return ()
     steps: list[Step] = [CopyVersion(version), *map(Put, own)]
@@ -190,10 +194,15 @@ def former(change: FileChange, now: FileState, runtime: str) -> FileState:
     """The state of a changed file after the change is undone; `now` is its present state."""
     if now in (change.before, change.after) or change.before.absent or change.path in OWN_FILES:
         return change.before
-    if now.text is None:
-        return now
-    text = endpoint.reverted(now.text, PROXY_ENDPOINT, runtime)
-    return msgspec.structs.replace(now, text=text)
+    return _direct(now, runtime)
+
+
+def _direct(state: FileState, runtime: str) -> FileState:
+    """The state with the runtime in the place of the proxy."""
+    if state.text is None:
+        return state
+    text = endpoint.reverted(state.text, PROXY_ENDPOINT, runtime)
+    return msgspec.structs.replace(state, text=text)
 
 
 def merged(earlier: Iterable[FileChange], later: Iterable[FileChange]) -> tuple[FileChange, ...]:

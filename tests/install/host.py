@@ -88,8 +88,10 @@ class Host:
         """Restarts the kubelet with the endpoint that its files name."""
         self.loaded = self.configured_endpoint()
         flag = "container-runtime-endpoint"
-        argv = [each.replace(self.kubelet.runtime, self.loaded) for each in self.kubelet.argv]
-        argv = [each.replace(PROXY, self.loaded) for each in argv]
+        path = self.kubelet.runtime.removeprefix("unix://")
+        argv = [each.replace(PROXY, self.loaded) for each in self.kubelet.argv]
+        if self.loaded == PROXY:
+            argv = [each.replace(f"unix://{path}", path).replace(path, PROXY) for each in argv]
         if self.loaded == PROXY and flag not in "".join(argv) and self._by_flag():
             argv.append(f"--{flag}={PROXY}")
         run(self.root, self.kubelet._replace(argv=tuple(argv)))

@@ -170,6 +170,30 @@ KUBELETS = (
         },
     ),
     Kubelet(
+        "OpenShift, whose unit of CRI-O's kubelet starts a wrapper",
+        (
+            *("/usr/bin/kubelet", "--config=/etc/kubernetes/kubelet.conf"),
+            *("--container-runtime-endpoint=/var/run/crio/crio.sock", "--node-labels=os=rhel"),
+        ),
+        {
+            "/etc/systemd/system/kubelet.service": "[Service]\nType=notify\n"
+            "ExecStartPre=/bin/rm -f /var/lib/kubelet/cpu_manager_state\n"
+            "EnvironmentFile=/etc/os-release\nEnvironmentFile=-/etc/kubernetes/kubelet-env\n"
+            "ExecStart=/usr/local/bin/kubenswrapper \\\n    /usr/bin/kubelet \\\n"
+            "      --config=/etc/kubernetes/kubelet.conf \\\n"
+            "      --container-runtime-endpoint=/var/run/crio/crio.sock \\\n"
+            "      --node-labels=os=${ID}\n",
+            "/etc/os-release": "ID=rhel\n",
+            "/etc/kubernetes/kubelet.conf": "kind: KubeletConfiguration\n",
+        },
+        {
+            DROP_IN: "[Service]\nExecStart=\nExecStart=/usr/local/bin/kubenswrapper      "
+            "/usr/bin/kubelet        --config=/etc/kubernetes/kubelet.conf        "
+            f"--container-runtime-endpoint={PROXY}        --node-labels=os=${{ID}}\n"
+        },
+        runtime="unix:///var/run/crio/crio.sock",
+    ),
+    Kubelet(
         "flag in a variable of a unit",
         ("/usr/bin/kubelet", "--container-runtime-endpoint", CONTAINERD),
         {

@@ -39,6 +39,17 @@ def test_files_that_a_new_endpoint_changes(tmp_path: Path, kubelet: Kubelet) -> 
     assert {each.path: each.after.text for each in changes} == kubelet.changed
 
 
+@EACH_KUBELET
+def test_files_that_name_the_endpoint_before_a_restart_stay(
+    tmp_path: Path, kubelet: Kubelet
+) -> None:
+    write(tmp_path, kubelet)
+    for change in endpoint.changes(observed(tmp_path), PROXY):
+        HostTree(str(tmp_path)).put(change.path, change.after)
+    for change in endpoint.changes(observed(tmp_path), PROXY):
+        assert change.before == change.after
+
+
 def refused(root: Path, argv: tuple[str, ...], files: dict[str, str], unit: str = "") -> str:
     write(root, Kubelet("", argv, files, {}, unit=unit or "kubelet.service"))
     with pytest.raises((EndpointError, ObservationError)) as error:

@@ -91,6 +91,17 @@ def test_removed_after_a_refresh_of_the_snap(tmp_path: Path) -> None:
     assert (snap / "9100/args/kubelet").read_text() == before
 
 
+def test_removed_after_somebody_named_the_proxy_by_hand(host: Host) -> None:
+    """The kubelet was not restarted then."""
+    file = host.root / ENV.lstrip("/")
+    before = file.read_text()
+    file.write_text(before.replace(CONTAINERD, PROXY))
+    install(host)
+    assert host.loaded == PROXY
+    remove(host)
+    assert (host.loaded, file.read_text()) == (CONTAINERD, before)
+
+
 def test_the_proxy_serves_before_the_kubelet_changes(host: Host) -> None:
     steps = planned(host)
     texts = [each.change.path if isinstance(each, Put) else str(each) for each in steps]
