@@ -92,13 +92,14 @@ def main() -> None:
     words = sys.argv[1:]
     versions = [word for word in words if word != "-n"] or sorted([*tools.VERSIONS, _USUAL])
     heads = [_head(runtime) for runtime in RUNTIMES]
-    text, _, written = _PAGE.read_text().partition(_MARK)
-    rows = present_rows(heads, written)
+    rows: dict[str, str] = {}
     for version in versions:
         rows[version] = _row(version)
         print(rows[version], flush=True)
         if "-n" not in words:
-            _PAGE.write_text(f"{text}{_MARK}\n{table(heads, rows)}")
+            text, _, written = _PAGE.read_text().partition(_MARK)
+            kept = {**present_rows(heads, written), **rows}
+            _PAGE.write_text(f"{text}{_MARK}\n{table(heads, kept)}")
     print(table(heads, rows), end="")
 
 
