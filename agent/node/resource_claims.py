@@ -60,7 +60,8 @@ log = logging.getLogger(__name__)
 PERIOD_SECONDS: Final = 10.0
 """How long a file that could not be written waits for the next try."""
 DECISION_SECONDS: Final = 2.0
-"""A preparation waits so long for a pass that decides. One that fails does not end its wait."""
+"""A preparation waits at least so long for a pass that decides, of which one that fails is followed
+by another."""
 WAIT_SECONDS: Final = 20.0
 """How long a call waits for the first pass, or for CPUs of its claims. A kubelet gives it 45
 seconds, and asks again only after more than a minute; a pod that was deleted by force has its CPUs
@@ -70,6 +71,7 @@ MOST_WAITING: Final = 4
 _WAITED_FOR: Final = (RefusalKind.NOT_READY, RefusalKind.TAKEN, RefusalKind.NO_DEVICE)
 _MOST_REFUSED: Final = 1024
 _UNPREPARED: Final = "it was unprepared meanwhile"
+_UNDECIDED: Final = "the agent has not decided yet which CPUs others have"
 
 
 class ClaimFiles(Protocol):
@@ -492,18 +494,26 @@ class ResourceClaims:
         """Gives the claim its CPUs, as soon as these are free. Raises PreparationError."""
         deadline = time.monotonic() + wait_seconds
         may_wait = self._waiting < MOST_WAITING
+        refusal = PreparationError(f"{title}: {_UNDECIDED}", RefusalKind.NOT_READY)
         self._waiting += 1
         try:
             while True:
                 # Otherwise an owner and the claim could get a CPU at the same moment.
-                self._lock.wait_for(lambda: not self._deciding, DECISION_SECONDS)
+                seconds = deadline - time.monotonic() if may_wait else 0.0
+                self._lock.wait_for(
+                    lambda: not self._deciding or self._closed or call not in self._calls,
+                    max(seconds, DECISION_SECONDS),
+                )
                 if uid in self._claims:
                     return
                 if stored is None or call not in self._calls:
                     raise PreparationError(f"{title}: {_UNPREPARED}", RefusalKind.NOT_READY)
+                if self._deciding:
+                    raise refusal
                 try:
                     claim = self._prepared(stored, title)
                 except PreparationError as error:
+                    refusal = error
                     seconds = deadline - time.monotonic()
                     waits = may_wait and error.kind in _WAITED_FOR
                     if not waits or self._closed or seconds <= 0:

@@ -24,6 +24,7 @@ from agent.model.dra import prepared_claim
 from agent.model.dra.names import CLAIMS_FILE
 from agent.model.dra.prepared_claim import PreparedClaim
 from agent.model.pod.apiobjects import ApiPod, ClaimUse, Phase
+from agent.node import resource_claims
 from agent.node.reconcile import ClaimMoment
 from agent.node.resource_claims import MOST_WAITING, ResourceClaims
 from tests.allocate.dra.node import ALL, FOUR_NODES
@@ -201,6 +202,25 @@ def test_no_claim_is_prepared_while_a_pass_decides(server: ClaimsOfServer, start
     claims.follow(ClaimMoment(FOUR_NODES, left))
     call.join()
     assert str(answers[0].cpus) == "4-7"
+
+
+def test_no_claim_is_prepared_by_what_an_earlier_pass_left(
+    server: ClaimsOfServer, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass on a machine with much load takes long, and one that fails is followed by another."""
+    monkeypatch.setattr(resource_claims, "DECISION_SECONDS", 0.1)
+    server.add("a", 4)
+    claims = start()
+    claims.with_claims(KubeletCpus(), [])
+    with pytest.raises(PreparationError, match="ns/a: the agent has not decided yet which CPUs"):
+        claims.prepare("ns", "a", "u-a")
+    waiting = start(wait_seconds=DEADLINE_SECONDS)
+    waiting.with_claims(KubeletCpus(), [])
+    call = Call(server, waiting, "a")
+    with pytest.raises(PreparationError, match="has not decided yet"):
+        waiting.prepare("ns", "a", "u-a", DEADLINE_SECONDS)
+    waiting.follow(ClaimMoment(FOUR_NODES, OfferedCpus(CpuSet(range(4, 32)))))
+    assert call.ended() == "4-7"
 
 
 def test_a_pass_does_not_wait_for_the_api_server(server: ClaimsOfServer, start: Start) -> None:
