@@ -41,6 +41,7 @@ class Records:
         self._audit = os.path.join(state_dir, _AUDIT)
         self._path = os.path.join(state_dir, LOCK)
         self._status = _locked(self._path)
+        self._unwritten = False
         self.ready = False
         self.too_old = False
         self.problem = ""
@@ -50,7 +51,7 @@ class Records:
         self.publish()
 
     def publish(self) -> None:
-        """Writes the status."""
+        """Writes the status. Nothing else waits for it: an error is logged once."""
         status: dict[str, str | int] = {
             "ready": self.ready,
             "too_old": self.too_old,
@@ -60,8 +61,15 @@ class Records:
             "sessions": self.sessions,
         }
         content = encoded(status).encode() + b"\n"
-        os.pwrite(self._status, content, 0)
-        os.ftruncate(self._status, len(content))
+        try:
+            os.pwrite(self._status, content, 0)
+            os.ftruncate(self._status, len(content))
+        except OSError as error:
+            if not self._unwritten:
+                self.log("error", f"{self._path} can't be written: {error}")
+            self._unwritten = True
+        else:
+            self._unwritten = False
 
     def close(self) -> None:
         """Removes the status: the guard ends as it should."""

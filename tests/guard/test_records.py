@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -55,6 +56,26 @@ def test_a_trail_that_cannot_be_written_is_logged(
     Path(state, "audit").write_text("")
     records.record_refusal(CREATED, "why")
     assert "the audit trail can't be written" in capfd.readouterr().err
+    records.close()
+
+
+def test_a_status_that_cannot_be_written_ends_no_guard(
+    state: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A runtime that requires the guard would create nothing on a node whose disk is full."""
+    write = os.pwrite
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", fails)
+    records = Records(state, json=False)
+    records.validated = 7
+    records.publish()
+    assert capfd.readouterr().err.count("nri-guard.lock can't be written: [Errno 28]") == 1
+    monkeypatch.setattr(os, "pwrite", write)
+    records.publish()
+    assert json.loads(Path(state, "nri-guard.lock").read_text())["validated"] == 7
     records.close()
 
 
