@@ -27,6 +27,8 @@ for folder in var/lib/kubelet var/lib/containerd var/lib/cni var/log etc/cni etc
     mount -t tmpfs tmpfs "$root/$folder"
 done
 mkdir -p "$root/var/log/pods" "$root/var/log/containers" "$root/run/containerd" "$root/run/topolet"
+# A file system of its own, so that it can be full.
+mount -t tmpfs -o size=32m tmpfs "$root/run/topolet"
 
 # Pods are on the same link as the guest, on which the emulator responds for the API server.
 ip link set lo up
@@ -38,6 +40,7 @@ ip link set cni0 up
 echo "+cpuset +cpu +io +memory +hugetlb +pids" >/sys/fs/cgroup/cgroup.subtree_control
 echo "ready, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
 
-# On an emulated machine, more threads in each Go program would only slow each other down.
-exec chroot "$root" env PATH="$PATH" HOME=/run/tmp TMPDIR=/run/tmp GOMAXPROCS=4 \
+# runc needs the folder that XDG_RUNTIME_DIR names, which is that of another machine. On an emulated
+# machine, more threads in each Go program would only slow each other down.
+exec chroot "$root" env -u XDG_RUNTIME_DIR PATH="$PATH" HOME=/run/tmp TMPDIR=/run/tmp GOMAXPROCS=4 \
     PYTHONDONTWRITEBYTECODE=1 "$python" "$here/inside.py" "$logs" port "$port"

@@ -68,11 +68,12 @@ class Setup(NamedTuple):
 
 class Place(NamedTuple):
     """A node of the soak. `pod`: arguments of `manifest` that put a pod there; `cpus`: of each pod
-    with CPUs of its own; `pods`, `faults`: of each wave."""
+    with CPUs of its own; `waves`: in a row; `pods`, `faults`: of each wave."""
 
     node: str
     pod: Object
     cpus: int
+    waves: int
     pods: int
     faults: int
     near: int
@@ -84,8 +85,8 @@ LOCAL: Final = Setup(
     "node-local", ("usage",), (*_BATCH, "--cpu-policy=dynamic", "--reserved-cpus=0")
 )
 PLACES: Final = (
-    Place(HOST, {"node": HOST}, 1, 20, 3, 0),
-    Place(GUEST, ON_GUEST, 2, 8, 2, 1),
+    Place(HOST, {"node": HOST}, 1, 4, 20, 1, 0),
+    Place(GUEST, ON_GUEST, 2, 1, 8, 3, 1),
 )
 
 
@@ -128,6 +129,8 @@ class Day:
         self._began = self._sampled = time.monotonic()
         self._seen = Seen()
         self._faults: Counter[str] = Counter()
+        self._waiting: dict[str, list[faults.Fault]] = {}
+        """By node, the faults to come."""
         self._created: Counter[str] = Counter()
         self._seen.left_out["pods of koord-scheduler"] = "the cluster has Topolet's scheduler"
         self._places = [place for place in PLACES if place.node in cluster.nodes]
@@ -170,7 +173,8 @@ class Day:
             end = time.monotonic() + length
             while time.monotonic() < end and self._goes_on():
                 for place in self._places:
-                    self._wave(setup, place)
+                    for _ in range(place.waves):
+                        self._wave(setup, place)
             self._cluster.kubectl("delete", "resourceclaims", "--all", "--wait=false")
 
     def _goes_on(self) -> bool:
@@ -285,8 +289,14 @@ class Day:
         seen.drift += [f"moved: {text}" for text in churn.moved()]
 
     def _drawn(self, place: Place) -> Sequence[faults.Fault]:
-        possible, _ = faults.possible(self._cluster, place.node)
-        return self._random.choices(possible, k=place.faults)
+        """Each fault of the node comes once before one comes again."""
+        waiting = self._waiting.setdefault(place.node, [])
+        if len(waiting) < place.faults:
+            possible, _ = faults.possible(self._cluster, place.node)
+            waiting += self._random.sample(possible, len(possible))
+        drawn = waiting[: place.faults]
+        del waiting[: place.faults]
+        return drawn
 
     def _check(self, place: Place) -> None:
         """Adds what of the agent's values stays different from the kernel's."""

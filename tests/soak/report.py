@@ -11,9 +11,9 @@ import msgspec
 
 from benchmarks.common import percentile
 
-WARM_SECONDS: Final = 120.0
+WARM_SECONDS: Final = 300.0
 """So long after its start a process may grow: caches and allocators get their size."""
-JUDGED_SECONDS: Final = 1_200.0
+JUDGED_SECONDS: Final = 600.0
 """A slope is judged if processes of its name were seen so long after they were warm."""
 MAX_KB_PER_HOUR: Final = 4_000.0
 """A process whose memory grows faster leaks, if two standard errors do not explain it."""

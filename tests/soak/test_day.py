@@ -37,7 +37,7 @@ def installed() -> Iterator[Cluster]:
 def test_a_cpu_with_two_users_and_a_leak_are_told(installed: Cluster) -> None:
     """Another program puts a pod of the pool on all CPUs, and a process with the name of one of
     Topolet's opens a file each second."""
-    day = Day(installed, 3 * WARM_SECONDS, 20, SEED)
+    day = Day(installed, 2 * WARM_SECONDS, None, SEED)
     day.prepare()
     world = installed.control.world
     program = world.folder / "topolet"

@@ -67,9 +67,9 @@ def test_processes_that_stay_as_they_are_are_no_finding() -> None:
     ("name", "per_hour", "word"),
     [
         ("rss_kb", 3 * MAX_KB_PER_HOUR, "memory"),
-        ("files", 30, "files"),
+        ("files", 40, "files"),
         ("group_files", 800, "files"),
-        ("threads", 30, "threads"),
+        ("threads", 40, "threads"),
     ],
 )
 def test_what_grows_in_every_life_is_told(name: str, per_hour: float, word: str) -> None:
@@ -104,8 +104,9 @@ def test_a_slope_of_a_short_time_or_within_its_error_is_not_judged() -> None:
 
 LEAK_KB_PER_HOUR = 2 * MAX_KB_PER_HOUR
 """It fills the memory limit of an agent's container within half a day."""
-WARM_UP_KB, WARM_UP_SECONDS = 3_000, 60
-NOISE_KB, NOISE_SECONDS = 300, 120
+WARM_UP_KB, WARM_UP_SECONDS = 2_000, 150
+"""As those of agents that were measured."""
+NOISE_KB, NOISE_SECONDS = 200, 120
 FREED_KB, FREED_SECONDS = 500, 47
 
 
@@ -129,7 +130,7 @@ def noisy(seed: int, life_minutes: float, leak: float) -> list[Sample]:
     return samples
 
 
-@pytest.mark.parametrize("life_minutes", [1_000, 15, 8])
+@pytest.mark.parametrize("life_minutes", [1_000, 20, 12])
 def test_a_leak_of_an_hour_is_told_and_noise_is_not(life_minutes: float) -> None:
     """However often the process is killed."""
     for seed in range(20):
