@@ -42,8 +42,12 @@ class CdiFiles:
     def write(self, claim: PreparedClaim, attributes: Attributes) -> None:
         """Replaces the files of the claim. The CDI file comes last, as it names the others. Raises
         OSError."""
+        requests = with_cpus(claim)
+        if not requests:
+            # The runtime reports a file without devices as an error.
+            return
         files.make_folders(self._cdi_dir)
-        for request, groups in with_cpus(claim).items():
+        for request, groups in requests.items():
             path = self._metadata_path(claim, request)
             files.make_folders(os.path.dirname(path))
             text = msgspec.json.encode(metadata(claim, request, groups, attributes))

@@ -68,6 +68,14 @@ def test_a_device_of_each_request_has_its_cpus(files: CdiFiles, tmp_path: Path) 
     ]
 
 
+def test_a_claim_that_only_looks_at_devices_has_no_files(files: CdiFiles, tmp_path: Path) -> None:
+    """The runtime's log would name a file without devices at each creation of a container."""
+    group = PreparedGroup("watch", "n1", "numa-node-1")
+    files.write(PreparedClaim("u-9", "ns", "c", (group,)), {})
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert not files.has("u-9")
+
+
 def test_a_claim_that_its_author_made_is_found_by_its_name() -> None:
     claim = PreparedClaim("u", "ns", "cpus")
     assert "/resourceclaims/cpus/a/" in container_path(claim, "a")
