@@ -162,7 +162,7 @@ def test_preflight_accepts_the_node(host: KubeadmHost, configuration: Configurat
         runtime.close()
 
 
-@pytest.mark.parametrize(("former", "later"), [("1.36", "1.36")])
+@pytest.mark.parametrize(("former", "later"), [("1.36", "1.36"), ("1.36", "1.37")])
 def test_a_node_that_kubeadm_upgrades_stays_behind_the_proxy(
     apiserver: ApiServer, folder: Path, former: str, later: str
 ) -> None:
