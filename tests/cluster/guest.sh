@@ -40,7 +40,6 @@ ip link set cni0 up
 echo "+cpuset +cpu +io +memory +hugetlb +pids" >/sys/fs/cgroup/cgroup.subtree_control
 echo "ready, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
 
-# runc needs the folder that XDG_RUNTIME_DIR names, which is that of another machine. On an emulated
-# machine, more threads in each Go program would only slow each other down.
-exec chroot "$root" env -u XDG_RUNTIME_DIR PATH="$PATH" HOME=/run/tmp TMPDIR=/run/tmp GOMAXPROCS=4 \
+# On an emulated machine, more threads in each Go program would only slow each other down.
+exec chroot "$root" env PATH="$PATH" HOME=/run/tmp TMPDIR=/run/tmp GOMAXPROCS=4 \
     PYTHONDONTWRITEBYTECODE=1 "$python" "$here/inside.py" "$logs" port "$port"
