@@ -34,7 +34,7 @@ from agent.model.notifications import Created
 from agent.model.pod.pods import Container, ContainerState
 from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
-from agent.model.snapshot import NOTHING, Snapshot
+from agent.model.snapshot import NOTHING, Snapshot, Wanted
 from agent.node.audit import Append, Written, write_records
 from agent.node.cpu_notices import CpuNotices, Key
 from agent.node.runtime_view import CgroupLocator, RuntimeView
@@ -389,20 +389,22 @@ def _restore_runtime(
     journal: Journal,
 ) -> tuple[dict[str, CpuSet], str]:
     """Updates the runtime with the original values of the containers. Returns the cpusets of groups
-    that are not in the journal, because the proxy created the container with CPUs of the agent's
-    choice: they get the CPUs of their parent. Also returns `unchecked`."""
+    that are not in the journal, because a frontend created the container with CPUs of the agent's
+    choice: they get the CPUs of their parent, also when the update fails. Also returns
+    `unchecked`."""
     unchecked = ""
     chosen: dict[str, CpuSet] = {}
     for container in containers:
+        group = container.group
         try:
-            if container.group is not None:
+            if group is not None and group not in journal:
+                chosen[group] = _parent_cpus(hierarchy, group)
+            if group is not None:
                 cri.update(
                     container.id, _original_values(hierarchy, controllers, journal, container)
                 )
             if container.state is ContainerState.CREATED:
                 cri.update(container.id, LinuxResources(str(hierarchy.machine_cpus())))
-            elif container.group is not None and container.group not in journal:
-                chosen[container.group] = _parent_cpus(hierarchy, container.group)
         except (RpcError, CgroupError) as error:
             unchecked = f"container {container.id}: {error}"
     return chosen, unchecked
@@ -427,9 +429,17 @@ def _managed(
         ((pod.uid, container.name), container)
         for pod in observed.pods
         for container in pod.containers
-        if not last.containers.get(container.id, NOTHING).unmanaged
+        if not _last_wanted(last, pod.uid, container).unmanaged
     ]
     return managed, ""
+
+
+def _last_wanted(last: Snapshot, uid: str, container: Container) -> Wanted:
+    """A container that was created after the agent had listed the others for the last time began
+    with the values of its pod."""
+    of_pod = last.pods.get(uid)
+    default = of_pod.of(container.name) if of_pod is not None else NOTHING
+    return last.containers.get(container.id, default)
 
 
 def _effective(

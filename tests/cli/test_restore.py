@@ -1,17 +1,27 @@
 """`topolet restore` on a tree of files; tests/integration has it with a runtime."""
 
+import contextlib
 from pathlib import Path
+
+import msgspec
+import pytest
 
 from agent.cgroup import limits as values
 from agent.cgroup import writer
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
+from agent.cri.client import RuntimeContainer, Sandbox, VerboseStatus
 from agent.host import locks
+from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.linux_resources import LinuxResources
-from agent.model.snapshot import FILE, MAX_BYTES
+from agent.model.pod.pods import ContainerState
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import FILE, MAX_BYTES, PodWanted, Wanted
 from agent.telemetry.audit import read
 from tests.cli.conftest import Topolet
+from tests.faults.runtime import SimulatedRuntime
+from tests.hooks.snapshots import EMPTY
 
 GROUP = "/kubepods/besteffort/podx/box"
 FILES = {
@@ -87,3 +97,36 @@ def test_nothing_is_restored_while_a_plugin_runs(tmp_path: Path, topolet: Topole
     assert "door.lock is held by topolet nri (process" in printed.err
     plugin.release()
     assert not (tmp_path / "agent.lock").exists()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_container_that_the_agent_has_not_listed_before_its_end(
+    tmp_path: Path, topolet: Topolet, answers: bool
+) -> None:
+    """A frontend created it with the CPUs of its pod, so that the journal does not have its group.
+    `answers`: the runtime answers updates."""
+    root, state = tmp_path / "cgroup", tmp_path / "state"
+    make_tree(root)
+    state.mkdir()
+    cpus = root / "cpuset" / GROUP[1:] / "cpuset.cpus"
+    cpus.write_text("1\n")
+    pod = PodWanted("default/pod", QoS.LSE, Wanted(LinuxResources("1"), exclusive=True))
+    snapshot = msgspec.structs.replace(EMPTY, pods={"x": pod})
+    (state / FILE).write_bytes(snapshots.encode(snapshot))
+    runtime = SimulatedRuntime(tmp_path / "c.sock", lambda group, cpus: None)
+    runtime.sandboxes["s"] = Sandbox("s", "x", "default", "pod", True, 1, {}, {})
+    runtime.containers["box"] = RuntimeContainer("box", "s", "box", ContainerState.RUNNING)
+    runtime.statuses |= {
+        "s": VerboseStatus(cgroup_parent=GROUP.rpartition("/")[0]),
+        "box": VerboseStatus(cgroups_path=GROUP),
+    }
+    if not answers:
+        runtime.replies["UpdateContainerResources"] = b"\xff"
+    with contextlib.closing(runtime):
+        printed = topolet(
+            *("restore", f"--state-dir={state}", f"--cgroup-root={root}"),
+            f"--runtime-endpoint=unix://{tmp_path}/c.sock",
+        )
+    told = "topolet: not every container is restored: container box: "
+    assert (told in printed.err) is not answers
+    assert cpus.read_text().strip() == "0-3"

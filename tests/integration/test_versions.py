@@ -62,6 +62,7 @@ class Versions:
             self._plugin.stop_plugin()
         done = self.node.restore()
         assert done.returncode == 0, done.stderr
+        assert "not every container" not in done.stderr
 
     @contextlib.contextmanager
     def pod(self, name: str, qos: str, cpuset: str = "") -> Iterator[str]:
