@@ -17,7 +17,7 @@ from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner, decode
 from agent.node.violations import may_hold
 from tests.cluster.cluster import Cluster, Object
-from tests.cluster.faults import UNPLUGGED, Fault, NotNowError, kill
+from tests.cluster.faults import CLOCK_JUMP, UNPLUGGED, Fault, NotNowError, kill
 from tests.cluster.machine import ProgramError
 from tests.cluster.node import Node
 from tests.cluster.pods import manifest
@@ -34,6 +34,9 @@ KILLED: Final = ("agent", "kubelet", "containerd")
 _SNAPSHOT: Final = "/run/topolet/snapshot.json"
 _NO_PLUGIN: Final = ("UnexpectedAdmissionError", f"OutOf{RESOURCE}")
 """Why a kubelet rejects a pod with a device while its plugin has not registered again."""
+_TAKEN_NAME: Final = "failed to reserve container name"
+"""A kubelet takes the container for the newest one that was created last by the clock: after a jump
+back it creates the next one again."""
 
 
 class Way(NamedTuple):
@@ -112,7 +115,8 @@ class Churn:
         self.failed: list[str] = []
         """The pods that did not start in time, also again."""
         self.rejected = 0
-        """The pods that a kubelet has rejected because a device plugin was away."""
+        """The pods that a kubelet has rejected because a device plugin was away, or could not
+        restart because the clock jumped."""
         self.faults: Counter[str] = Counter()
         self.spans: list[tuple[float, float]] = []
         """The beginning and the end of each fault, by the monotonic clock."""
@@ -203,7 +207,7 @@ class Churn:
                 self._kill_container(name, container)
             elif running and container != self._restarts.get(name):
                 ended.append(name)
-            elif pod["status"].get("reason") in _NO_PLUGIN:
+            elif self._is_rejected(pod, status):
                 self.rejected += 1
                 ended.append(name)
             elif time.monotonic() - scheduled > self._cluster.start_seconds:
@@ -212,6 +216,11 @@ class Churn:
         if ended:
             with contextlib.suppress(ProgramError):
                 self._cluster.kubectl("delete", "pod", "--wait=false", *ended)
+
+    def _is_rejected(self, pod: Object, status: Object) -> bool:
+        message = status.get("state", {}).get("waiting", {}).get("message", "")
+        jumped = bool(self.faults[CLOCK_JUMP]) and _TAKEN_NAME in message
+        return jumped or pod["status"].get("reason") in _NO_PLUGIN
 
     def _kill_container(self, name: str, container: str) -> None:
         files = map(_processes, self._node.cpuset_files(container))

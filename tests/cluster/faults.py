@@ -16,6 +16,7 @@ from tests.cluster.node import Node, start_containerd
 
 SECONDS: Final = 15.0
 """The length of a fault that does not end by itself."""
+CLOCK_JUMP: Final = "clock jump"
 CLOCK_SECONDS: Final = 600
 UNPLUGGED: Final = CpuSet((15,))
 """The CPUs of the guest that are taken out of it."""
@@ -97,12 +98,12 @@ def possible(cluster: Cluster, name: str) -> tuple[list[Fault], dict[str, str]]:
     if name == HOST:
         faults.append(kill(node, "scheduler"))
         absent |= dict.fromkeys(
-            ("clock jump", "CPU unplugged"), "the node has clock and CPUs of the whole machine"
+            (CLOCK_JUMP, "CPU unplugged"), "the node has clock and CPUs of the whole machine"
         )
         absent["card lost"] = "the node has no card"
     elif name == GUEST:
         faults += [
-            Fault("clock jump", partial(_clock_ahead, node), SECONDS),
+            Fault(CLOCK_JUMP, partial(_clock_ahead, node), SECONDS),
             Fault("CPU unplugged", partial(_unplugged, node), 2 * SECONDS),
             Fault("card lost", partial(_card_lost, node), 2 * SECONDS),
         ]
