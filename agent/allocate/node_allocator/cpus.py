@@ -314,24 +314,23 @@ def cpu_offer(
 def _surely_refused(
     options: TopologyOptions, node_allocation: NodeAllocation, request: ResourceRequest
 ) -> bool:
-    """Whether `cpu_offer` refuses the pod because of its policies, or because all NUMA nodes
-    together have too little: a small part of an offer tells it."""
-    if not request.requests:
-        return False
-    policies = in_force(options.policies, options.profile, request)
-    if isinstance(policies, Refusal):
-        return True
-    owned_milli = request.requests["cpu"] if policies.bind else 0
-    if owned_milli > 1000 * node_allocation.free_cpus().bit_count():
-        return True
-    if policies.numa is NumaPolicy.NONE:
-        return False
+    """Whether `cpu_offer` refuses the pod because all NUMA nodes together have too little: a small
+    part of an offer tells it."""
+    free_milli = 1000 * node_allocation.free_cpus().bit_count()
     available = node_allocation.available().values()
-    return any(
+    short_of_cpus = request.requests.get("cpu", 0) > free_milli
+    short_of_amounts = any(
         amount > sum(of_node.get(name, 0) for of_node in available)
         for name, amount in request.requests.items()
         if name in node_allocation.numa_resources
     )
+    if not short_of_cpus and not short_of_amounts:
+        return False
+    policies = in_force(options.policies, options.profile, request)
+    if isinstance(policies, Refusal):
+        return True
+    aligned = policies.numa is not NumaPolicy.NONE
+    return (short_of_cpus and policies.bind is not None) or (short_of_amounts and aligned)
 
 
 def _pools(options: TopologyOptions, allocation: PodAllocation) -> tuple[SharedPool, ...]:
