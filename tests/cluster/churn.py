@@ -397,7 +397,7 @@ def slices_gone(cluster: Cluster, node: str) -> Iterator[list[tuple[float, float
     )
     # API servers end each watch within the hour. The next one lists the slices that exist.
     command = (
-        f"while :; do echo DELETED {node} {DRIVER}; {watch}; done"
+        f"{{ {watch}; while :; do echo DELETED {node} {DRIVER}; {watch}; done; }}"
         ' | while read -r line; do echo "$(date +%s.%N) $line"; done'
     )
     before = len(world.log("slices").splitlines())
