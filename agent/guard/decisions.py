@@ -31,6 +31,8 @@ _SHARING: Final = ("LS", "BE", "SYSTEM")
 _OTHERS: Final = ("LSE", "LSR", "LS", "SYSTEM")
 _SHARES_PER_CPU: Final = 1024
 _MAX_CPU: Final = 65_535
+_MOST_DIGITS: Final = 9
+"""No longer number is a CPU's, as for the agent."""
 
 
 class SnapshotFormError(ValueError):
@@ -136,7 +138,10 @@ def cpu_mask(cpus: str) -> int | None:
         first, dash, last = part.strip().partition("-")
         if not (first.isdecimal() and (last.isdecimal() if dash else True)):
             return None
-        low, high = int(first[:9]), int(last[:9] if dash else first[:9])
+        last = last if dash else first
+        if len(first) > _MOST_DIGITS or len(last) > _MOST_DIGITS:
+            return None
+        low, high = int(first), int(last)
         if not low <= high <= _MAX_CPU:
             return None
         mask |= (1 << high + 1) - (1 << low)

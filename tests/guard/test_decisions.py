@@ -18,7 +18,7 @@ from agent.guard.request import CPU_CLAIM, CPU_CLAIM_VARIABLE, ValidatedContaine
 from agent.hooks import cpuset
 from agent.hooks.requests import CreateContainer, announced, announced_pod
 from agent.model import bounds, snapshot
-from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet, CpuSetError
 from agent.model.devices.visibility import (
     DeviceNode,
     NodeVisibility,
@@ -292,6 +292,14 @@ def test_cpus_are_read_and_written_as_by_the_agent(cpus: set[int]) -> None:
 @pytest.mark.parametrize("text", ["x", "1-", "-1", "3-1", "0-99999", "0-15:2/4", "٣"])
 def test_other_texts_are_no_cpus(text: str) -> None:
     assert cpu_mask(text) is None
+
+
+@pytest.mark.parametrize("text", ["0000000001", "0-0000000001", "0000000001-2"])
+def test_a_number_of_ten_digits_is_no_cpu_as_for_the_agent(text: str) -> None:
+    """The first nine digits of the first number are 0."""
+    assert cpu_mask(text) is None
+    with pytest.raises(CpuSetError):
+        CpuSet.parse(text)
 
 
 @pytest.mark.parametrize(
