@@ -4,7 +4,6 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 import msgspec
 
@@ -72,13 +71,13 @@ def groups(
         offered -= _kept(layout, offered, claimed)
     if rules.whole_cores or rules.grouping is CpuGrouping.CORE:
         offered = CpuSet.from_int(layout.expand(layout.whole(offered.mask)))
-    by_group: dict[int, list[Cpu]] = {}
+    by_group: dict[str, list[Cpu]] = {}
     for cpu in topology.cpus:
         by_group.setdefault(_group_of(cpu, rules.grouping), []).append(cpu)
     devices = [
         group
-        for key, cpus in by_group.items()
-        for group in _devices(topology, key, cpus, offered, claimed, rules)
+        for name, cpus in by_group.items()
+        for group in _devices(topology, name, cpus, offered, claimed, rules)
         if group.cpus
     ]
     return tuple(sorted(devices, key=lambda group: _order(group, rules.order, near)))
@@ -93,17 +92,18 @@ def _kept(layout: Layout, offered: CpuSet, claimed: CpuSet) -> CpuSet:
     return CpuSet.from_int(layout.expand(core)) & offered
 
 
-def _group_of(cpu: Cpu, grouping: CpuGrouping) -> int:
+def _group_of(cpu: Cpu, grouping: CpuGrouping) -> str:
+    """The name of the group of a CPU. Those without an L3 cache are a group in each NUMA node."""
     if grouping is CpuGrouping.CORE:
-        return cpu.core
-    if grouping is CpuGrouping.L3_CACHE and cpu.l3 is not None:
-        return cpu.l3
-    return cpu.node
+        return f"core-{cpu.core}"
+    if grouping is CpuGrouping.NUMA_NODE:
+        return f"numa-node-{cpu.node}"
+    return f"no-l3-cache-{cpu.node}" if cpu.l3 is None else f"l3-cache-{cpu.l3}"
 
 
 def _devices(
     topology: Topology,
-    key: int,
+    name: str,
     cpus: list[Cpu],
     offered: CpuSet,
     claimed: CpuSet,
@@ -129,7 +129,7 @@ def _devices(
         has_memory = node is not None and index == 0
         memory_bytes = node.memory_bytes - sum(pages.values()) if node and has_memory else 0
         yield CpuGroup(
-            _name(key, kind if len(kinds) > 1 else None, rules.grouping),
+            f"{name}-{kind}" if kind and len(kinds) > 1 else name,
             own,
             own - claimed,
             first.node,
@@ -140,17 +140,6 @@ def _devices(
             pages if has_memory else {},
             rules.grouping,
         )
-
-
-_PREFIXES: Final = {
-    CpuGrouping.NUMA_NODE: "numa-node",
-    CpuGrouping.L3_CACHE: "l3-cache",
-    CpuGrouping.CORE: "core",
-}
-
-
-def _name(key: int, kind: str | None, grouping: CpuGrouping) -> str:
-    return f"{_PREFIXES[grouping]}-{key}" + (f"-{kind}" if kind else "")
 
 
 def _order(

@@ -98,6 +98,18 @@ def test_kinds_of_cores_are_devices_of_their_own() -> None:
         ], "a device keeps its name while all CPUs of the other kind have owners"
 
 
+def test_cpus_without_an_l3_cache_are_not_in_the_device_of_one() -> None:
+    """As the cores of low power in some machines. The cache and the NUMA node have the id 0."""
+    cpus = tuple(Cpu(id_, id_, 0 if id_ < 4 else None, 0, 0, 0) for id_ in range(6))
+    machine = topology(cpus)
+    layout = layouts.of_topology(machine)
+    of_node = groups(machine, layout, machine.online, EMPTY, GroupRules(L3), {}, pool_left=True)
+    assert [(group.name, str(group.cpus), group.caches) for group in of_node] == [
+        ("l3-cache-0", "0-3", 1),
+        ("no-l3-cache-0", "4-5", 0),
+    ]
+
+
 @pytest.mark.hypothesis
 @given(st.data())
 def test_devices_are_disjoint_and_within_what_is_offered(draw: st.DataObject) -> None:
