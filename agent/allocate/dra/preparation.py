@@ -26,6 +26,8 @@ _COUNTED: Final = (
     f"; schedulers count CPUs, not whole cores: the label {BIND_LABEL}=FullPCPUsOnly "
     "of the Node makes it offer whole cores alone"
 )
+_QUOTED: Final = 100
+"""The most characters of a list of CPUs in a message."""
 
 
 class RefusalKind(enum.StrEnum):
@@ -132,7 +134,8 @@ def _cpus(
     if parameters.cpus:
         named = _named(parameters.cpu_set, count, group, free, where)
         if rules.whole_cores and layout.expand(layout.touched(named.mask)) != named.mask:
-            raise PreparationError(f"{where}: the claim names CPUs {named}, which split a core")
+            text = f"{where}: the claim names CPUs {_quoted(named)}, which split a core"
+            raise PreparationError(text)
         return named
     bind = parameters.cpu_bind_policy or BindPolicy.DEFAULT
     request = CpuRequest(
@@ -151,13 +154,13 @@ def _cpus(
 def _named(named: CpuSet, count: int, group: CpuGroup, free: CpuSet, where: str) -> CpuSet:
     """The CPUs that an external allocator chose. Raises PreparationError."""
     if outside := named - group.cpus:
-        text = f"{where} has no CPUs {outside}, which the claim names"
+        text = f"{where} has no CPUs {_quoted(outside)}, which the claim names"
         raise PreparationError(text, RefusalKind.TAKEN)
     if len(named) != count:
-        text = f"{where}: the claim names {len(named)} CPUs ({named}), and has {count}"
+        text = f"{where}: the claim names {len(named)} CPUs ({_quoted(named)}), and has {count}"
         raise PreparationError(text)
     if others := named - free:
-        text = f"{where}: CPUs {others}, which the claim names, are not free"
+        text = f"{where}: CPUs {_quoted(others)}, which the claim names, are not free"
         raise PreparationError(text, RefusalKind.TAKEN)
     return named
 
@@ -197,9 +200,16 @@ def _taken(
         if cpus.fitting < cpus.free:
             needs += f" by {request.bind}"
             remedy = _COUNTED if request.bind is BindPolicy.FULL_PCPUS else ""
-        text = f"{where}: the claim needs {needs}, and {cpus.fitting} are free ({free}){remedy}"
+        left = f"{cpus.fitting} are free ({_quoted(free)})"
+        text = f"{where}: the claim needs {needs}, and {left}{remedy}"
         raise PreparationError(text, RefusalKind.TAKEN)
     return CpuSet.from_int(cpus.cpus)
+
+
+def _quoted(cpus: CpuSet) -> str:
+    """The list, or its beginning: an allocator may have named each second of thousands of CPUs."""
+    text = str(cpus)
+    return text if len(text) <= _QUOTED else f"{text[:_QUOTED].rpartition(',')[0]},..."
 
 
 def counted(claims: Mapping[str, PreparedClaim]) -> CpuRefCounts:

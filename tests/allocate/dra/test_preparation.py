@@ -19,10 +19,11 @@ from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.layout import NOTHING_HELD
 from agent.model.cpu.policies import BindPolicy, CpuGrouping, ExclusivePolicy
+from agent.model.cpu.topology import Cpu
 from agent.model.dra.cpu_parameters import ClaimMemoryPolicy, CpuParameters, CpuSpread
 from agent.model.dra.prepared_claim import PreparedClaim, PreparedGroup
 from agent.model.dra.resource_claim import ClaimedGroup, CpuResourceClaim
-from tests.allocate.dra.node import ALL, FOUR_NODES
+from tests.allocate.dra.node import ALL, FOUR_NODES, topology
 
 LAYOUT = layouts.of_topology(FOUR_NODES)
 RULES = PreparationRules()
@@ -143,6 +144,28 @@ def test_what_the_node_does_not_have_is_refused(
         prepare(claimed, others=others)
     assert str(raised.value).startswith("ResourceClaim ns/c, request a")
     assert message in str(raised.value)
+
+
+def test_the_text_of_a_refusal_has_the_beginning_of_a_long_list_of_cpus() -> None:
+    """It goes into the log, an Event and the audit trail."""
+    wide = topology(tuple(Cpu(id_, id_ & ~1, 0, 0, 0, 0) for id_ in range(512)))
+    layout = layouts.of_topology(wide)
+    odd = CpuSet(range(1, 512, 2))
+    of_node = groups(wide, layout, wide.online, odd, GroupRules(), {}, pool_left=True)
+    by_name = {each.name: each for each in of_node}
+    even = str(wide.online - odd)
+    for claimed, whole_cores in (
+        (group(300), False),
+        (group(3, cpus=even), False),
+        (group(256, cpus=str(odd)), False),
+        (group(256, cpus=even), True),
+        (group(2048, cpus=str(CpuSet(range(1, 4096, 2)))), False),
+    ):
+        claim = CpuResourceClaim("u", "ns", "c", True, (claimed,))
+        rules = PreparationRules(whole_cores=whole_cores)
+        with pytest.raises(PreparationError, match=r"\d,\.\.\.") as raised:
+            prepared(claim, "n1", by_name, layout, NOTHING_HELD, rules)
+        assert len(str(raised.value)) < 300
 
 
 def test_no_parameter_splits_a_core_where_a_node_gives_whole_ones() -> None:
