@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -37,7 +37,7 @@ from agent.host import files
 from agent.host.daemon import Periodic
 from agent.host.log_once import Problem
 from agent.kube.auth import AccessError
-from agent.kube.errors import KubeError, NotFoundError
+from agent.kube.errors import UNAVAILABLE, KubeError, NotFoundError
 from agent.model.audit import AuditEvent, Record
 from agent.model.bounds import JsonError
 from agent.model.cpu import layout as layouts
@@ -63,9 +63,11 @@ DECISION_SECONDS: Final = 2.0
 """A preparation waits at least so long for a pass that decides, of which one that fails is followed
 by another."""
 WAIT_SECONDS: Final = 20.0
-"""How long a call waits for the first pass, or for CPUs of its claims. A kubelet gives it 45
-seconds, and asks again only after more than a minute; a pod that was deleted by force has its CPUs
-for seconds more."""
+"""How long a call waits for the API server, the first pass, or CPUs of its claims. A kubelet gives
+it 45 seconds, and asks again only after more than a minute; a pod that was deleted by force has its
+CPUs for seconds more."""
+READ_SECONDS: Final = 1.0
+"""The time between two reads of a claim while the API server is not available."""
 MOST_WAITING: Final = 4
 """The most calls that wait at a time: others need threads of the server too."""
 _WAITED_FOR: Final = (RefusalKind.NOT_READY, RefusalKind.TAKEN, RefusalKind.NO_DEVICE)
@@ -354,15 +356,18 @@ class ResourceClaims:
     def _kept(self, namespace: str, name: str, uid: str, wait_seconds: float) -> PreparedClaim:
         """Raises PreparationError."""
         title = f"ResourceClaim {namespace}/{name}"
+        deadline = time.monotonic() + wait_seconds
         call = object()
         with self._lock:
             self._calls[call] = uid
         try:
             # The passes wait for the lock, and must not wait for an API server.
-            stored = None if uid in self._claims else self._allocated(namespace, name, uid, title)
+            stored = None
+            if uid not in self._claims:
+                stored = self._allocated(namespace, name, uid, call, title, deadline)
             with self._lock:
                 if uid not in self._claims:
-                    self._give(stored, uid, call, title, wait_seconds)
+                    self._give(stored, uid, call, title, deadline)
             with self._writing:
                 claim = self._written(uid, title)
             with self._lock:
@@ -468,10 +473,12 @@ class ResourceClaims:
                 with contextlib.suppress(PreparationError):
                     self.unprepare(uid)
 
-    def _allocated(self, namespace: str, name: str, uid: str, title: str) -> CpuResourceClaim:
+    def _allocated(
+        self, namespace: str, name: str, uid: str, call: object, title: str, deadline: float
+    ) -> CpuResourceClaim:
         """The claim as the API server has it. Raises PreparationError."""
         try:
-            claim = resource_claim.decode(self._read(namespace, name))
+            claim = resource_claim.decode(self._claim_as_json(namespace, name, call, deadline))
         except (KubeError, AccessError) as error:
             raise PreparationError(f"{title}: {error}") from None
         except ObjectError as error:
@@ -483,25 +490,49 @@ class ResourceClaims:
             raise PreparationError(f"{title}: it is not allocated, or reserved for no pod")
         return claim
 
+    def _claim_as_json(self, namespace: str, name: str, call: object, deadline: float) -> bytes:
+        """The claim as JSON, as soon as the API server is available. Raises KubeError and
+        AccessError."""
+        while True:
+            try:
+                return self._read(namespace, name)
+            except UNAVAILABLE:
+                with self._lock, self._waits() as may_wait:
+                    seconds = min(READ_SECONDS, deadline - time.monotonic())
+                    if not may_wait or seconds <= 0:
+                        raise
+                    if self._lock.wait_for(lambda: self._is_over(call), seconds):
+                        raise
+
+    def _is_over(self, call: object) -> bool:
+        """Whether nobody waits for the preparation any more."""
+        return self._closed or call not in self._calls
+
+    @contextlib.contextmanager
+    def _waits(self) -> Iterator[bool]:
+        """Counts a call that waits under the lock. Yields whether it may."""
+        self._waiting += 1
+        try:
+            yield self._waiting <= MOST_WAITING
+        finally:
+            self._waiting -= 1
+
     def _give(
         self,
         stored: CpuResourceClaim | None,
         uid: str,
         call: object,
         title: str,
-        wait_seconds: float,
+        deadline: float,
     ) -> None:
         """Gives the claim its CPUs, as soon as these are free. Raises PreparationError."""
-        deadline = time.monotonic() + wait_seconds
-        may_wait = self._waiting < MOST_WAITING
         refusal = PreparationError(f"{title}: {_UNDECIDED}", RefusalKind.NOT_READY)
-        self._waiting += 1
-        try:
+        with self._waits() as may_wait:
             while True:
                 # Otherwise an owner and the claim could get a CPU at the same moment.
                 seconds = deadline - time.monotonic() if may_wait else 0.0
                 self._lock.wait_for(
-                    lambda: not self._deciding or self._closed or call not in self._calls,
+                    lambda: not self._deciding or self._is_over(call),
                     max(seconds, DECISION_SECONDS),
                 )
                 if uid in self._claims:
@@ -522,8 +553,6 @@ class ResourceClaims:
                 else:
                     self._claims = {**self._claims, **with_containers({uid: claim}, self.pods)}
                     return
-        finally:
-            self._waiting -= 1
 
     def _prepared(self, claim: CpuResourceClaim, title: str) -> PreparedClaim:
         """Raises PreparationError."""

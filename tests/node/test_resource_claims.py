@@ -18,6 +18,13 @@ from agent.allocate.dra.offer import OfferedCpus
 from agent.allocate.dra.preparation import PreparationError
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.dra.cdi import CdiFiles
+from agent.kube.errors import (
+    KubeError,
+    NotFoundError,
+    ServerError,
+    TooManyRequestsError,
+    UnreachableError,
+)
 from agent.model.audit import Record
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.dra import prepared_claim
@@ -307,6 +314,59 @@ def test_a_claim_waits_for_the_first_pass(server: ClaimsOfServer, start: Start) 
     call = Call(server, claims, "a")
     claims.follow(ClaimMoment(FOUR_NODES, EVERYTHING))
     assert call.ended() == "0-3"
+
+
+@pytest.mark.parametrize("error", [UnreachableError, ServerError, TooManyRequestsError])
+def test_a_claim_waits_for_an_api_server_that_is_away(
+    server: ClaimsOfServer, start: Start, monkeypatch: pytest.MonkeyPatch, error: type[KubeError]
+) -> None:
+    monkeypatch.setattr(resource_claims, "READ_SECONDS", 0.01)
+    server.add("a", 4)
+    failures = [error("no server")] * 3
+
+    def fails() -> None:
+        if failures:
+            raise failures.pop()
+
+    server.read_claim = fails
+    claims = start(wait_seconds=DEADLINE_SECONDS)
+    assert str(claims.prepare("ns", "a", "u-a").cpus) == "0-3"
+    assert not claims.refusals
+
+
+@pytest.mark.parametrize(
+    ("error", "repeats"),
+    [(UnreachableError("no server"), True), (NotFoundError("no claim"), False)],
+)
+def test_a_claim_that_cannot_be_read_is_refused_after_the_wait_of_a_call(
+    server: ClaimsOfServer, start: Start, error: KubeError, repeats: bool
+) -> None:
+    """An answer that another read would not change is a refusal at once."""
+
+    def fails() -> None:
+        raise error
+
+    server.read_claim = fails
+    claims = start(wait_seconds=0.5)
+    with pytest.raises(PreparationError, match=str(error)):
+        claims.prepare("ns", "a", "u-a")
+    assert (server.reads > 1) == repeats
+
+
+def test_only_few_claims_wait_for_an_api_server_and_none_that_is_unprepared(
+    server: ClaimsOfServer, start: Start
+) -> None:
+    def fails() -> None:
+        raise UnreachableError("no server")
+
+    server.read_claim = fails
+    claims = start(wait_seconds=2 * DEADLINE_SECONDS)
+    calls = [Call(server, claims, str(number)) for number in range(MOST_WAITING + 1)]
+    eventually("one is refused", lambda: any(call.answer for call in calls))
+    assert [call.answer for call in calls].count("") == MOST_WAITING
+    for number in range(MOST_WAITING + 1):
+        claims.unprepare(f"u-{number}")
+    assert all("no server" in call.ended() for call in calls)
 
 
 def test_a_claim_waits_for_the_cpus_of_one_that_ends(server: ClaimsOfServer, start: Start) -> None:
