@@ -126,6 +126,14 @@ class Cluster:
         """Like `apply`, for the status of an existing object."""
         return self._apply(wanted, "/status")
 
+    def apply_as_is(self, wanted: Object) -> bytes:
+        """Applies an object whose fields nobody else sets, whatever the server has. Returns it as
+        the server has it after that. Raises KubeError and AccessError."""
+        kind = kind_named(wanted["kind"])
+        version = wanted["apiVersion"].rpartition("/")[2]
+        path = objects.path(kind.group, version, kind.plural, wanted["metadata"]["name"])
+        return self._transport.apply(path, wanted).body
+
     def delete(self, kind: str, name: str) -> bool:
         which = kind_named(kind)
         version = self.discovery.version(which)

@@ -20,7 +20,7 @@ from agent.kube.cluster import Cluster
 from agent.kube.errors import KubeError
 from agent.kube.objects import RESOURCE_SLICE, Change
 from agent.model.dra.names import DRIVER, PEER_DRIVER
-from agent.model.objects import ObjectIdentity, decoded
+from agent.model.objects import ObjectError, ObjectIdentity, decoded
 from agent.node.resource_claims import ResourceClaims
 from agent.node.sources import SourceName, Sources
 
@@ -98,6 +98,9 @@ class ResourceSlices:
         self._generation = 0
         """That of the last slices that it has written."""
         self._written_at = 0.0
+        self._otherwise: dict[str, tuple[dict[str, Any], NodeSlice]] = {}
+        """By name, the slices that the server has otherwise than they were written, and how: it
+        adds or changes fields. They count as written."""
         self.problem = ""
         """Why devices are not published, "" if they are."""
         self._thread = Periodic("resource-slices", PERIOD_SECONDS, self.step, SETTLE_SECONDS)
@@ -136,7 +139,7 @@ class ResourceSlices:
             try:
                 self._sweep()
                 self._write(own, withdraws=PEER_DRIVER in others)
-            except (KubeError, AccessError) as error:
+            except (KubeError, AccessError, ObjectError) as error:
                 problem = str(error)
         self.problem = problem
         self._sources.report(SourceName.DRA, (problem,) if problem else ())
@@ -149,7 +152,7 @@ class ResourceSlices:
             self._claims.sweep()
 
     def _write(self, stored: Mapping[str, NodeSlice], *, withdraws: bool) -> None:
-        """`withdraws`: no device is published. Raises KubeError and AccessError."""
+        """`withdraws`: no device is published. Raises KubeError, AccessError and ObjectError."""
         last = max((part.spec.pool.generation for part in stored.values()), default=0)
         if last < self._generation:
             if self._clock() < self._written_at + LAG_SECONDS:
@@ -161,10 +164,15 @@ class ResourceSlices:
         slices = [] if withdraws else self._claims.slices(last + 1, minor)
         if slices is None:
             return
-        if not all(_is_stored(wanted, stored, last) for wanted in slices):
+        if not all(self._is_written(wanted, stored, last) for wanted in slices):
+            self._otherwise = {}
             for wanted in slices:
-                self._cluster.apply(wanted)
+                answer = node_slice(self._cluster.apply_as_is(wanted))
                 self.writes += 1
+                name = wanted["metadata"]["name"]
+                if not _is_stored(wanted, {name: answer}, last + 1):
+                    self._otherwise[name] = wanted, answer
+                    log.info("the API server changes ResourceSlice %s as it is written", name)
             self._generation, self._written_at = last + 1, self._clock()
             log.info("the devices of %s are published in %d slices", DRIVER, len(slices))
         for name in sorted(stored.keys() - {wanted["metadata"]["name"] for wanted in slices}):
@@ -172,8 +180,26 @@ class ResourceSlices:
             self.writes += 1
             log.info("ResourceSlice %s is removed", name)
 
+    def _is_written(
+        self, wanted: Mapping[str, Any], stored: Mapping[str, NodeSlice], last: int
+    ) -> bool:
+        """Whether the server has the slice, or what it has made of it.
+
+        `last`: the highest generation that is stored."""
+        name = wanted["metadata"]["name"]
+        sent, answer = self._otherwise.get(name, (wanted, None))
+        if answer is not None and _content(sent) == _content(wanted) and answer == stored.get(name):
+            return True
+        return _is_stored(wanted, stored, last)
+
     def _reported(self, changes: Sequence[Change[NodeSlice]]) -> None:
         self._thread.hurry()
+
+
+def _content(wanted: Mapping[str, Any]) -> tuple[object, ...]:
+    """The slice without the generation of its pool."""
+    spec = wanted["spec"]
+    return wanted["metadata"], spec["devices"], spec["pool"]["resourceSliceCount"]
 
 
 def _is_stored(wanted: Mapping[str, Any], stored: Mapping[str, NodeSlice], last: int) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ from agent.dra.cdi import CdiFiles
 from agent.kube.auth import FileAccess
 from agent.kube.cluster import Cluster
 from agent.kube.transport import Transport
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.dra.names import CLAIMS_FILE, DRIVER
 from agent.model.objects import ObjectError
 from agent.node import resource_slices
@@ -22,7 +26,15 @@ from agent.node.resource_claims import ResourceClaims
 from agent.node.resource_slices import ResourceSlices
 from agent.node.sources import SourceName, Sources
 from tests.allocate.dra.node import ALL, FOUR_NODES
-from tests.kube.fake_api_server import Request, Server, end, head, reply, status
+from tests.kube.fake_api_server import (
+    Request,
+    Server,
+    end,
+    head,
+    reply,
+    standard_answer,
+    status,
+)
 from tests.kube.fake_api_server import server as server
 from tests.waiting import eventually
 
@@ -37,6 +49,7 @@ class SlicesOfServer:
         self.watched = False
         self.written: list[str] = []
         self.sources = Sources()
+        self.server = server
         cluster = Cluster(Transport(FileAccess(server.url)), "n1", spread_seconds=0)
         self.claims = ResourceClaims(
             lambda namespace, name: b"",
@@ -92,6 +105,75 @@ def test_nothing_is_written_before_the_cluster_is_known(world: SlicesOfServer) -
     eventually("they are written", lambda: world.written)
     assert world.written[0] == f"{GROUP}/resourceslices/n1-{DRIVER}-00"
     eventually("a refusal is a problem", lambda: "422" in "".join(world.problems()))
+
+
+class ChangingServer(SlicesOfServer):
+    """An API server that writes slices otherwise than it is told, as a later version with a field
+    of its own, or a webhook."""
+
+    def change(self, written: dict[str, Any]) -> None:
+        """Applies a slice."""
+        for device in written["spec"]["devices"]:
+            device["attributes"]["example.com/added"] = {"bool": True}
+            device["bindsToNode"] = False
+        self.store(written)
+
+    def store(self, written: dict[str, Any]) -> None:
+        """Stores a slice as it is."""
+        name, server = written["metadata"]["name"], self.server
+        with server._changed:
+            server.version += 1
+            kind = "MODIFIED" if name in server.objects else "ADDED"
+            written["metadata"] |= {"uid": "u", "resourceVersion": str(server.version)}
+            server.objects[name] = written
+            server.events.append((server.version, kind, written))
+            server._changed.notify_all()
+
+    def settled(self, writes: int) -> None:
+        """So many slices have been written, and no step that sees them writes more."""
+
+        def is_seen() -> bool:
+            self.slices.step()
+            watch = self.slices._watch.watch
+            seen = watch.objects().values() if watch is not None else ()
+            shown = {part.metadata.name: part.spec.pool.generation for part in seen}
+            stored = {
+                name: part["spec"]["pool"]["generation"]
+                for name, part in self.server.objects.items()
+            }
+            return self.slices.writes >= writes and shown == stored
+
+        eventually("the watch shows what is written", is_seen)
+        self.slices.step()
+        assert self.slices.writes == writes
+        assert self.problems() == ()
+
+    def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
+        if request.path == f"{GROUP}/resourceslices":
+            return standard_answer(server, connection, request)
+        if request.method == "PATCH":
+            written = json.loads(request.body)
+            self.change(written)
+            return reply(connection, 200, written)
+        return super()._answer(server, connection, request)
+
+
+def test_what_the_server_makes_of_a_slice_is_not_written_again(
+    server: Server, tmp_path: Path
+) -> None:
+    world = ChangingServer(server, tmp_path)
+    with contextlib.closing(world.slices):
+        world.claims.follow(ClaimMoment(FOUR_NODES, OfferedCpus(ALL)))
+        world.settled(1)
+        world.claims.follow(ClaimMoment(FOUR_NODES, OfferedCpus(CpuSet.parse("0-15"))))
+        world.settled(2)
+        (written,) = json.loads(json.dumps([*server.objects.values()]))
+        assert [device["bindsToNode"] for device in written["spec"]["devices"]] == [False, False]
+        del written["spec"]["devices"][0]
+        world.store(written)
+        world.settled(3)  # somebody else's edit is undone
+        (written,) = server.objects.values()
+        assert len(written["spec"]["devices"]) == 2
 
 
 @pytest.mark.parametrize("spec", ["", ', "devices": null', ', "devices": []'])
