@@ -7,6 +7,7 @@ its pods again after one."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -15,18 +16,48 @@ from typing import Any, Final
 import msgspec
 
 from agent.host import files
-from agent.model.cpu.cpuset import union
+from agent.model import bounds
+from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.dra.names import CDI_KIND, DRIVER, VARIABLE
 from agent.model.dra.prepared_claim import PreparedClaim, PreparedGroup
+from agent.model.objects import ObjectIdentity
 
 _CDI_VERSION: Final = "0.5.0"
 _METADATA_VERSION: Final = "metadata.resource.k8s.io/v1alpha1"
 _IN_CONTAINER: Final = "/var/run/kubernetes.io/dra-device-attributes"
+_CPU_SET: Final = f"{DRIVER}/cpuset"
 _PREFIX: Final = f"{DRIVER}-claim_"
 _SUFFIX: Final = ".json"
 
+_MAX_BYTES: Final = 1 << 20
+"""A reader accepts no larger file of metadata."""
+
 Attributes = Mapping[str, Mapping[str, Any]]
 """By device, its attributes as in a ResourceSlice."""
+
+
+class _ToldDevice(msgspec.Struct, frozen=True):
+    pool: str
+    name: str
+    attributes: dict[str, dict[str, Any]]
+
+    @property
+    def cpus(self) -> str:
+        """Raises CpuSetError."""
+        return str(CpuSet.parse(str(self.attributes.get(_CPU_SET, {}).get("string", ""))))
+
+
+class _ToldRequest(msgspec.Struct, frozen=True):
+    name: str
+    devices: tuple[_ToldDevice, ...]
+
+
+class _Told(msgspec.Struct, frozen=True):
+    metadata: ObjectIdentity
+    requests: tuple[_ToldRequest, ...]
+
+
+_told: Final = msgspec.json.Decoder(_Told)
 
 
 class CdiFiles:
@@ -58,6 +89,22 @@ class CdiFiles:
     def has(self, uid: str) -> bool:
         """Whether the claim has its CDI file, which is written last."""
         return os.path.exists(self._cdi_path(uid))
+
+    def uids(self) -> Collection[str]:
+        """Those of the claims that have their CDI file."""
+        return [uid for uid in {*self._uids()} if self.has(uid)]
+
+    def read(self, uid: str) -> PreparedClaim:
+        """The claim with the CPUs that its containers were told, and nothing else of its requests.
+        Raises OSError, JsonError and CpuSetError."""
+        folder = os.path.join(self._metadata_dir, uid)
+        names = sorted(name for name in os.listdir(folder) if name.endswith(_SUFFIX))
+        if not names:
+            raise FileNotFoundError(errno.ENOENT, "it has no metadata", folder)
+        parts = [told(files.read(os.path.join(folder, name), _MAX_BYTES)) for name in names]
+        groups = tuple(group for _, of_file in parts for group in of_file)
+        identity, _ = parts[0]
+        return PreparedClaim(uid, identity.namespace, identity.name, groups)
 
     def remove(self, uid: str) -> None:
         """Raises OSError."""
@@ -165,7 +212,7 @@ def metadata(
                         "name": group.device,
                         "attributes": {
                             **attributes.get(group.device, {}),
-                            f"{DRIVER}/cpuset": {"string": group.cpus},
+                            _CPU_SET: {"string": group.cpus},
                         },
                     }
                     for group in groups
@@ -176,6 +223,17 @@ def metadata(
     if claim.pod_claim:
         body["podClaimName"] = claim.pod_claim
     return body
+
+
+def told(text: bytes) -> tuple[ObjectIdentity, tuple[PreparedGroup, ...]]:
+    """The claim of such metadata, and the CPUs that its containers were told. Raises JsonError and
+    CpuSetError."""
+    of_request = bounds.decode(_told, text)
+    return of_request.metadata, tuple(
+        PreparedGroup(request.name, device.pool, device.name, device.cpus)
+        for request in of_request.requests
+        for device in request.devices
+    )
 
 
 def _device_name(claim: PreparedClaim, request: str) -> str:

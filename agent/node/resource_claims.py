@@ -29,6 +29,7 @@ from agent.allocate.dra.preparation import (
     RefusalKind,
     counted,
     prepared,
+    restored,
 )
 from agent.allocate.dra.refusals import FORGOTTEN_SECONDS, UnpreparedClaim
 from agent.allocate.dra.slices import Device
@@ -73,6 +74,7 @@ MOST_WAITING: Final = 4
 _WAITED_FOR: Final = (RefusalKind.NOT_READY, RefusalKind.TAKEN, RefusalKind.NO_DEVICE)
 _MOST_REFUSED: Final = 1024
 _UNPREPARED: Final = "it was unprepared meanwhile"
+_LOST: Final = "the agent has lost its file, and not read yet which CPUs other claims have"
 _UNDECIDED: Final = "the agent has not decided yet which CPUs others have"
 
 
@@ -84,6 +86,13 @@ class ClaimFiles(Protocol):
 
     def has(self, uid: str) -> bool:
         """Whether there are files of the claim."""
+
+    def uids(self) -> Collection[str]:
+        """Those of the claims that have files."""
+
+    def read(self, uid: str) -> PreparedClaim:
+        """The claim with the CPUs that its containers were told, and nothing else of its requests.
+        Raises OSError, JsonError and CpuSetError."""
 
     def remove(self, uid: str) -> None:
         """Raises OSError."""
@@ -137,6 +146,10 @@ class ResourceClaims:
         self._waiting = 0
         self._closed = False
         self._claims, is_whole = self._stored()
+        self._lost = frozenset(() if is_whole else {*claim_files.uids()} - self._claims.keys())
+        """The uids of claims that the file lacks, and that containers may have CPUs of. No claim
+        gets CPUs before the API server has said whose they are."""
+        self._unread = Problem(log, f"{path} lacks claims that have been prepared: ")
         self._in_file = self._claims
         self._unkept = Problem(log, "")
         self._moment: ClaimMoment | None = None
@@ -158,10 +171,13 @@ class ResourceClaims:
         """How many preparations were refused, by kind."""
         self.changed: Callable[[], None] = lambda: None
         """Called when the devices may have changed, on any thread."""
-        self._cut_files(is_whole=is_whole)
+        self._cut_files()
 
     def start(self) -> None:
-        """Starts the thread that writes what passes learn."""
+        """Starts the thread that writes what passes learn. Claims that the file has lost have their
+        CPUs before the first pass, if the API server is available."""
+        if self._lost:
+            self.keep()
         self._keeper.start()
 
     def close(self) -> None:
@@ -335,6 +351,7 @@ class ResourceClaims:
         """The claim loses its CPUs; it may be unknown. Raises PreparationError."""
         with self._lock:
             self._refused.pop(uid, None)
+            self._lost -= {uid}
             self._calls = {call: other for call, other in self._calls.items() if other != uid}
             self._lock.notify_all()
         with self._writing:
@@ -556,6 +573,8 @@ class ResourceClaims:
 
     def _prepared(self, claim: CpuResourceClaim, title: str) -> PreparedClaim:
         """Raises PreparationError."""
+        if self._lost:
+            raise PreparationError(f"{title}: {_LOST}", RefusalKind.NOT_READY)
         moment, layout = self._moment, self._layout
         if moment is None or layout is None:
             text = f"{title}: the agent has not completed its first pass yet"
@@ -570,7 +589,9 @@ class ResourceClaims:
         return msgspec.structs.replace(given, prepared_at=round(time.time()))
 
     def keep(self) -> None:
-        """Writes the file, if a pass has learned of containers that it lacks."""
+        """Writes the file, if it lacks claims, or containers that a pass has learned of."""
+        if self._lost:
+            self._recover()
         with self._writing:
             before = self._in_file
             try:
@@ -605,7 +626,7 @@ class ResourceClaims:
         try:
             claims, faults = prepared_claim.decode(files.read(self._path, prepared_claim.MAX_BYTES))
         except FileNotFoundError:
-            return {}, True
+            return {}, False
         except JsonError as error:
             log.error("%s: %s: the CPUs of prepared claims are not known", self._path, error)
             return {}, False
@@ -613,17 +634,64 @@ class ResourceClaims:
             log.error("%s: %s", self._path, fault)
         return {claim.uid: claim for claim in claims}, not faults
 
-    def _cut_files(self, *, is_whole: bool) -> None:
+    def _cut_files(self) -> None:
         """Removes the files of claims that are gone, and writes those that a reboot removed. While
-        a claim is not known, a container of it needs its files to start again."""
+        a claim is lost, a container of it needs its files to start again."""
         try:
-            if is_whole:
-                self._files.remove_others(self._claims.keys())
+            self._files.remove_others(self._claims.keys() | self._lost)
             for claim in self._claims.values():
                 if not self._files.has(claim.uid):
                     self._files.write(claim, {})
         except OSError as error:
             log.warning("files of claims: %s", files.reason(error))
+
+    def _recover(self) -> None:
+        """Takes the lost claims that the API server vouches for, with the CPUs that their
+        containers were told, and removes the files of those that no pod has."""
+        for uid in sorted(self._lost):
+            claim, is_gone = None, False
+            try:
+                claim = self._vouched(uid)
+                is_gone = claim is None
+            except (KubeError, AccessError) as error:
+                self._unread.report(str(error))
+                return
+            except (ValueError, OSError) as error:
+                log.error("claim %s: its CPUs are not known: %s", uid, error)
+            with self._writing:
+                with self._lock:
+                    if self._closed or uid not in self._lost:
+                        continue
+                    if claim is not None and (both := claim.cpus & self.cpus()):
+                        log.error("ResourceClaim %s: others have its CPUs %s", claim.title, both)
+                    elif claim is not None:
+                        log.warning(
+                            "ResourceClaim %s has CPUs %s by its CDI files, since %s lacks it",
+                            claim.title,
+                            claim.cpus,
+                            self._path,
+                        )
+                        self._claims = {**self._claims, uid: claim}
+                    self._lost -= {uid}
+                    self._lock.notify_all()
+                if is_gone:
+                    log.info("claim %s is of no pod, and its files are removed", uid)
+                    with contextlib.suppress(OSError):
+                        self._files.remove(uid)
+        self._unread.clear()
+        self.changed()
+
+    def _vouched(self, uid: str) -> PreparedClaim | None:
+        """The claim by its files and the API server; None if no pod on this node has it. Raises
+        KubeError, AccessError, OSError, and ValueError for what can't be understood."""
+        told = self._files.read(uid)
+        try:
+            claim = resource_claim.decode(self._read(told.namespace, told.name))
+        except NotFoundError:
+            return None
+        if claim.uid != uid or not claim.allocated or not claim.consumers:
+            return None
+        return restored(claim, told, self._node_name)
 
 
 def _without(claims: Mapping[str, PreparedClaim], uid: str) -> Mapping[str, PreparedClaim]:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from agent.dra.cdi import CdiFiles, cdi_name, container_path, variable
+from agent.model.bounds import JsonError
+from agent.model.cpu.cpuset import CpuSetError
 from agent.model.dra.prepared_claim import PreparedClaim, PreparedGroup
 
 CLAIM = PreparedClaim(
@@ -66,6 +68,27 @@ def test_a_device_of_each_request_has_its_cpus(files: CdiFiles, tmp_path: Path) 
             "cpu.topolet.io/cpuset": {"string": "8-11"},
         },
     ]
+
+
+def test_the_files_of_a_claim_say_which_cpus_it_has(files: CdiFiles, tmp_path: Path) -> None:
+    files.write(CLAIM, ATTRIBUTES)
+    (tmp_path / "plugin" / "metadata" / "half").mkdir()
+    assert files.uids() == [CLAIM.uid]
+    told = files.read(CLAIM.uid)
+    assert told == PreparedClaim(CLAIM.uid, "ns", "generated-x7", CLAIM.groups[:2])
+    (path,) = (tmp_path / "plugin" / "metadata" / CLAIM.uid).iterdir()
+    text = path.read_text()
+    for faulty, error in (
+        (text.replace('"0-3"', '"3-0"'), CpuSetError),
+        (text.replace('"requests"', '"others"'), JsonError),
+        ("", JsonError),
+    ):
+        path.write_text(faulty)
+        with pytest.raises(error):
+            files.read(CLAIM.uid)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        files.read(CLAIM.uid)
 
 
 def test_a_claim_that_only_looks_at_devices_has_no_files(files: CdiFiles, tmp_path: Path) -> None:

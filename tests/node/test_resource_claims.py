@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.allocate.dra.groups import GroupRules
@@ -652,6 +653,77 @@ def test_a_torn_file_does_not_stop_the_agent(
     (tmp_path / CLAIMS_FILE).write_text("{")
     assert cpus_of(start()) == {}
     assert cdi_files(tmp_path) == ["cpu.topolet.io-claim_u-a.json"]
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_text("{")])
+def test_claims_whose_file_is_lost_keep_the_cpus_that_their_containers_were_told(
+    server: ClaimsOfServer, start: Start, tmp_path: Path, lose: Callable[[Path], object]
+) -> None:
+    """Somebody has cleared the state folder while their pods run."""
+    claims = start()
+    for number, name in enumerate(("ended", "kept", "other", "gone", "shrunk")):
+        server.add(name, 4, f"numa-node-{number // 2}")
+        claims.prepare("ns", name, f"u-{name}")
+    kept, before = claims.now()["u-kept"], cdi_files(tmp_path)
+    assert str(kept.cpus) == "4-7"
+    claims.close()
+    lose(tmp_path / CLAIMS_FILE)
+    server.claims["ns", "ended"]["status"]["reservedFor"] = []
+    server.add("other", 4, uid="u-second")
+    del server.claims["ns", "gone"]
+    server.add("shrunk", 2, "numa-node-2")
+    server.add("new", 4)
+
+    def fails() -> None:
+        raise UnreachableError("no server")
+
+    server.read_claim = fails
+    again = start()
+    again.keep()
+    server.read_claim = lambda: None
+    with pytest.raises(PreparationError, match="not read yet which CPUs other claims have"):
+        again.prepare("ns", "new", "u-new")
+    assert (cpus_of(again), cdi_files(tmp_path)) == ({}, before)
+
+    again.keep()
+    assert again.now() == {"u-kept": msgspec.structs.replace(kept, prepared_at=0)}
+    # Nobody knows the CPUs of a claim that has another amount, and a container may have them.
+    assert cdi_files(tmp_path) == [
+        "cpu.topolet.io-claim_u-kept.json",
+        "cpu.topolet.io-claim_u-shrunk.json",
+    ]
+    assert str(again.prepare("ns", "new", "u-new").cpus) == "0-3"
+    assert cpus_of(start(None)) == {"kept": "4-7", "new": "0-3"}
+
+
+def test_a_container_has_its_cdi_file_while_nobody_knows_the_cpus_of_its_claim(
+    server: ClaimsOfServer, start: Start, tmp_path: Path
+) -> None:
+    """Without it, the runtime would not start the container again."""
+    server.add("a", 4)
+    start().prepare("ns", "a", "u-a")
+    (tmp_path / CLAIMS_FILE).unlink()
+    for path in (tmp_path / "plugin" / "metadata" / "u-a").iterdir():
+        path.unlink()
+    again = start()
+    again.keep()
+    assert cdi_files(tmp_path) == ["cpu.topolet.io-claim_u-a.json"]
+    assert str(again.prepare("ns", "a", "u-a").cpus) == "0-3"
+
+
+def test_a_claim_whose_file_is_lost_can_be_unprepared(
+    server: ClaimsOfServer, start: Start, tmp_path: Path
+) -> None:
+    server.add("a", 8)
+    start().prepare("ns", "a", "u-a")
+    (tmp_path / CLAIMS_FILE).unlink()
+    again = start()
+    again.unprepare("u-a")
+    assert cdi_files(tmp_path) == []
+    again.keep()
+    assert again.now() == {}
+    server.add("b", 8)
+    assert str(again.prepare("ns", "b", "u-b").cpus) == "0-7"
 
 
 def test_cpus_that_are_offline_are_a_trouble_of_their_device(

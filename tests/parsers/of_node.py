@@ -30,6 +30,7 @@ from agent.discover import cpus as numa
 from agent.discover import sysfs_devices as fpga
 from agent.discover import sysfs_devices as network
 from agent.discover.sysfs import DiscoveryError
+from agent.dra import cdi
 from agent.dra.service import DraService
 from agent.guard.decisions import Decisions, SnapshotFormError, refusal
 from agent.guard.frames import Frames
@@ -57,11 +58,13 @@ from agent.kubelet.configuration import ConfigurationError
 from agent.kubelet.podresources import FieldError
 from agent.kubelet.statefile import StateFileError
 from agent.model import audit, notice, notifications, snapshot, wire
+from agent.model.bounds import JsonError
+from agent.model.cpu.cpuset import CpuSetError
 from agent.model.devices import device_files, visibility
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.model.devices.visibility import Mount
-from agent.model.dra.prepared_claim import PreparedClaim
+from agent.model.dra.prepared_claim import PreparedClaim, PreparedGroup
 from agent.model.linux_resources import NO_QUOTA, CpuQuota, LinuxResources
 from agent.model.notifications import NotificationError
 from agent.model.objects import ObjectError
@@ -577,6 +580,11 @@ class _NoClaims:
 
 
 def _dra() -> Iterator[Target]:
+    group = PreparedGroup("a", "n", "numa-node-0", "0-1")
+    of_request = cdi.metadata(PreparedClaim("u", "ns", "c"), "a", (group,), {})
+    yield json_target(
+        "metadata of a claim", cdi.told, of_request, raises={JsonError: "", CpuSetError: ""}
+    )
     service = DraService(_NoClaims(), "/dra.sock")
     claim = dra_pb2.Claim(namespace="ns", name="c", uid="u")
     request = dra_pb2.PrepareRequest(claims=[claim])

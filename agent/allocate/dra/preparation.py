@@ -99,6 +99,35 @@ def prepared(
     return PreparedClaim(*identity, tuple(of_requests), claim.pod_claim)
 
 
+def restored(claim: CpuResourceClaim, told: PreparedClaim, node_name: str) -> PreparedClaim:
+    """The claim with the CPUs that its containers were told. Raises PreparationError if these are
+    not what a scheduler allocated.
+
+    `told`: of its requests, the devices and the CPUs."""
+    left: dict[tuple[str, str], list[CpuSet]] = {}
+    for group in told.groups:
+        left.setdefault((group.base_request, group.device), []).append(group.cpu_set)
+    taken = EMPTY
+    of_requests = []
+    for claimed in claim.groups:
+        where = f"ResourceClaim {claim.title}, request {claimed.request}"
+        if claimed.pool != node_name:
+            raise PreparationError(f"{where}: pool {claimed.pool} is not of this node")
+        cpus = EMPTY
+        if not claimed.admin:
+            request, _, _ = claimed.request.partition("/")
+            of_device = left.get((request, claimed.device))
+            cpus = of_device.pop(0) if of_device else EMPTY
+            milli = claimed.cpu_milli
+            if not cpus or cpus & taken or (milli is not None and len(cpus) != -(-milli // 1000)):
+                text = f"{where}: device {claimed.device}: its files do not have its CPUs"
+                raise PreparationError(text)
+        taken |= cpus
+        of_requests.append(_of_request(claimed, cpus, PreparationRules()))
+    identity = claim.uid, claim.namespace, claim.name
+    return PreparedClaim(*identity, tuple(of_requests), claim.pod_claim)
+
+
 def _of_request(claimed: ClaimedGroup, cpus: CpuSet, rules: PreparationRules) -> PreparedGroup:
     parameters = claimed.parameters
     # Whoever takes memory of a NUMA node wants it from there.

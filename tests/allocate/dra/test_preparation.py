@@ -14,6 +14,7 @@ from agent.allocate.dra.preparation import (
     PreparationRules,
     counted,
     prepared,
+    restored,
 )
 from agent.model.cpu import layout as layouts
 from agent.model.cpu.cpuset import EMPTY, CpuSet
@@ -35,8 +36,11 @@ def group(count: int | None, device: str = "numa-node-0", **fields: Any) -> Clai
     request = fields.pop("request", "a")
     pool = fields.pop("pool", "n1")
     admin = fields.pop("admin", False)
+    share = fields.pop("share", None)
     parameters = CpuParameters(**fields)
-    return ClaimedGroup(request, pool, device, cpu_milli, admin=admin, parameters=parameters)
+    return ClaimedGroup(
+        request, pool, device, cpu_milli, share=share, admin=admin, parameters=parameters
+    )
 
 
 def prepare(
@@ -85,6 +89,33 @@ def test_the_cpus_of_a_device(claimed: ClaimedGroup, others: str, cpus: str) -> 
 def test_a_core_is_given_whole() -> None:
     (of_request,) = prepare(group(None, "core-4"), grouping=CpuGrouping.CORE).groups
     assert of_request.cpus == "4-5"
+
+
+def test_a_claim_is_restored_by_what_its_containers_were_told() -> None:
+    claimed = (
+        group(2, request="a/first", share="s-1"),
+        group(4, request="a/first", shared=True),
+        group(None, "numa-node-1", request="b", memory_policy=ClaimMemoryPolicy.BIND),
+        group(1, request="c", admin=True),
+    )
+    before = prepare(*claimed)
+    told = PreparedClaim(
+        "u",
+        "ns",
+        "c",
+        tuple(
+            PreparedGroup(part.request, part.pool, part.device, part.cpus)
+            for part in before.groups
+            if part.cpus
+        ),
+    )
+    claim = CpuResourceClaim("u", "ns", "c", True, claimed)
+    assert restored(claim, told, "n1") == before
+    for groups_told in (told.groups[:2], told.groups[1:], (*told.groups[:1] * 2, told.groups[2])):
+        with pytest.raises(PreparationError, match="its files do not have its CPUs"):
+            restored(claim, PreparedClaim("u", "ns", "c", groups_told), "n1")
+    with pytest.raises(PreparationError, match="is not of this node"):
+        restored(claim, told, "n2")
 
 
 def test_requests_of_a_claim_share_no_cpu() -> None:
