@@ -17,7 +17,7 @@ from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.devices.resource_slice import NUMA_NODE
 from agent.model.dra.names import DRIVER
 from tests.cluster import dradriver, failures
-from tests.cluster.churn import Churn, annotated, claimed, kills
+from tests.cluster.churn import Churn, Way, annotated, claimed, kills
 from tests.cluster.cluster import GUEST, HOST, NAMESPACE, ON_GUEST, Cluster, Object
 from tests.cluster.pods import manifest
 from tests.deploy.manifests import DEPLOY
@@ -37,7 +37,7 @@ pytestmark = [
 
 ALL = CpuSet.parse("0-15")
 DAEMONSET = ("-n", NAMESPACE, "daemonset/topolet-agent")
-RESERVED = "0-1"
+RESERVED = "0-3"
 CPU, MEMORY = f"{DRIVER}/cpu", f"{DRIVER}/memory"
 
 
@@ -261,7 +261,8 @@ def test_cpus_and_card_of_one_claim_are_of_one_numa_node(claims: Cluster) -> Non
 
 
 def test_a_static_kubelet_leaves_claims_what_it_strictly_reserves(claims: Cluster) -> None:
-    """Without the option its pods run on all reserved CPUs, and claims get nothing."""
+    """Without the option its pods run on all reserved CPUs, and claims get nothing. With it, no CPU
+    has two owners while pods of both kinds come and go over kills."""
     cluster = claims
     node = cluster.nodes[GUEST]
     strict = {"strict-cpu-reservation": "true"}
@@ -283,10 +284,21 @@ def test_a_static_kubelet_leaves_claims_what_it_strictly_reserves(claims: Cluste
             claimant("reserved"),
         )
         cluster.wait_running("plain", "reserved")
-        assert cluster.cpus_of("reserved") == CpuSet.parse(RESERVED)
+        assert cluster.cpus_of("reserved") < CpuSet.parse(RESERVED)
         assert not cluster.cpus_of("plain") & CpuSet.parse(RESERVED)
         assert len(cluster.cpus_of("plain")) == 4
         cluster.delete_pod("plain", "reserved")
+
+        static = Way(
+            "static kubelet", lambda name: manifest(name, cpu=2, guaranteed=True, **ON_GUEST)
+        )
+        churn = Churn(cluster, GUEST, 2, [claimed(ON_GUEST), static])
+        churn.run(PODS, kills(node, KILLS))
+        log.info("%d pods, kills %s, ran %s", PODS, dict(churn.faults), sorted(churn.ran()))
+        assert churn.failed == []
+        assert churn.twice_owned() == []
+        assert churn.moved() == []
+        assert len(churn.ran()) == PODS // 2
     finally:
         cluster.kubectl("delete", "pods", "--all", "--wait=false")
         cluster.eventually("no pod is left", lambda: not cluster.objects("pods"))
