@@ -2,15 +2,16 @@
 preparation of a claim costs.
 
 `gpus_in_use_vs_numa_order`, `cpu_pods_refused_more_percent`: a real kube-scheduler and API server
-place pods on nodes with four NUMA nodes of 32 CPUs, two of which have two GPUs each. Jobs of a GPU
-with 12 CPUs of the same NUMA node (`matchAttribute`) arrive beside pods of 2 to 16 CPUs without a
-GPU; all by ResourceClaims, and all arrivals and ends are drawn once for both arms. On average those
-that have arrived want 87 % of the GPUs and, with them, 87 % of the CPUs. The arms differ in the
-order of the devices in the ResourceSlices: by NUMA node, as dra-driver-cpu has them, and that of
-Topolet (`devices-last`). A pod that finds no place is refused and does not come again. Time is
-simulated: `gpus_in_use` is the share of the GPUs in use over that time, after a warm-up, and
-`cpu_pods_refused_more_percent` the share of pods without GPUs that Topolet's order refuses beyond
-the other one's, in points.
+place pods on a machine with eight NUMA nodes of 32 CPUs, the first four of which have two GPUs each
+(`--nodes`: on several, among which kube-scheduler takes the emptiest, so that the order matters
+less). Jobs of a GPU with 12 CPUs of the same NUMA node (`matchAttribute`) arrive beside pods of 2
+to 16 CPUs without a GPU; all by ResourceClaims, and all arrivals and ends are drawn once for both
+arms. On average those that have arrived want 87 % of the GPUs and, with them, 87 % of the CPUs. The
+arms differ in the order of the devices in the ResourceSlices: by NUMA node, as dra-driver-cpu has
+them, and that of Topolet (`devices-last`). A pod that finds no place is refused and does not come
+again. Time is simulated: `gpus_in_use` is the share of the GPUs in use over that time, after a
+warm-up, and `cpu_pods_refused_more_percent` the share of pods without GPUs that Topolet's order
+refuses beyond the other one's, in points.
 
 `prepare_p50_ms`: a call of NodePrepareResources for a claim of four CPUs at the driver's socket, as
 a kubelet makes it: the claim is read from a real API server, gets its CPUs, and is kept on the disk
@@ -52,8 +53,8 @@ from agent.model.cpu.topology import NumaNode, Topology
 from agent.model.dra.names import DRIVER
 from conformance import machines
 
-SHAPE: Final = (2, 2, 16, 2)
-GPUS: Final = {0: 2, 1: 2}
+SHAPE: Final = (2, 4, 16, 2)
+GPUS: Final = {0: 2, 1: 2, 2: 2, 3: 2}
 """By NUMA node."""
 GPU_DRIVER: Final = "gpu.example.com"
 GPU_CPUS: Final = 12
@@ -403,9 +404,9 @@ def measured(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def _own_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=400, help="pods of a trace")
-    parser.add_argument("--seeds", type=int, default=3, help="traces")
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=600, help="pods of a trace")
+    parser.add_argument("--seeds", type=int, default=6, help="traces")
 
 
 def main() -> None:
