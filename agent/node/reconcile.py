@@ -113,6 +113,8 @@ class ClaimMoment(msgspec.Struct, frozen=True):
     """Whether the state of the cluster was."""
     node_uid: str = ""
     """The Node's uid, "" if it is unknown."""
+    counts_claims: bool = False
+    """As in `ApiNode`."""
 
 
 class ClaimsOfNode(Protocol):
@@ -405,6 +407,7 @@ class Reconciler:
             frozenset(pod.uid for pod in resolved.all_pods),
             seen.cluster.complete,
             node.uid if node is not None else "",
+            node is not None and node.counts_claims,
         )
 
     def _rules(self, resolved: Resolved, topology: Topology) -> PoolRules:

@@ -263,6 +263,7 @@ class ResourceClaims:
             layout,
             whole_cores=moment.whole_cores,
             minor=minor,
+            counted=moment.counts_claims,
             roots=slices.pcie_roots(self._functions()),
         )
 

@@ -389,7 +389,8 @@ def since_1_36(apiserver: ApiServer) -> None:
 def test_a_server_that_counts_claims_as_requests_is_told_what_they_take(
     apiserver: ApiServer, new_node: NewNode
 ) -> None:
-    """KEP-5517, by a gate that is off in Kubernetes 1.36 and 1.37."""
+    """KEP-5517, by a gate that is off in Kubernetes 1.36 and 1.37. The API server of 1.37 refuses
+    the slices of a Node that does not declare the feature, as a kubelet with the gate does."""
     since_1_36(apiserver)
     dra = new_node("dra-counted")
     dra.machine(1, 1, 1, 8, 1, hugepages=64)
@@ -397,10 +398,19 @@ def test_a_server_that_counts_claims_as_requests_is_told_what_they_take(
     try:
         dra.start()
         eventually("the devices are published", dra.devices, TIMEOUT_SECONDS)
-        (device,) = dra.devices()
         if apiserver.minor == 36:
+            (device,) = dra.devices()
             taken = device["nodeAllocatableResourceMappings"]
         else:
+            assert "nodeAllocatableResources" not in dra.devices()[0]
+            status = {"declaredFeatures": ["DRANodeAllocatableResources"]}
+            apiserver.admin.merge(f"/api/v1/nodes/{dra.name}/status", {"status": status})
+            eventually(
+                "they say what they take",
+                lambda: "nodeAllocatableResources" in dra.devices()[0],
+                TIMEOUT_SECONDS,
+            )
+            (device,) = dra.devices()
             of_device = device["nodeAllocatableResources"]
             taken = {name: each["mapping"] for name, each in of_device.items()}
         names = {"cpu": "cpu", "memory": "memory", "hugepages-2Mi": "hugepages_2Mi"}

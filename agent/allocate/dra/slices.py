@@ -56,6 +56,7 @@ def devices(
     *,
     whole_cores: bool,
     minor: int = 0,
+    counted: bool = False,
     roots: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
 ) -> list[Device]:
     """The devices of a slice, in the order of the groups, without those that have less CPU than a
@@ -63,20 +64,23 @@ def devices(
 
     `whole_cores`: whether amounts of CPUs are rounded up to whole cores.
     `minor`: the minor version of Kubernetes that the API server has, 0 if it is unknown.
+    `counted`: whether the kubelet declares that it counts claims as requests. From 1.37 on an API
+    server refuses what a claim takes of another Node (plugin/pkg/admission/nodedeclaredfeatures).
     `roots`: by NUMA node, the PCIe roots; empty for an API server without lists."""
     step = layout.threads if whole_cores else 1
     return [
-        _device(group, layout, step, roots.get(group.node, ())) | _node_resources(group, minor)
+        _device(group, layout, step, roots.get(group.node, ()))
+        | (_node_resources(group, minor) if counted or minor == 36 else {})
         for group in groups
         if group.whole or _amounts(group)[CPU] >= step
     ]
 
 
 def is_stored(stored: Device, wanted: Device) -> bool:
-    """Whether the API server has the device. A server drops the fields of
-    feature gates that are off, and they are not compared: the fields of DRANodeAllocatableResources
-    and of DRAConsumableCapacity."""
-    own = {field: value for field, value in wanted.items() if field not in (_MAPPINGS, _RESOURCES)}
+    """Whether the API server has the device. A server drops the fields of feature gates that are
+    off, and they are not compared: those of DRAConsumableCapacity and, in 1.36, of
+    DRANodeAllocatableResources."""
+    own = {field: value for field, value in wanted.items() if field != _MAPPINGS}
     return stored in (wanted, own) or (
         lacks_parts(stored) and stored in (_undivided(wanted), _undivided(own))
     )

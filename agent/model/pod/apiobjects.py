@@ -554,11 +554,14 @@ class ApiNode(msgspec.Struct, frozen=True):
     capacity: dict[str, int] = {}
     offered: dict[str, int] = {}
     """The allocatable resources of mid and batch pods, in milli-CPU and bytes."""
+    counts_claims: bool = False
+    """Its kubelet, of 1.37 or later, declares that it counts claims as requests (KEP-5517)."""
 
 
-class _NodeStatus(msgspec.Struct, frozen=True):
+class _NodeStatus(msgspec.Struct, frozen=True, rename="camel"):
     allocatable: dict[str, Quantity] | None = None
     capacity: dict[str, Quantity] | None = None
+    declared_features: tuple[str, ...] | None = None
 
 
 class NodeBody(msgspec.Struct, frozen=True):
@@ -589,6 +592,7 @@ def node_value(raw: NodeBody) -> ApiNode:
         _node_amounts(written),
         _node_amounts(raw.status.capacity or {}),
         _offered(written),
+        _COUNTS_CLAIMS in (raw.status.declared_features or ()),
     )
 
 
@@ -620,6 +624,7 @@ OFFERED_RESOURCES: Final = tuple(
 
 RAW_ALLOCATABLE: Final = "node.koordinator.sh/raw-allocatable"
 """The annotation with the amounts before amplification; one that can't be read does not count."""
+_COUNTS_CLAIMS: Final = "DRANodeAllocatableResources"
 _quantities: Final = msgspec.json.Decoder(dict[str, Quantity])
 _node_decoder: Final = msgspec.json.Decoder(NodeBody)
 

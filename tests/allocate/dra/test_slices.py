@@ -112,20 +112,23 @@ def test_a_device_with_less_than_a_whole_core_is_left_out_there() -> None:
 def test_a_scheduler_may_count_claims_as_requests(
     minor: int, field: str, of_part: dict[str, str], of_core: dict[str, str]
 ) -> None:
-    """KEP-5517 has another field in each version that knows it."""
+    """KEP-5517 has another field in each version that knows it. From 1.37 on a server refuses it
+    for a Node whose kubelet does not declare the feature."""
 
-    def device(grouping: CpuGrouping, of_server: int) -> Device:
+    def device(grouping: CpuGrouping, of_server: int, *, counted: bool = True) -> Device:
         rules = GroupRules(grouping)
         of_node = groups(FOUR_NODES, LAYOUT, ALL, EMPTY, rules, {}, pool_left=True)
-        return devices(of_node, LAYOUT, whole_cores=False, minor=of_server)[0]
+        return devices(of_node, LAYOUT, whole_cores=False, minor=of_server, counted=counted)[0]
 
     part, core = device(CpuGrouping.NUMA_NODE, minor), device(CpuGrouping.CORE, minor)
     assert part.get(field, {}).get("cpu", {}) == of_part
     assert core.get(field, {}) == ({"cpu": of_core} if of_core else {})
     assert {*part.get(field, {})} in ({"cpu", "memory", "hugepages-2Mi"}, set())
     dropped = device(CpuGrouping.NUMA_NODE, 0)
+    undeclared = device(CpuGrouping.NUMA_NODE, minor, counted=False)
+    assert undeclared == (part if minor == 36 else dropped)
     assert is_stored(part, part)
-    assert is_stored(dropped, part), "a server drops fields of gates that are off"
+    assert is_stored(dropped, part) is (minor < 37), "1.36 drops fields of gates that are off"
     assert not is_stored(core, part)
     assert is_stored(part, dropped) is (minor < 36)
 
