@@ -91,7 +91,7 @@ class CdiFiles:
         return os.path.exists(self._cdi_path(uid))
 
     def uids(self) -> Collection[str]:
-        """Those of the claims that have their CDI file."""
+        """These claims have their CDI file."""
         return [uid for uid in {*self._uids()} if self.has(uid)]
 
     def read(self, uid: str) -> PreparedClaim:

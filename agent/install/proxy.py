@@ -87,13 +87,13 @@ class ProxyInstallation:
 
     def described(self, *, remove: bool) -> Iterator[str]:
         """Lines with the steps of `install`, or of `remove`, and the changes of files."""
-        noted = installer.read_journal(self._tree)
-        if noted and (remove or not noted.finished):
-            changes = installer.undone(noted, self._naming_proxy()) if remove else noted.pending
-            yield from _described(self._installer.undo_steps(noted, changes))
+        journal = installer.read_journal(self._tree)
+        if journal and (remove or not journal.finished):
+            changes = installer.undone(journal, self._naming_proxy()) if remove else journal.pending
+            yield from _described(self._installer.undo_steps(journal, changes))
         if remove:
             return
-        if noted and not noted.finished:
+        if journal and not journal.finished:
             yield "then observe the node again and install"
             return
         yield from _described(self.planned().steps)
@@ -116,21 +116,21 @@ class ProxyInstallation:
         return InstallPlan(steps, node.kubelet.unit.name, runtime)
 
     def _observed(self) -> ObservedNode:
-        noted = installer.read_journal(self._tree) or InstallJournal("", "")
+        journal = installer.read_journal(self._tree) or InstallJournal("", "")
         own_group = own_group_of(self._settings, self._tree.path("/proc"))
         return ObservedNode(
             observe.kubelet(self._tree, own_group),
             {path: self._tree.state(path) for path in plan.OWN_FILES},
             unitfiles.read(self._tree, plan.SERVICE),
             self._active(plan.SERVICE),
-            noted.runtime,
+            journal.runtime,
         )
 
     def _naming_proxy(self) -> tuple[FileChange, ...]:
         """The changes that would have put the proxy's endpoint into the files of the kubelet which
         name it. Without a running kubelet its files are not known."""
-        noted = installer.read_journal(self._tree)
-        if noted is None:
+        journal = installer.read_journal(self._tree)
+        if journal is None:
             return ()
         own_group = own_group_of(self._settings, self._tree.path("/proc"))
         try:
@@ -138,7 +138,7 @@ class ProxyInstallation:
         except ObservationError as error:
             self._report(f"only files that the installation changed are restored: {error}")
             return ()
-        return endpoint.naming_proxy(kubelet, noted.runtime)
+        return endpoint.naming_proxy(kubelet, journal.runtime)
 
     def _active(self, unit: str) -> bool:
         shown = self._command(["systemctl", "show", "--property=ActiveState", unit])

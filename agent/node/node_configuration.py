@@ -170,7 +170,7 @@ def rules(configuration: NodeConfiguration) -> PoolRules:
 
 
 def rules_of_node(configuration: NodeConfiguration) -> PoolRules:
-    """Those of the Node's annotations alone."""
+    """The rules count the annotations of the Node alone."""
     system, of_system = configuration.system_qos, pool_of_class(QoS.SYSTEM)
     return PoolRules(
         node_reserved=configuration.reservation.cpus(),

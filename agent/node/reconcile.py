@@ -114,7 +114,7 @@ class ClaimMoment(msgspec.Struct, frozen=True):
     node_uid: str = ""
     """The Node's uid, "" if it is unknown."""
     counts_claims: bool = False
-    """As in `ApiNode`."""
+    """The kubelet declares that it counts claims as requests."""
 
 
 class ClaimsOfNode(Protocol):

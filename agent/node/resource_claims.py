@@ -88,7 +88,7 @@ class ClaimFiles(Protocol):
         """Whether there are files of the claim."""
 
     def uids(self) -> Collection[str]:
-        """Those of the claims that have files."""
+        """These claims have files."""
 
     def read(self, uid: str) -> PreparedClaim:
         """The claim with the CPUs that its containers were told, and nothing else of its requests.

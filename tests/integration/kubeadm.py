@@ -41,7 +41,7 @@ def program(release: str) -> Path:
 class KubeadmHost(Host):
     """A host whose kubelet is started by the units of its package, with kubeadm's files.
 
-    `socket`: the runtime's, as kubeadm is told."""
+    `socket`: kubeadm gets this socket of the runtime."""
 
     def __init__(self, root: Path, api: ApiServer, release: str, socket: str) -> None:
         super().__init__(root, Kubelet(f"kubeadm {release}", (), PACKAGE, {}, socket))

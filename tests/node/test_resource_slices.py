@@ -108,8 +108,8 @@ def test_nothing_is_written_before_the_cluster_is_known(world: SlicesOfServer) -
 
 
 class ChangingServer(SlicesOfServer):
-    """An API server that writes slices otherwise than it is told, as a later version with a field
-    of its own, or a webhook."""
+    """This API server changes the slices that it stores, as a later version with a field of its own
+    does, or a webhook."""
 
     def change(self, written: dict[str, Any]) -> None:
         """Applies a slice."""

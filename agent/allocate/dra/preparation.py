@@ -8,7 +8,7 @@ same claim is prepared again after a restart of the kubelet."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -81,12 +81,8 @@ def prepared(
     `counts`: the CPUs that other claims have, by exclusive policy."""
     taken = EMPTY
     of_requests = []
-    for claimed in claim.groups:
-        where = f"ResourceClaim {claim.title}, request {claimed.request}"
-        if claimed.pool != node_name:
-            raise PreparationError(f"{where}: pool {claimed.pool} is not of this node")
+    for claimed, where in _of_node(claim, node_name):
         group = groups.get(claimed.device)
-        where += f": device {claimed.device}"
         if group is None:
             raise PreparationError(f"{where} does not exist", RefusalKind.NO_DEVICE)
         cpus = EMPTY
@@ -109,10 +105,7 @@ def restored(claim: CpuResourceClaim, told: PreparedClaim, node_name: str) -> Pr
         left.setdefault((group.base_request, group.device), []).append(group.cpu_set)
     taken = EMPTY
     of_requests = []
-    for claimed in claim.groups:
-        where = f"ResourceClaim {claim.title}, request {claimed.request}"
-        if claimed.pool != node_name:
-            raise PreparationError(f"{where}: pool {claimed.pool} is not of this node")
+    for claimed, where in _of_node(claim, node_name):
         cpus = EMPTY
         if not claimed.admin:
             request, _, _ = claimed.request.partition("/")
@@ -120,12 +113,21 @@ def restored(claim: CpuResourceClaim, told: PreparedClaim, node_name: str) -> Pr
             cpus = of_device.pop(0) if of_device else EMPTY
             milli = claimed.cpu_milli
             if not cpus or cpus & taken or (milli is not None and len(cpus) != -(-milli // 1000)):
-                text = f"{where}: device {claimed.device}: its files do not have its CPUs"
-                raise PreparationError(text)
+                raise PreparationError(f"{where}: its files do not have its CPUs")
         taken |= cpus
         of_requests.append(_of_request(claimed, cpus, PreparationRules()))
     identity = claim.uid, claim.namespace, claim.name
     return PreparedClaim(*identity, tuple(of_requests), claim.pod_claim)
+
+
+def _of_node(claim: CpuResourceClaim, node_name: str) -> Iterator[tuple[ClaimedGroup, str]]:
+    """What the claim has of devices, each with its title in messages. Raises PreparationError for
+    a device of another node."""
+    for claimed in claim.groups:
+        where = f"ResourceClaim {claim.title}, request {claimed.request}"
+        if claimed.pool != node_name:
+            raise PreparationError(f"{where}: pool {claimed.pool} is not of this node")
+        yield claimed, f"{where}: device {claimed.device}"
 
 
 def _of_request(claimed: ClaimedGroup, cpus: CpuSet, rules: PreparationRules) -> PreparedGroup:

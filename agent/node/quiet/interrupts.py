@@ -3,8 +3,8 @@ come later, and the CPUs that irqbalance may use (Documentation/core-api/irq/irq
 
 Other programs and drivers write the same files, and interrupts come and go: each is looked at
 within two seconds. The kernel refuses to move some: those that it manages itself (EIO, EPERM), as
-those of NVMe queues and the timer, and those for which the CPUs have no free vector (ENOSPC). They
-are told, and the agent tries them again each minute.
+those of NVMe queues and the timer, and those for which the CPUs have no free vector (ENOSPC). The
+agent tells these, and tries to move them again each minute.
 
 Without interrupt remapping (x86) the kernel moves an interrupt of a device when it next occurs
 (kernel/irq/migration.c): that of an idle device comes once more to where it was. No file makes it
