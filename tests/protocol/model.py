@@ -86,6 +86,8 @@ class Container(msgspec.Struct, frozen=True, gc=False):
     """Only where a held call announces its pod once."""
     orphan: bool = False
     """The call in progress is of another frontend, which drains or was killed."""
+    killed: bool = False
+    """That one was killed, and notifies nobody of the end of the call."""
 
 
 class Decided(msgspec.Struct, frozen=True, gc=False):
@@ -227,13 +229,13 @@ class Model:
             yield f"remove {number}", self.notify(changed, number, Inbox.DROPPED)
         yield from self.progress(state, number)
         if pod.orphan and pod.phase is Phase.SANDBOX:
-            ended = self.notify(put(phase=Phase.NEW, orphan=False), number, Inbox.DROPPED)
-            yield f"sandbox aborted {number}", ended
+            yield f"sandbox aborted {number}", self.sandbox_ended(state, number, Phase.NEW)
         elif pod.orphan and pod.phase is Phase.SENT:
-            ended = put(phase=Phase.READY, orphan=False, granted=False, stored=0)
+            ended = put(phase=Phase.READY, orphan=False, killed=False, granted=False, stored=0)
             yield f"creation aborted {number}", ended
         elif pod.orphan and pod.phase is Phase.STARTING:
-            yield f"start aborted {number}", put(phase=Phase.CREATED, orphan=False, read=0)
+            ended = put(phase=Phase.CREATED, orphan=False, killed=False, read=0)
+            yield f"start aborted {number}", ended
 
     def others(self, state: State) -> Iterator[Step]:
         """The frontend notices that no other one has calls in progress."""
@@ -245,8 +247,7 @@ class Model:
         pod = state.pods[number]
         put = partial(_put, state, number)
         if pod.phase is Phase.SANDBOX:
-            ready = put(phase=Phase.READY, orphan=False)
-            yield f"sandbox {number}", self.notify(ready, number, Inbox.DROPPED)
+            yield f"sandbox {number}", self.sandbox_ended(state, number, Phase.READY)
         elif pod.phase is Phase.HELD and pod.orphan:
             given = self.draining(state, number)
             if given:
@@ -265,8 +266,8 @@ class Model:
                 yield f"announce {number}", self.notify(changed, number, Inbox.ANNOUNCED)
         elif pod.phase is Phase.SENT:
             assumed = Age.ENDED if pod.assumed is Age.OPEN else pod.assumed
-            created = put(phase=Phase.CREATED, assumed=assumed, orphan=False)
-            yield f"created {number}", self.report(created)
+            created = put(phase=Phase.CREATED, assumed=assumed, orphan=False, killed=False)
+            yield f"created {number}", created if pod.killed else self.report(created)
         elif pod.phase is Phase.STARTING:
             start = Age.ENDED if pod.start is Age.OPEN else pod.start
             changed = put(
@@ -277,6 +278,7 @@ class Model:
                 journalled=False,
                 start=start,
                 orphan=False,
+                killed=False,
             )
             reported = pod.stale or pod.orphan
             yield f"started {number}", self.report(changed) if reported else changed
@@ -286,9 +288,10 @@ class Model:
         if state.faults >= self.bounds.faults:
             return
         pod = state.pods[number]
-        put = partial(_put, replace(state, faults=state.faults + 1), number)
+        changed = replace(state, faults=state.faults + 1)
+        put = partial(_put, changed, number)
         if pod.phase is Phase.SANDBOX:
-            failed = self.notify(put(phase=Phase.NEW, orphan=False), number, Inbox.DROPPED)
+            failed = self.sandbox_ended(changed, number, Phase.NEW)
             yield f"sandbox fails {number}", failed
         elif pod.phase is Phase.SENT:
             failed = put(
@@ -299,8 +302,9 @@ class Model:
                 may_hold=0,
                 failed=pod.failed | pod.may_hold,
                 orphan=False,
+                killed=False,
             )
-            yield f"creation fails {number}", self.report(failed)
+            yield f"creation fails {number}", failed if pod.killed else self.report(failed)
         elif pod.phase is Phase.HELD and not pod.orphan and not self.answer(state, number):
             yield f"wait ends {number}", put(phase=Phase.READY, told=False)
             if self.rules.ignores_timeouts and (share := self.share(state, number)):
@@ -318,6 +322,14 @@ class Model:
             may_hold=cpus,
             told=False,
         )
+
+    def sandbox_ended(self, state: State, number: int, phase: Phase) -> State:
+        """The frontend of the call tells the agent. Without one, the agent detects the sandbox's
+        cgroup."""
+        changed = _put(state, number, phase=phase, orphan=False, killed=False)
+        if not state.pods[number].killed:
+            return self.notify(changed, number, Inbox.DROPPED)
+        return self.report(changed) if phase is Phase.READY else changed
 
     def notify(self, state: State, number: int, inbox: Inbox) -> State:
         """A datagram, which is lost while no agent runs."""
@@ -603,6 +615,7 @@ class Model:
                 stale=False,
                 told=False,
                 orphan=pod.phase in IN_CALL and not (held and killed),
+                killed=pod.killed or (killed and pod.phase in IN_CALL and not held),
             )
             claimed = pod.announced or pod.inbox is Inbox.ANNOUNCED
             if killed and state.up and claimed and not self.rules.keeps_ended_sessions:

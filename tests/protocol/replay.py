@@ -284,7 +284,10 @@ class Driver:
         if made:
             qos = "LSE" if CLAIMS[number] else "LS"
             self._made[number] = self.world.sandbox(f"p{number}", qos, CLAIMS[number]), None
-        call.frontend.admission.pod_created(call.state.pod, made=made)
+        if not self._state.pods[number].killed:
+            call.frontend.admission.pod_created(call.state.pod, made=made)
+        elif made:
+            self.frontend.admission.report_change()  # the agent detects the sandbox's cgroup
         self.follower.step(f"sandbox {number}" if made else f"sandbox fails {number}")
         self._other_ends()
 
@@ -331,7 +334,8 @@ class Driver:
             )
             self._made[number] = sandbox, listed
             container_id = listed.id
-        call.frontend.admission.created(call.state, container_id)
+        if not self._state.pods[number].killed:
+            call.frontend.admission.created(call.state, container_id)
         self.follower.step(f"created {number}" if made else f"creation fails {number}")
         self._other_ends()
 
@@ -349,7 +353,8 @@ class Driver:
         listed[listed.index(container)] = running
         self._made[number] = sandbox, running
         self.world.group(self._group(number), self._read.pop(number))
-        call.frontend.admission.started(call.state)
+        if not self._state.pods[number].killed:
+            call.frontend.admission.started(call.state)
         if self._state.pods[number].orphan:
             self.frontend.admission.report_change()  # the agent detects the cgroup
         self.follower.step(f"started {number}")
