@@ -6,7 +6,8 @@ cmd/kubelet/app/server.go). kubeadm writes the flag into /var/lib/kubelet/kubead
 1.34 on the field into instance-config.yaml beside the configuration, and from there into the
 configuration whenever it writes that. k3s and RKE2 make their kubelet's configuration themselves,
 and append the values of `kubelet-arg` as flags (docs.k3s.io, docs.rke2.io: Configuration File).
-MicroK8s has the flags in a file (canonical.com/microk8s: Configuring MicroK8s services).
+MicroK8s has the flags in a file (canonical.com/microk8s: Configuring MicroK8s services). k0s gives
+its kubelet the endpoint of --cri-socket (docs.k0sproject.io: Runtime).
 
 Files of a distribution's package are not edited: a drop-in in /etc overrides them.
 """
@@ -35,6 +36,7 @@ PROXY_ENDPOINT: Final = f"unix://{proxy_socket(STATE_DIR)}"
 DROP_IN: Final = "99-topolet.conf"
 K3S_DROP_IN: Final = "99-topolet.yaml"
 _K3S_ARG: Final = "kubelet-arg"
+_K0S: Final = "k0s"
 _SHELLS: Final = frozenset({"sh", "bash", "dash"})
 _GIVEN: Final = re.compile(rf"(--{FLAG}(?:=|[ \t]+))([\"']?)([^\s\"'\\]+)")
 _LINE: Final = re.compile(rf"^{FIELD}:.*$", re.MULTILINE)
@@ -74,6 +76,12 @@ def changes(kubelet: ObservedKubelet, endpoint: str) -> tuple[FileChange, ...]:
         return ()
     if kubelet.k3s_folder:
         return (_k3s_change(kubelet, endpoint),)
+    if _program(kubelet.unit) == _K0S:
+        raise EndpointError(
+            f"{kubelet.unit.name}: k0s configures its kubelet anew at each start, so that no "
+            "change of a file lasts: use topolet nri, or give k0s a containerd of the host by "
+            f"--cri-socket=remote:{endpoint}, with a proxy in front of it"
+        )
     if kubelet.args_file is not None:
         return (_args_change(kubelet.args_file, endpoint),)
     if flags(kubelet.argv).get(FLAG):
@@ -162,6 +170,13 @@ def _flag_changes(kubelet: ObservedKubelet, endpoint: str) -> tuple[FileChange, 
     return tuple(found)
 
 
+def _program(unit: Unit) -> str:
+    """The name of the program that the unit starts, "" if it starts none or several."""
+    commands = unit.values("ExecStart")
+    words = unitfiles.words(commands[0]) if len(commands) == 1 else []
+    return words[0].rpartition("/")[2].lstrip("-@:+!") if words else ""
+
+
 def _values_with_flags(unit: Unit) -> Iterator[str]:
     yield from unit.values("ExecStart")
     yield from unit.environment.values()
@@ -175,8 +190,7 @@ def _unit_change(unit: Unit, endpoint: str, *, appended: bool = False) -> FileCh
         raise EndpointError(f"{unit.name}: ExecStart has {len(commands)} values, not one")
     command = _with_flag(commands[0], endpoint)
     if appended and not _gives_flag(command):
-        program = (unitfiles.words(command) or [""])[0].rpartition("/")[2]
-        if program.lstrip("-@:+!") in _SHELLS:
+        if _program(unit) in _SHELLS:
             raise EndpointError(
                 f"{unit.name}: a shell starts this kubelet: add --{FLAG}={endpoint} there"
             )

@@ -108,6 +108,22 @@ def test_kubelet_args_of_the_command_line_of_k3s_are_not_changed(tmp_path: Path)
     assert text.startswith("k3s.service: gives --kubelet-arg on the command line")
 
 
+@pytest.mark.parametrize("flag", [(), (FLAG,)], ids=["field", "flag"])
+def test_a_kubelet_that_k0s_configures_anew_at_each_start_is_refused(
+    tmp_path: Path, flag: tuple[str, ...]
+) -> None:
+    config = "/var/lib/k0s/kubelet-config.yaml"
+    unit = "[Service]\nExecStart=/usr/local/bin/k0s worker --token-file=/etc/k0stoken\n"
+    files = {
+        "/etc/systemd/system/k0sworker.service": unit,
+        config: "containerRuntimeEndpoint: unix:///run/k0s/containerd.sock\n",
+    }
+    argv = ("/var/lib/k0s/bin/kubelet", f"--config={config}", *flag)
+    text = refused(tmp_path, argv, files, "k0sworker.service")
+    assert text.startswith("k0sworker.service: k0s configures its kubelet anew at each start")
+    assert f"--cri-socket=remote:{PROXY}" in text
+
+
 @pytest.mark.parametrize("path", ["", "/var/snap/other/1/args/kubelet"])
 def test_a_kubelite_whose_file_is_not_that_of_the_current_snap(tmp_path: Path, path: str) -> None:
     argv = ("/snap/microk8s/9072/kubelite", *([f"--kubelet-args-file={path}"] if path else []))
