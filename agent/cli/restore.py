@@ -45,13 +45,14 @@ def run(arguments: argparse.Namespace) -> int:
             printable(_line(change)),
             file=sys.stderr if change.state is WriteState.FAILED else sys.stdout,
         )
-    if restored.unchecked:
-        print(f"topolet: not every container is restored: {restored.unchecked}", file=sys.stderr)
+    for reason in restored.not_updated:
+        text = printable(f"topolet: not every container is restored: {reason}")
+        print(text, file=sys.stderr)
     cpusets, others = (
         len(each.having(WriteState.WRITTEN)) for each in (restored.outcome, restored.values)
     )
     print(f"{cpusets} cpusets restored" + (f", and {others} other values" if others else ""))
-    return 0 if restored.outcome.ok and restored.values.ok else 1
+    return 0 if restored.outcome.ok and restored.values.ok and not restored.not_updated else 1
 
 
 def _line(change: GroupChange | ValueChange) -> str:

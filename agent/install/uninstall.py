@@ -154,8 +154,7 @@ class NodeRemoval:
                 f"{outcome.group} {outcome.file}: {outcome.note}"
                 for outcome in restored.values.having(WriteState.FAILED)
             ]
-            if restored.unchecked:
-                failed.append(restored.unchecked)
+            failed += restored.not_updated
             self.left += (f"cgroups: {failure}" for failure in failed)
             self._report(f"cgroups: {len(restored.outcome.having(WriteState.WRITTEN))} restored")
             return not failed

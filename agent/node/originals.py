@@ -35,6 +35,7 @@ from agent.model.pod.pods import Container, ContainerState
 from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
 from agent.model.snapshot import NOTHING, Snapshot, Wanted
+from agent.model.verdict import Code
 from agent.node.audit import Append, Written, write_records
 from agent.node.cpu_notices import CpuNotices, Key
 from agent.node.runtime_view import CgroupLocator, RuntimeView
@@ -333,9 +334,9 @@ class Restored(msgspec.Struct, frozen=True):
     """What was written to cpusets."""
     values: ValueOutcome
     """What was written to other files."""
-    unchecked: str
-    """Why the runtime, or a container that began with CPUs of the agent's choice, could not be
-    updated; empty if all were."""
+    not_updated: tuple[str, ...]
+    """Why the runtime could not be asked, or what it answered for each container that it did not
+    update and that has not ended meanwhile: it may write the agent's values again."""
 
 
 def restore(settings: RestoreSettings, append: Append) -> Restored:
@@ -378,7 +379,7 @@ def restore(settings: RestoreSettings, append: Append) -> Restored:
     hierarchy.close()
     no_plugin.release()
     lock.release()
-    return Restored(outcome, others, unlisted or failed)
+    return Restored(outcome, others, (*filter(None, [unlisted]), *failed))
 
 
 def _restore_runtime(
@@ -387,12 +388,12 @@ def _restore_runtime(
     hierarchy: Hierarchy,
     controllers: Controllers,
     journal: Journal,
-) -> tuple[dict[str, CpuSet], str]:
+) -> tuple[dict[str, CpuSet], list[str]]:
     """Updates the runtime with the original values of the containers. Returns the cpusets of groups
     that are not in the journal, because a frontend created the container with CPUs of the agent's
     choice: they get the CPUs of their parent, also when the update fails. Also returns
-    `unchecked`."""
-    unchecked = ""
+    `not_updated`."""
+    not_updated = []
     chosen: dict[str, CpuSet] = {}
     for container in containers:
         group = container.group
@@ -406,8 +407,16 @@ def _restore_runtime(
             if container.state is ContainerState.CREATED:
                 cri.update(container.id, LinuxResources(str(hierarchy.machine_cpus())))
         except (RpcError, CgroupError) as error:
-            unchecked = f"container {container.id}: {error}"
-    return chosen, unchecked
+            if not _has_ended(hierarchy, container, error):
+                not_updated.append(f"container {container.id}: {error}")
+    return chosen, not_updated
+
+
+def _has_ended(hierarchy: Hierarchy, container: Container, error: RpcError | CgroupError) -> bool:
+    """Whether that is why its runtime did not update a container."""
+    if isinstance(error, RpcError) and error.code == Code.NOT_FOUND:
+        return True
+    return container.group is not None and not hierarchy.exists(container.group)
 
 
 def _last_snapshot(path: Path) -> Snapshot | None:
@@ -420,7 +429,8 @@ def _last_snapshot(path: Path) -> Snapshot | None:
 def _managed(
     last: Snapshot, cri: Cri, hierarchy: Hierarchy
 ) -> tuple[list[tuple[Key, Container]], str]:
-    """The containers for which the last snapshot has a cpuset. Also returns `unchecked`."""
+    """The containers for which the last snapshot has a cpuset. Also returns why the runtime could
+    not be asked, empty if it answered."""
     try:
         observed = RuntimeView(cri, CgroupLocator(hierarchy)).observe()
     except RpcError as error:

@@ -1,8 +1,10 @@
 """`topolet restore` on a tree of files; tests/integration has it with a runtime."""
 
 import contextlib
+import shutil
 from pathlib import Path
 
+import grpc
 import msgspec
 import pytest
 
@@ -126,7 +128,52 @@ def test_a_container_that_the_agent_has_not_listed_before_its_end(
         printed = topolet(
             *("restore", f"--state-dir={state}", f"--cgroup-root={root}"),
             f"--runtime-endpoint=unix://{tmp_path}/c.sock",
+            code=0 if answers else 1,
         )
     told = "topolet: not every container is restored: container box: "
     assert (told in printed.err) is not answers
     assert cpus.read_text().strip() == "0-3"
+
+
+class RefusingRuntime(SimulatedRuntime):
+    """Ends each update of a container with this code. `ended`: a folder that it removes before."""
+
+    code = grpc.StatusCode.UNKNOWN
+    ended: Path | None = None
+
+    def _update(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        if self.ended is not None:
+            shutil.rmtree(self.ended, ignore_errors=True)
+        context.abort(self.code, "refused")
+        raise AssertionError("abort raises")
+
+
+@pytest.mark.parametrize("why", ["refused", "unknown to the runtime", "without a group"])
+def test_each_container_that_its_runtime_does_not_update_is_named_unless_it_has_ended(
+    tmp_path: Path, topolet: Topolet, why: str
+) -> None:
+    root, state = tmp_path / "cgroup", tmp_path / "state"
+    make_tree(root)
+    state.mkdir()
+    pod = PodWanted("default/pod", QoS.LSE, Wanted(LinuxResources("1"), exclusive=True))
+    snapshot = msgspec.structs.replace(EMPTY, pods={"x": pod})
+    (state / FILE).write_bytes(snapshots.encode(snapshot))
+    runtime = RefusingRuntime(tmp_path / "c.sock", lambda group, cpus: None)
+    runtime.sandboxes["s"] = Sandbox("s", "x", "default", "pod", True, 1, {}, {})
+    runtime.statuses["s"] = VerboseStatus(cgroup_parent=GROUP.rpartition("/")[0])
+    for name in ("box", "other"):
+        runtime.containers[name] = RuntimeContainer(name, "s", name, ContainerState.RUNNING)
+        runtime.statuses[name] = VerboseStatus(cgroups_path=GROUP)
+    if why == "unknown to the runtime":
+        runtime.code = grpc.StatusCode.NOT_FOUND
+    if why == "without a group":
+        runtime.ended = root / "cpuset" / GROUP[1:]
+    with contextlib.closing(runtime):
+        printed = topolet(
+            *("restore", f"--state-dir={state}", f"--cgroup-root={root}"),
+            f"--runtime-endpoint=unix://{tmp_path}/c.sock",
+            code=int(why == "refused"),
+        )
+    for name in ("box", "other"):
+        told = f"topolet: not every container is restored: container {name}: "
+        assert (told in printed.err) == (why == "refused")
