@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from deploy.release import CHART, ROOT
+from tests import tools
 
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yaml"))
@@ -98,6 +99,20 @@ def test_a_tag_publishes_only_after_the_tests() -> None:
     assert workflow["jobs"]["publish"]["needs"] == "test"
     assert workflow["jobs"]["test"]["uses"] == "./.github/workflows/ci.yaml"
     assert "workflow_call" in load(GITHUB / "workflows/ci.yaml")["on"]
+
+
+def test_the_cosign_that_tests_run_is_the_one_that_signs() -> None:
+    steps = load(GITHUB / "workflows/release.yaml")["jobs"]["publish"]["steps"]
+    versions = [
+        step["with"]["cosign-release"] for step in steps if "cosign" in step.get("uses", "")
+    ]
+    assert versions == [tools.version("cosign")]
+
+
+def test_no_provenance_in_the_registry_hides_the_attestations_of_cosign() -> None:
+    """cosign 3 reads no attestation of cosign 2 if an image also has a bundle in the registry."""
+    for step in load(GITHUB / "workflows/release.yaml")["jobs"]["publish"]["steps"]:
+        assert step.get("with", {}).get("push-to-registry", "false") == "false"
 
 
 def test_dependencies_are_updated_where_they_are_pinned() -> None:

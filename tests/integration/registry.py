@@ -7,7 +7,8 @@ import json
 import pathlib
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -36,8 +37,12 @@ class Registry:
 
 
 @contextlib.contextmanager
-def running(folder: pathlib.Path) -> Iterator[Registry]:
-    """An empty registry that stores images below `folder`. Skips the test without a program."""
+def running(
+    folder: pathlib.Path, http: Mapping[str, Any] | None = None, **sections: Any
+) -> Iterator[Registry]:
+    """An empty registry that stores images below `folder`. Skips the test without a program.
+
+    `http`: fields of that section of its configuration. `sections`: its further sections."""
     program = tools.unpacked("docker-registry")
     if program is None:
         pytest.skip("no docker-registry here (tests/tools/prepare fetches it)")
@@ -46,7 +51,8 @@ def running(folder: pathlib.Path) -> Iterator[Registry]:
         "version": "0.1",
         "log": {"level": "warn"},
         "storage": {"filesystem": {"rootdirectory": str(folder / "images")}},
-        "http": {"addr": f"127.0.0.1:{port}"},
+        "http": {"addr": f"127.0.0.1:{port}", **(http or {})},
+        **sections,
     }
     path = folder / "registry.yml"
     path.write_text(json.dumps(config))

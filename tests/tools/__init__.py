@@ -30,6 +30,8 @@ _MODULES = {
     "containerd": "github.com/containerd/containerd/v2",
     "containerd-1.7": "github.com/containerd/containerd",
     "containerd-2.0": "github.com/containerd/containerd/v2",
+    "cosign": "github.com/sigstore/cosign/v2",
+    "cosign-3": "github.com/sigstore/cosign/v3",
     "cri-o": "github.com/cri-o/cri-o",
     "cri-tools": "sigs.k8s.io/cri-tools",
     "dra-driver": "k8s.io/kubernetes",
@@ -62,6 +64,7 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(
         ("containerd", "containerd-1.7", "containerd-2.0"), (("install", *_FLAGS, _TAGS, "tool"),)
     ),
+    **dict.fromkeys(("cosign", "cosign-3"), (("install", *_FLAGS, "tool"),)),
     "cri-o": (
         ("install", *_FLAGS, _CRI_O_TAGS, "tool"),
         ("run", *_FLAGS, "./pinns", "{folder}/pinns"),
@@ -91,7 +94,8 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 NAMES = tuple(_MODULES)
 ONLY_LONG = (
-    *("containerd-1.7", "containerd-2.0", "cri-o", "dra-driver", "helm3", "koordinator", "krew"),
+    *("containerd-1.7", "containerd-2.0", "cosign", "cosign-3", "cri-o", "dra-driver", "helm3"),
+    *("koordinator", "krew"),
     *VERSIONS.values(),
     *KUBEADM.values(),
 )

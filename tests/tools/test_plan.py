@@ -43,6 +43,7 @@ def test_everything_missing_on_an_empty_machine_is_listed(
     assert " kubernetes-v" in built
     for name in ONLY_LONG:
         assert (f" {name}-v" in built) == bool(flags)
-    assert ("fetch: conmon" in lines) == bool(flags)
+    for name in ("conmon", "skopeo"):
+        assert (f"fetch: {name}" in lines) == bool(flags)
     assert any(line.startswith("start:") for line in lines)
     assert not (tmp_path / "no").exists()
