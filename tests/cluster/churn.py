@@ -32,8 +32,9 @@ _RESTARTED_EVERY = 4
 """The container of one pod of so many is killed, and restarted."""
 KILLED: Final = ("agent", "kubelet", "containerd")
 _SNAPSHOT: Final = "/run/topolet/snapshot.json"
-_NO_PLUGIN: Final = ("UnexpectedAdmissionError", f"OutOf{RESOURCE}")
-"""Why a kubelet rejects a pod with a device while its plugin has not registered again."""
+_REJECTIONS: Final = ("UnexpectedAdmissionError", f"OutOf{RESOURCE}", "OutOfcpu")
+"""Why a kubelet rejects a pod: the device plugin has not registered again, or two schedulers gave
+the same CPU to two pods at one time."""
 _TAKEN_NAME: Final = "failed to reserve container name"
 """A kubelet takes the container for the newest one that was created last by the clock: after a jump
 back it creates the next one again."""
@@ -115,8 +116,8 @@ class Churn:
         self.failed: list[str] = []
         """The pods that did not start in time, also again."""
         self.rejected = 0
-        """The pods that a kubelet has rejected because a device plugin was away, or could not
-        restart because the clock jumped."""
+        """The pods that a kubelet has rejected because a device plugin was away or two schedulers
+        chose one CPU, or could not restart because the clock jumped."""
         self.faults: Counter[str] = Counter()
         self.spans: list[tuple[float, float]] = []
         """The beginning and the end of each fault, by the monotonic clock."""
@@ -220,7 +221,7 @@ class Churn:
     def _is_rejected(self, pod: Object, status: Object) -> bool:
         message = status.get("state", {}).get("waiting", {}).get("message", "")
         jumped = bool(self.faults[CLOCK_JUMP]) and _TAKEN_NAME in message
-        return jumped or pod["status"].get("reason") in _NO_PLUGIN
+        return jumped or pod["status"].get("reason") in _REJECTIONS
 
     def _kill_container(self, name: str, container: str) -> None:
         files = map(_processes, self._node.cpuset_files(container))

@@ -82,7 +82,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """By way."""
     failed_pods: int
     rejected_pods: int
-    """By a kubelet, because its device plugin was away or its clock jumped."""
+    """By a kubelet, because its device plugin was away, its clock jumped, or two schedulers chose
+    one CPU."""
     overlaps: int
     drift: int
     leaked_fds: dict[str, int]
