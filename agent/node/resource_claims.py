@@ -149,6 +149,9 @@ class ResourceClaims:
         self._lost = frozenset(() if is_whole else {*claim_files.uids()} - self._claims.keys())
         """The uids of claims that the file lacks, and that containers may have CPUs of. No claim
         gets CPUs before the API server has said whose they are."""
+        self._recovered: frozenset[str] = frozenset()
+        """The uids of those that have their CPUs again. Their containers ran before the file names
+        them."""
         self._unread = Problem(log, f"{path} lacks claims that have been prepared: ")
         self._in_file = self._claims
         self._unkept = Problem(log, "")
@@ -281,11 +284,18 @@ class ResourceClaims:
             if before is None or before[0] is not claims or before[1] is not kept:
                 self._decided = claims, kept
                 self._node_claims = node_claims(
-                    kept.get(uid) or msgspec.structs.replace(claim, containers=())
-                    for uid, claim in claims.items()
+                    self._decidable(claim, kept.get(uid)) for uid, claim in claims.items()
                 )
                 self.changed()
             return msgspec.structs.replace(kubelet, claims=self._node_claims)
+
+    def _decidable(self, claim: PreparedClaim, kept: PreparedClaim | None) -> PreparedClaim:
+        """The claim with the containers about which passes decide.
+
+        `kept`: as the file has it."""
+        if claim.uid in self._recovered and (kept is None or not kept.containers):
+            return claim
+        return kept or msgspec.structs.replace(claim, containers=())
 
     def groups(self) -> tuple[CpuGroup, ...]:
         """The devices of the node in order; none before the first pass."""
@@ -673,6 +683,7 @@ class ResourceClaims:
                             self._path,
                         )
                         self._claims = {**self._claims, uid: claim}
+                        self._recovered |= {uid}
                     self._lost -= {uid}
                     self._lock.notify_all()
                 if is_gone:

@@ -696,6 +696,24 @@ def test_claims_whose_file_is_lost_keep_the_cpus_that_their_containers_were_told
     assert cpus_of(start(None)) == {"kept": "4-7", "new": "0-3"}
 
 
+def test_a_running_container_of_a_claim_whose_file_is_lost_stays_on_its_cpus(
+    server: ClaimsOfServer, start: Start, tmp_path: Path
+) -> None:
+    """The first pass knows it, and does not wait for the file, as with a new container: it was on
+    the CPUs that pods share for half a second."""
+    server.add("a", 4)
+    start().prepare("ns", "a", "u-a")
+    (tmp_path / CLAIMS_FILE).unlink()
+    again = start(None)
+    again.keep()
+    uses = (ClaimUse("x", "a"),)
+    pod = ApiPod("u-p", "ns", "p", "n1", Phase.RUNNING, {}, {}, "besteffort", 0, claims=uses)
+    of_pass = again.with_claims(KubeletCpus(), [pod]).claims
+    assert str(of_pass.containers["u-p"]["x"].cpus) == "0-3"
+    again.keep()
+    assert again.with_claims(KubeletCpus(), [pod]).claims == of_pass
+
+
 def test_a_container_has_its_cdi_file_while_nobody_knows_the_cpus_of_its_claim(
     server: ClaimsOfServer, start: Start, tmp_path: Path
 ) -> None:
