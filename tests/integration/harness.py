@@ -361,11 +361,19 @@ def private_containerd(
 
 
 @contextlib.contextmanager
-def private_crio() -> Iterator[Crio]:
+def private_crio(
+    name: str = "cri-o",
+    infra_cpus: str = "0",
+    required_plugins: Sequence[str] = (),
+    nri_seconds: float = 5.0,
+) -> Iterator[Crio]:
     """A running CRI-O whose monitors run on CPU 0, as on a node that reserves this CPU. Skips the
-    test if CRI-O cannot run."""
+    test if CRI-O cannot run.
+
+    `name`: the set of its programs.
+    `infra_cpus`, `required_plugins`, `nri_seconds`: as `Crio` has them."""
     _root_and_two_cpus_or_skip()
-    programs = built_or_skip("cri-o")
+    programs = built_or_skip(name)
     conmon = tools.unpacked("conmon")
     if conmon is None:
         pytest.skip("no conmon here (tests/tools/prepare fetches it)")
@@ -374,7 +382,7 @@ def private_crio() -> Iterator[Crio]:
     if image.busybox() is None:
         pytest.skip("not on this machine: busybox")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
-    runtime = Crio(folder, programs, conmon, infra_cpus="0")
+    runtime = Crio(folder, programs, conmon, infra_cpus, required_plugins, nri_seconds)
     try:
         runtime.start()
         yield runtime

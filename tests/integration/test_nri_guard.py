@@ -33,7 +33,12 @@ from tests.fixtures.pods import (
     run_pod,
     run_sandbox,
 )
-from tests.integration.harness import NO_FULL_PASS, built_or_skip, private_containerd
+from tests.integration.harness import (
+    NO_FULL_PASS,
+    built_or_skip,
+    private_containerd,
+    private_crio,
+)
 from tests.integration.nri_node import NriNode, nri_node
 from tests.waiting import eventually
 
@@ -42,6 +47,8 @@ TIMEOUT_SECONDS = 0.5
 """How long the runtime waits for a plugin."""
 POINTS = 12
 LONG_POINTS = 500
+CRIO_SECONDS = 2.0
+"""How long CRI-O waits for a plugin by default."""
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +205,40 @@ def test_no_container_starts_on_wrong_cpus_while_the_plugin_hangs_or_is_killed(
     guarded: Decided,
 ) -> None:
     strike_at(guarded, POINTS)
+
+
+@pytest.fixture
+def guarded_crio() -> Iterator[Decided]:
+    """Plugin and guard run with a CRI-O that creates no container without them. This version can't
+    pin its monitors on cgroup v1."""
+    with (
+        private_crio("cri-o-1.36", "", (PLUGIN, GUARD), CRIO_SECONDS) as runtime,
+        nri_node(runtime) as nri,
+        Decided(nri) as it,
+    ):
+        nri.start_guard()
+        nri.start_plugin()
+        it.sandboxes()
+        yield it
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_guard_does_the_same_on_cri_o(guarded_crio: Decided) -> None:
+    """The plugin hangs, and is killed while a creation waits for it."""
+    it = guarded_crio
+    assert it.starts_on(it.create(it.owner)) == "1"
+    it.nri.signal(signal.SIGSTOP)
+    with pytest.raises(RpcError, match="pod default/own owns CPUs 1, but its container"):
+        it.create(it.owner)
+    with pytest.raises(RpcError, match=f'required plugin "{PLUGIN}" not present'):
+        it.create(it.owner)
+    it.nri.signal(signal.SIGCONT)
+    eventually("the plugin adjusts again", lambda: it.created(it.owner))
+    it.nri.signal(signal.SIGSTOP)
+    assert it.strike(signal.SIGKILL, CRIO_SECONDS / 2) == {}
+    eventually("the next plugin adjusts", lambda: it.created(it.owner))
+    assert it.starts_on(it.create(it.shared)) == "0"
 
 
 @pytest.mark.long

@@ -32,7 +32,7 @@ _MODULES = {
     "containerd-2.0": "github.com/containerd/containerd/v2",
     "cosign": "github.com/sigstore/cosign/v2",
     "cosign-3": "github.com/sigstore/cosign/v3",
-    "cri-o": "github.com/cri-o/cri-o",
+    **dict.fromkeys(("cri-o", "cri-o-1.36"), "github.com/cri-o/cri-o"),
     "cri-tools": "sigs.k8s.io/cri-tools",
     "dra-driver": "k8s.io/kubernetes",
     "grpc-peer": "google.golang.org/grpc",
@@ -65,9 +65,12 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("containerd", "containerd-1.7", "containerd-2.0"), (("install", *_FLAGS, _TAGS, "tool"),)
     ),
     **dict.fromkeys(("cosign", "cosign-3"), (("install", *_FLAGS, "tool"),)),
-    "cri-o": (
-        ("install", *_FLAGS, _CRI_O_TAGS, "tool"),
-        ("run", *_FLAGS, "./pinns", "{folder}/pinns"),
+    **dict.fromkeys(
+        ("cri-o", "cri-o-1.36"),
+        (
+            ("install", *_FLAGS, _CRI_O_TAGS, "tool"),
+            ("run", *_FLAGS, "../cri-o/pinns/main.go", "{folder}/pinns"),
+        ),
     ),
     "cri-tools": (
         ("install", *_FLAGS, "tool"),
@@ -94,8 +97,8 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 NAMES = tuple(_MODULES)
 ONLY_LONG = (
-    *("containerd-1.7", "containerd-2.0", "cosign", "cosign-3", "cri-o", "dra-driver", "helm3"),
-    *("koordinator", "krew"),
+    *("containerd-1.7", "containerd-2.0", "cosign", "cosign-3", "cri-o", "cri-o-1.36"),
+    *("dra-driver", "helm3", "koordinator", "krew"),
     *VERSIONS.values(),
     *KUBEADM.values(),
 )
