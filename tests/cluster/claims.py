@@ -11,15 +11,18 @@ from typing import Any, Final
 
 import pytest
 
-from agent.model.cpu.cpuset import CpuSet
-from agent.model.dra.names import DRIVER
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.dra.names import CLAIMS_FILE, DRIVER, SHOWN_FILE
 from tests import tools
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster, Object
 from tests.cluster.node import start_containerd
 from tests.cluster.pods import manifest
+from tests.integration.apiserver import server
 from tests.integration.apiserver.server import feature_gates, gates_without_parts
 
-STATE: Final = "/run/topolet/claims.json"
+FOLDER: Final = "/run/topolet"
+STATE: Final = f"{FOLDER}/{CLAIMS_FILE}"
+SHOWN: Final = f"{FOLDER}/{SHOWN_FILE}"
 CDI: Final = "/var/run/cdi"
 WAIT_SECONDS: Final = 45.0
 """A kubelet that was refused prepares the claims of a pod again only after more than a minute."""
@@ -90,6 +93,52 @@ def no_agent(cluster: Cluster) -> Iterator[None]:
 _DAEMONSET: Final = ("patch", "-n", NAMESPACE, "daemonset", "topolet-agent")
 
 
+@contextlib.contextmanager
+def kubelet_dir(cluster: Cluster, folder: str) -> Iterator[None]:
+    """The kubelet has this root folder during the block, and the agent that of its own pod."""
+    node = cluster.nodes[HOST]
+    usual = node.kubelet_dir
+    parts = {"dra-registry": "plugins_registry", "dra-plugin": f"plugins/{DRIVER}"}
+    mounts = [{"name": "kubelet", "mountPath": f"/host{folder}", "readOnly": True}]
+    mounts += [{"name": name, "mountPath": f"{folder}/{part}"} for name, part in parts.items()]
+    mounts += [
+        {"$patch": "delete", "mountPath": f"{place}{usual}{part}"}
+        for place, part in [("/host", ""), *(("", f"/{part}") for part in parts.values())]
+    ]
+    volumes = [{"name": "kubelet", "hostPath": {"path": folder}}]
+    volumes += [
+        {"name": name, "hostPath": {"path": f"{folder}/{part}"}} for name, part in parts.items()
+    ]
+    env = [{"name": "KUBELET_DIR", "value": folder}]
+    agent = {"name": "agent", "env": env, "volumeMounts": mounts}
+    patch = {"spec": {"template": {"spec": {"containers": [agent], "volumes": volumes}}}}
+    node.kubelet_dir = folder
+    try:
+        node.restart_kubelet()
+        cluster.kubectl(*_DAEMONSET, "-p", json.dumps(patch))
+        wait_rolled_out(cluster)
+        yield
+    finally:
+        node.kubelet_dir = usual
+        node.restart_kubelet()
+        # An apply leaves what a patch has added.
+        cluster.kubectl("delete", *_DAEMONSET[1:])
+        cluster.apply("overlays/proxy", "dra")
+        wait_rolled_out(cluster)
+
+
+def empty_folder(cluster: Cluster) -> None:
+    """Removes all files of the agent's state folder, and leaves the proxy's socket."""
+    cluster.nodes[HOST].machine.run("find", FOLDER, "-type", "f", "-delete")
+
+
+def tear_file(cluster: Cluster) -> None:
+    """Leaves the first half of the file of claims."""
+    machine = cluster.nodes[HOST].machine
+    text = machine.read(STATE)[STATE]
+    machine.write(STATE, text[: len(text) // 2])
+
+
 def wait_rolled_out(cluster: Cluster) -> None:
     """Returns when the agent of the latest template is Ready."""
     words = ("rollout", "status", "-n", NAMESPACE, "daemonset/topolet-agent", "--timeout=120s")
@@ -111,13 +160,22 @@ def slices(cluster: Cluster) -> list[Object]:
     return [each for each in cluster.objects("resourceslices") if each["spec"]["driver"] == DRIVER]
 
 
+def devices(cluster: Cluster) -> list[Object]:
+    """Those that the driver publishes."""
+    return [device for each in slices(cluster) for device in each["spec"].get("devices", ())]
+
+
 def cpus_offered(cluster: Cluster) -> CpuSet:
     """The CPUs of all devices in slices of the driver."""
-    offered = CpuSet(())
-    for each in slices(cluster):
-        for device in each["spec"].get("devices", ()):
-            offered |= CpuSet.parse(device["attributes"][f"{DRIVER}/cpuIDs"]["string"])
-    return offered
+    return union(
+        CpuSet.parse(device["attributes"][f"{DRIVER}/cpuIDs"]["string"])
+        for device in devices(cluster)
+    )
+
+
+def slice_writes(cluster: Cluster) -> int:
+    """The requests to write slices that the API server has had since its start."""
+    return server.slice_writes(cluster.kubectl("get", "--raw", "/metrics"))
 
 
 def exactly(cpus: int, **more: Any) -> Object:
@@ -150,6 +208,47 @@ def template(name: str, cpus: int) -> Object:
         "metadata": {"name": name},
         "spec": {"spec": {"devices": _devices(cpus, None)}},
     }
+
+
+def stale(cluster: Cluster, name: str) -> None:
+    """Creates a pod with a claim of its name on one CPU, which a scheduler has allocated by slices
+    that were outdated. Returns when the kubelet asks for the claim."""
+    cluster.create(claim(name, 1), claimant(name, schedulerName="none"))
+    uids = {}
+    for kind in ("pod", "resourceclaim"):
+        stored = cluster.get(kind, name)
+        assert stored is not None
+        uids[kind] = stored["metadata"]["uid"]
+    device = {
+        "request": "cpus",
+        "driver": DRIVER,
+        "pool": HOST,
+        "device": "numa-node-0",
+        "shareID": uids["pod"],
+        "consumedCapacity": {f"{DRIVER}/cpu": "1"},
+    }
+    user = {"resource": "pods", "name": name, "uid": uids["pod"]}
+    status = {"allocation": {"devices": {"results": [device]}}, "reservedFor": [user]}
+    words = ("patch", "resourceclaim", name, "--subresource=status", "--type=merge", "-p")
+    cluster.kubectl(*words, json.dumps({"status": status}))
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": name},
+        "target": {"kind": "Node", "name": HOST},
+    }
+    path = f"/api/v1/namespaces/default/pods/{name}/binding"
+    cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(binding))
+    wait_asked(cluster, uids["resourceclaim"])
+
+
+def wait_asked(cluster: Cluster, uid: str) -> None:
+    """Returns when the kubelet asks the driver for the claim: it notes each one just before."""
+    node = cluster.nodes[HOST]
+    path = f"{node.kubelet_dir}/dra_manager_state"
+    cluster.eventually(
+        f"the kubelet asks for claim {uid}", lambda: uid in node.machine.read(path).get(path, "")
+    )
 
 
 def _devices(cpus: int, parameters: Object | None) -> Object:
@@ -186,10 +285,16 @@ def prepared(cluster: Cluster) -> dict[str, CpuSet]:
     texts = cluster.nodes[HOST].machine.read(STATE)
     kept = json.loads(texts[STATE])["claims"] if texts else []
     return {
-        each["name"]: CpuSet.parse(",".join(group["cpus"] for group in each["groups"]))
+        each["name"]: CpuSet.parse(",".join(group.get("cpus", "") for group in each["groups"]))
         for each in kept
         if "name" in each
     }
+
+
+def shown(cluster: Cluster) -> Object:
+    """What the agent tells people; nothing before it does."""
+    of_agent: Object = json.loads(cluster.nodes[HOST].machine.read(SHOWN).get(SHOWN, "{}"))
+    return of_agent
 
 
 def cdi_files(cluster: Cluster) -> dict[str, str]:
@@ -204,8 +309,8 @@ def wait_nothing_left(cluster: Cluster) -> None:
     cluster.eventually("no claim is left", lambda: not cluster.objects("resourceclaims"), 90)
     cluster.eventually("no claim is prepared", lambda: not prepared(cluster), 90)
     assert not cdi_files(cluster)
-    metadata = f"/var/lib/kubelet/plugins/{DRIVER}/metadata/**/*.json"
-    assert not cluster.nodes[HOST].machine.read(metadata)
+    node = cluster.nodes[HOST]
+    assert not node.machine.read(f"{node.kubelet_dir}/plugins/{DRIVER}/metadata/**/*.json")
     cluster.eventually("a CPU is offered", lambda: len(cpus_offered(cluster)) == 1, 60)
 
 

@@ -118,6 +118,15 @@ class Cluster:
         finally:
             self.control.start_server()
 
+    @contextlib.contextmanager
+    def hanging_api_server(self) -> Iterator[None]:
+        """The API server answers nobody, and goes on at the end of the block."""
+        self.control.signal_server(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.control.signal_server(signal.SIGCONT)
+
     def wait_while_recording(self, seconds: float) -> None:
         """Waits while a block of `following` records every change."""
         time.sleep(seconds)

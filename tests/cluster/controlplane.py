@@ -49,7 +49,7 @@ class ControlPlane:
     def __init__(self, place: World) -> None:
         self.world = place
         self._gates = feature_gates()
-        self._scheduler_pid = 0
+        self._scheduler_pid = self._server_pid = 0
         self._folder = place.folder / "kubernetes" / "pki"
         self._folder.mkdir()
         self._authority = Authority(self._folder)
@@ -98,7 +98,7 @@ class ControlPlane:
 
     def start_server(self) -> None:
         """Returns when it is ready."""
-        self.world.start(
+        self._server_pid = self.world.start(
             "kube-apiserver",
             "kube-apiserver",
             *server_flags(PKI, _ETCD, PORT),
@@ -117,6 +117,9 @@ class ControlPlane:
     def stop_server(self, number: int = signal.SIGKILL) -> None:
         """Ends the API server: its connections break, and new ones are refused."""
         self.world.end("kube-apiserver", number)
+
+    def signal_server(self, number: int) -> None:
+        self.world.run("kill", f"-{number}", str(self._server_pid))
 
     def restart_with(self, gates: Mapping[str, bool]) -> None:
         """Kills API server and scheduler, and starts them with these feature gates."""

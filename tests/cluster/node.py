@@ -27,7 +27,6 @@ conf_dir = '/etc/cni/net.d'
 """
 
 _PROXY_PID = "/run/topolet-proxy.pid"
-_KUBELET = "/var/lib/kubelet/config.yaml"
 _STATES = ("cpu_manager_state", "memory_manager_state")
 """A kubelet exits if one of these was written under another policy."""
 
@@ -59,6 +58,8 @@ class Node:
 
     has_proxy = True
     """Whether its kubelet is started behind the proxy."""
+    kubelet_dir = "/var/lib/kubelet"
+    """The root folder of the kubelet from its next start on."""
 
     def __init__(
         self,
@@ -111,11 +112,13 @@ class Node:
         """Adds these fields to its configuration. The kubelet registers its node itself."""
         self._configuration = configuration
         written = json.dumps(self._kubelet_configuration() | configuration)
-        self.machine.write(_KUBELET, written)
+        path = f"{self.kubelet_dir}/config.yaml"
+        self.machine.write(path, written)
         self.machine.start(
             "kubelet",
             self._program,
-            f"--config={_KUBELET}",
+            f"--config={path}",
+            f"--root-dir={self.kubelet_dir}",
             f"--kubeconfig={self._kubeconfig}",
             f"--hostname-override={self.name}",
             f"--node-ip={self._address}",
@@ -135,7 +138,7 @@ class Node:
         self.stop_kubelet()
         if configuration:
             for state in _STATES:
-                self.machine.remove(f"/var/lib/kubelet/{state}")
+                self.machine.remove(f"{self.kubelet_dir}/{state}")
         merged = self._configuration | configuration
         self.start_kubelet(**{key: each for key, each in merged.items() if each is not None})
 

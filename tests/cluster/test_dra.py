@@ -4,7 +4,9 @@ drivers, on the two CPUs of the node, of which one stays in the pool."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import signal
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -37,6 +39,9 @@ KUBELET_GRACE_SECONDS = 30.0
 RETRY_SECONDS = 100.0
 """A kubelet asks a driver that did not answer again after 60 to 90 seconds. One agent ends before
 the next one starts."""
+HANGS_SECONDS = 4.0
+"""Longer than an agent rests between two reads, and than it collects changes of slices."""
+ADMIN_ACCESS = "resource.kubernetes.io/admin-access"
 DEAF = "trap '' TERM; while :; do sleep 1; done"
 """A container that only SIGKILL ends."""
 
@@ -187,6 +192,145 @@ def test_a_reboot_prepares_claims_again(with_dra: Cluster) -> None:
     delete_claimants(cluster, "one")
 
 
+def test_claims_and_owners_keep_their_cpus_when_the_agent_loses_its_files(
+    with_dra: Cluster,
+) -> None:
+    """All of its state folder, and the second half of the file of claims. A claim on a CPU that is
+    taken waits until the claim before is unprepared, or the owner ends."""
+    cluster = with_dra
+    cluster.pod("ls", qos="LS", cpu="100m")
+    cluster.create(claim("one", 1), claimant("one"))
+    cluster.wait_running("one")
+    devices = claims.devices(cluster)
+    lose_and_succeed(cluster, claims.empty_folder, "one", "two")
+    lose_and_succeed(cluster, claims.tear_file, "two", "three")
+    assert claims.devices(cluster) == devices
+    delete_claimants(cluster, "three")
+
+    cluster.pod("lse", qos="LSE", cpu=1)
+    assert cluster.cpus_of("lse") == cluster.allocated("lse")
+    lose_and_succeed(cluster, claims.empty_folder, "lse", "four")
+    delete_claimants(cluster, "four")
+
+
+def lose_and_succeed(
+    cluster: Cluster, lose: Callable[[Cluster], None], owner: str, next_owner: str
+) -> None:
+    """The agent stops, loses files and starts; then `next_owner` has a claim on the CPU of
+    `owner`, which ends."""
+    node = cluster.nodes[HOST]
+    own, kept, devices = cluster.cpus_of(owner), prepared(cluster), claims.devices(cluster)
+    with cluster.following(owner, "ls") as seen:
+        with claims.no_agent(cluster):
+            lose(cluster)
+        cluster.eventually("claims have their CPUs", lambda: prepared(cluster) == kept)
+        cluster.eventually("the devices are as before", lambda: claims.devices(cluster) == devices)
+    assert seen == {owner: [str(own)], "ls": [str(ALL - own)]}, seen
+    old = cluster.container_id(owner)
+    with node.machine.moments(node.cpuset_files("*")) as moments:
+        claims.stale(cluster, next_owner)
+        cluster.delete_pod(owner)
+        cluster.wait_running(next_owner, seconds=claims.WAIT_SECONDS)
+    assert cluster.cpus_of(next_owner) == prepared(cluster)[next_owner] == own
+    ids = (old, cluster.container_id(next_owner), cluster.container_id("ls"))
+    assert claims.overlaps(moments, *ids) == []
+
+
+def test_an_outage_of_the_api_server_takes_no_cpu_and_delays_no_claim(with_dra: Cluster) -> None:
+    """The server is killed while the agent restarts, and hangs while a claim is prepared. Slices
+    are written when they change, and only then."""
+    cluster = with_dra
+    node = cluster.nodes[HOST]
+    cluster.pod("ls", qos="LS", cpu="100m")
+    cluster.create(claim("one", 1), claimant("one"))
+    cluster.wait_running("one")
+    before, pid = cluster.cpus("one", "ls"), cluster.agent_pid(HOST)
+    with cluster.following("one", "ls") as seen:
+        with cluster.without_api_server():
+            for number in ("STOP", "KILL"):
+                node.machine.run("kill", f"-{number}", pid)
+                node.machine.remove(claims.SHOWN)
+            cluster.eventually(
+                "the kubelet has the next agent",
+                lambda: claims.shown(cluster).get("registration") == "",
+            )
+        cluster.wait_agent_ready(HOST)
+        cluster.wait_node_ready(HOST)
+    assert seen == {name: [cpus] for name, cpus in before.items()}
+    assert claims.slice_writes(cluster) == 0
+    delete_claimants(cluster, "one")
+
+    pid, began, writes = cluster.agent_pid(HOST), time.monotonic(), claims.slice_writes(cluster)
+    waited_seconds = cluster.agent_metric(HOST, "topolet_dra_preparation_seconds_sum")
+    node.machine.run("kill", "-STOP", pid)
+    cluster.create(claim("two", 1), claimant("two"))
+    claims.wait_asked(cluster, uid_of_claim(cluster, "two"))
+    with cluster.hanging_api_server():
+        node.machine.run("kill", "-CONT", pid)
+        cluster.wait_while_recording(HANGS_SECONDS)
+    cluster.wait_running("two", seconds=claims.WAIT_SECONDS)
+    waited_seconds -= cluster.agent_metric(HOST, "topolet_dra_preparation_seconds_sum")
+    assert -waited_seconds > HANGS_SECONDS / 2, "the claim was prepared during the outage"
+    own = cluster.cpus_of("two")
+    assert own == prepared(cluster)["two"]
+    assert cluster.cpus_of("ls") == ALL - own
+    cluster.eventually("the slices say so", lambda: free_cores(cluster) == 0)
+    wrote = claims.slice_writes(cluster) - writes
+    assert 0 < wrote <= 1 + time.monotonic() - began
+    cluster.wait_while_recording(HANGS_SECONDS)
+    assert claims.slice_writes(cluster) - writes == wrote
+    delete_claimants(cluster, "two")
+
+
+def uid_of_claim(cluster: Cluster, name: str) -> str:
+    stored = cluster.get("resourceclaim", name)
+    assert stored is not None
+    return str(stored["metadata"]["uid"])
+
+
+def free_cores(cluster: Cluster) -> int:
+    """The whole cores without claims of all devices."""
+    attribute = f"{DRIVER}/freeCores"
+    return sum(device["attributes"][attribute]["int"] for device in claims.devices(cluster))
+
+
+def test_a_claim_whose_pod_is_deleted_while_it_waits_keeps_no_cpu(with_dra: Cluster) -> None:
+    """A kubelet waits for the answer, and unprepares the claim then. One that is killed does so
+    after its start, if the agent has not seen before that the claim is gone."""
+    cluster = with_dra
+    node = cluster.nodes[HOST]
+    cluster.pod("lse", qos="LSE", cpu=1)
+    claims.stale(cluster, "late")
+    cluster.kubectl("delete", "pod", "late", "--wait=false")
+    cluster.delete_pod("lse")
+    cluster.eventually("the pod is gone", lambda: cluster.get("pod", "late") is None)
+    wait_nothing_left(cluster)
+
+    cluster.pod("lse", qos="LSE", cpu=1)
+    pids = claims.processes(cluster, "lse")
+    claims.stale(cluster, "late")
+    node.stop_kubelet(signal.SIGKILL)
+    node.machine.run("sh", "-c", 'kill -KILL "$@" || :', "sh", *pids)
+    cluster.kubectl("delete", "pod", "late", "lse", "--force", "--grace-period=0")
+    cluster.eventually(
+        "the preparation ends",
+        lambda: "default/late" in {shown["title"] for shown in claims.shown(cluster)["claims"]},
+    )
+    cluster.kubectl("delete", "resourceclaim", "late")
+    node.restart_kubelet()
+    cluster.wait_node_ready(HOST)
+    wait_nothing_left(cluster)
+
+
+def test_a_kubelet_with_another_root_folder_finds_the_driver(with_dra: Cluster) -> None:
+    cluster = with_dra
+    with claims.kubelet_dir(cluster, "/var/lib/other"):
+        cluster.create(claim("one", 1), claimant("one"))
+        cluster.wait_running("one")
+        assert cluster.cpus_of("one") == prepared(cluster)["one"]
+        delete_claimants(cluster, "one")
+
+
 def test_claims_get_what_owners_and_reservations_leave(with_dra: Cluster) -> None:
     """One core stays in the pool, and CPUs that the kubelet reserves are no device's."""
     cluster = with_dra
@@ -260,7 +404,8 @@ def with_card(name: str) -> claims.Object:
 
 def test_claims_of_templates_and_cores_without_claims(with_dra: Cluster) -> None:
     """A pod that is created while agents replace each other starts, and one on a node whose devices
-    are cores needs no claim of its own."""
+    are cores needs no claim of its own. A claim with admin access is beside it, and has no CPU:
+    kube-scheduler counts the amount of such a claim on devices with parts."""
     cluster = with_dra
     cluster.create(claims.template("of-template", 1))
     with slices_gone(cluster, HOST) as gone:
@@ -283,7 +428,27 @@ def test_claims_of_templates_and_cores_without_claims(with_dra: Cluster) -> None
     cluster.wait_running("core")
     (own,) = prepared(cluster).values()
     assert cluster.cpus_of("core") == own
+    beside_admin_access(cluster, "core", own)
     delete_claimants(cluster, "core")
+
+
+def beside_admin_access(cluster: Cluster, owner: str, own: CpuSet) -> None:
+    """A pod whose claim looks at the device that `owner` has runs on the shared pool."""
+    before = prepared(cluster)
+    cluster.kubectl("label", "namespace", "default", f"{ADMIN_ACCESS}=true")
+    request = {"name": "cpus", "exactly": {"deviceClassName": DRIVER, "adminAccess": True}}
+    look = claim("look", 1)
+    look["spec"]["devices"]["requests"] = [request]
+    with cluster.following(owner) as seen:
+        cluster.create(look, claimant("look"))
+        cluster.wait_running("look")
+        assert prepared(cluster) == {**before, "look": CpuSet(())}
+        assert cluster.cpus_of("look") == ALL - own
+        assert len(claims.cdi_files(cluster)) == len(before)
+        cluster.delete_pod("look")
+        cluster.eventually("it is unprepared", lambda: prepared(cluster) == before)
+    assert seen == {owner: [str(own)]}
+    cluster.kubectl("label", "namespace", "default", f"{ADMIN_ACCESS}-")
 
 
 def test_claims_have_whole_devices_where_a_cluster_has_no_parts(with_dra: Cluster) -> None:

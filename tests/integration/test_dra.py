@@ -29,7 +29,12 @@ from tests.discover import buses
 from tests.fixtures import trees
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import run_pod
-from tests.integration.apiserver.server import ApiServer, gate_flags, gates_without_parts
+from tests.integration.apiserver.server import (
+    ApiServer,
+    gate_flags,
+    gates_without_parts,
+    slice_writes,
+)
 from tests.integration.harness import TestNode, kernel_group
 from tests.integration.incluster import QOS, READ_RULES, STATUS, WRITE_RULES, ClusterNode
 from tests.waiting import eventually
@@ -57,11 +62,6 @@ RULES = [
     {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
     {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
 ]
-WRITTEN = re.compile(
-    r'^apiserver_request_total\{.*resource="resourceslices".*verb="(?:APPLY|PATCH|POST|PUT|DELETE)"'
-    r".*\} (\d+)$",
-    re.MULTILINE,
-)
 BACK_SECONDS = 6.0
 """A slice is back after 2 s on an idle machine."""
 Device = dict[str, Any]
@@ -123,7 +123,7 @@ class DraNode:
 
     def writes(self) -> int:
         """The requests to write slices that the API server has had."""
-        return sum(map(int, WRITTEN.findall(self.api.admin.get("/metrics").decode())))
+        return slice_writes(self.api.admin.get("/metrics").decode())
 
     def own(self, name: str, cpuset: str) -> None:
         """Binds a pod with CPUs of its own to the node."""

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -31,6 +32,11 @@ ENVIRONMENT = {"GOGC": "400"}
 time."""
 
 PARTS_GATE = "DRAConsumableCapacity"
+_SLICE_WRITES = re.compile(
+    r'^apiserver_request_total\{.*resource="resourceslices".*verb="(?:APPLY|PATCH|POST|PUT|DELETE)"'
+    r".*\} (\d+)$",
+    re.MULTILINE,
+)
 
 
 def etcd_flags(data: Path, client: str, peer: str) -> tuple[str, ...]:
@@ -89,6 +95,11 @@ def gate_flags(gates: Mapping[str, bool]) -> tuple[str, ...]:
     """The flag of any program of Kubernetes for these feature gates."""
     text = ",".join(f"{name}={str(on).lower()}" for name, on in gates.items())
     return (f"--feature-gates={text}",) if gates else ()
+
+
+def slice_writes(metrics: str) -> int:
+    """The requests to write ResourceSlices that a server has had, by its metrics."""
+    return sum(map(int, _SLICE_WRITES.findall(metrics)))
 
 
 class ApiServer:
