@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import median_low
 from typing import Final, NamedTuple
 
 import msgspec
@@ -18,7 +19,7 @@ JUDGED_SECONDS: Final = 600.0
 MAX_KB_PER_HOUR: Final = 4_000.0
 """A process whose memory grows faster leaks, if two standard errors do not explain it."""
 FLUCTUATION: Final = {"files": 8, "group_files": 130, "threads": 8}
-"""The least numbers of two times differ by so much without a leak: peers connect late, and the
+"""The medians of two times differ by so much without a leak: peers connect late, and the
 agent closes the files of removed cgroups in batches."""
 STATE_BYTES: Final = 16_384
 CREATIONS: Final = 1_000
@@ -221,14 +222,14 @@ def slope(lives: Iterable[Series]) -> Slope | None:
 
 
 def grown(lives: Iterable[Series], fluctuation: int) -> int:
-    """By how much the least value of the last third of a life exceeds that of the first third, at
-    most of all lives; 0 within the fluctuation."""
+    """By how much the median of the last third of a life exceeds that of the first third, at most
+    of all lives; 0 within the fluctuation. While a peer is away, its files are closed."""
     most = 0
     for life in lives:
         third = len(life) // 3
         if third:
             values = [int(value) for _, value in life]
-            most = max(most, min(values[-third:]) - min(values[:third]))
+            most = max(most, median_low(values[-third:]) - median_low(values[:third]))
     return most if most > fluctuation else 0
 
 

@@ -174,12 +174,18 @@ def test_a_line_has_its_own_slope_whatever_its_level(
 
 
 @given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=30), min_size=1, max_size=3))
-def test_only_a_higher_floor_is_growth(values: list[list[int]]) -> None:
+def test_only_a_higher_median_is_growth(values: list[list[int]]) -> None:
     lives = [[(float(at), float(value)) for at, value in enumerate(life)] for life in values]
     more = grown(lives, 0)
     assert more <= max(max(life) - min(life) for life in values)
     assert grown([[*life, *life, *life] for life in lives], 0) == 0
     assert grown(lives, FLUCTUATION["group_files"]) == 0
+
+
+def test_files_that_are_closed_while_a_peer_is_away_are_no_growth_afterwards() -> None:
+    away = range(40, 43)
+    life = [(float(at), 11.0 if at in away else 20.0) for at in range(150)]
+    assert grown([life], FLUCTUATION["files"]) == 0
 
 
 def test_the_time_of_creations_is_compared_with_that_of_direct_ones() -> None:
