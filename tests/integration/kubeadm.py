@@ -46,6 +46,7 @@ class KubeadmHost(Host):
     def __init__(self, root: Path, api: ApiServer, release: str, socket: str) -> None:
         super().__init__(root, Kubelet(f"kubeadm {release}", (), PACKAGE, {}, socket))
         self.api = api
+        self._name = ""
         self._release = release
         self._port = api.url.rpartition(":")[2]
         (root / "run").mkdir(parents=True)
@@ -61,6 +62,7 @@ class KubeadmHost(Host):
 
         `kubelet`, `scheduler`: fields of the KubeletConfiguration, and of the scheduler in the
         ClusterConfiguration."""
+        self._name = name
         pki = self.root / PKI.lstrip("/")
         pki.mkdir(parents=True)
         for file in ("ca.crt", "ca.key", "sa.key", "sa.pub"):
@@ -89,7 +91,10 @@ class KubeadmHost(Host):
         self._start()
 
     def publish(self) -> None:
-        """Writes to the API server what upgraded and new nodes read."""
+        """Writes to the API server what upgraded and new nodes read, after the Node that a kubelet
+        registers: kubeadm up to 1.33 annotates it."""
+        labels = {"kubernetes.io/hostname": self._name}
+        self.api.create("/api/v1/nodes", {"metadata": {"name": self._name, "labels": labels}})
         for phase in ("upload-config all", "bootstrap-token"):
             self.phase("init", phase, f"--config={_SETTINGS}", f"--kubeconfig={ADMIN}")
 

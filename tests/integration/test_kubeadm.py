@@ -86,7 +86,7 @@ def host(apiserver: ApiServer, release: str, configuration: Configuration) -> It
     """A node that kubeadm has made. Tests leave its files as they are."""
     with short_folder() as folder:
         first = KubeadmHost(folder / "first", apiserver, release, configuration.socket)
-        first.init("first", configuration.kubelet)
+        first.init(f"first-{release}", configuration.kubelet)
         if configuration.joins:
             first.publish()
             joined = KubeadmHost(folder / "joined", apiserver, release, configuration.socket)
@@ -162,28 +162,29 @@ def test_preflight_accepts_the_node(host: KubeadmHost, configuration: Configurat
         runtime.close()
 
 
-@pytest.mark.parametrize(("former", "later"), [("1.36", "1.36"), ("1.36", "1.37")])
+@pytest.mark.parametrize(
+    ("former", "later"),
+    [("1.33", "1.33"), ("1.33", "1.36"), ("1.36", "1.36"), ("1.36", "1.37")],
+)
 def test_a_node_that_kubeadm_upgrades_stays_behind_the_proxy(
     apiserver: ApiServer, folder: Path, former: str, later: str
 ) -> None:
     """From 1.34 on, kubeadm moves the endpoint from the flags to the configuration, which it writes
     anew."""
     host = KubeadmHost(folder, apiserver, former, CRI_O)
-    name = f"from-{former}-to-{later}"
-    labels = {"kubernetes.io/hostname": name}  # the kubelet sets it
-    apiserver.create("/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
-    host.init(name, STATIC)
+    host.init(f"from-{former}-to-{later}", STATIC)
     host.publish()
     install(host)
     host.upgrade(later)
-    assert "container-runtime-endpoint" not in host.text(ENV)
-    assert host.configuration()["containerRuntimeEndpoint"] == PROXY
+    has_flag = later == "1.33"
+    assert ("container-runtime-endpoint" in host.text(ENV)) == has_flag
+    assert host.configuration()["containerRuntimeEndpoint"] == ("" if has_flag else PROXY)
     assert host.loaded == PROXY
     assert planned(host) == ()
     remove(host)
     assert host.loaded == CRI_O
-    assert host.configuration()["containerRuntimeEndpoint"] == CRI_O
-    for path in (ENV, CONFIG, INSTANCE):
+    assert host.configuration()["containerRuntimeEndpoint"] == ("" if has_flag else CRI_O)
+    for path in {ENV, CONFIG, INSTANCE} & host.contents().keys():
         assert PROXY not in host.text(path)
 
 

@@ -23,7 +23,7 @@ VERSIONS = {each: f"kubernetes-{each}" for each in ("1.33", "1.34", "1.35", "1.3
 """Sets with the programs OF_VERSION, by the version of Kubernetes, in addition to the set
 "kubernetes": `make test-all` runs some suites with them."""
 OF_VERSION = ("kube-apiserver", "kube-scheduler", "kubelet")
-KUBEADM = {"1.36": "kubeadm", "1.37": "kubeadm-1.37"}
+KUBEADM = {"1.33": "kubeadm-1.33", "1.36": "kubeadm", "1.37": "kubeadm-1.37"}
 """Sets with kubeadm, by the version of Kubernetes."""
 
 _MODULES = {
