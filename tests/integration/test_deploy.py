@@ -1516,3 +1516,76 @@ def test_an_agent_evicts_a_pod_with_claims_only_before_it_has_started(cluster: C
 
 def owner_of_slice(node: str) -> Object:
     return {"apiVersion": "v1", "kind": "Node", "name": node, "uid": "u"}
+
+
+def claim_template(name: str, *requests: Object) -> Object:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"spec": {"devices": {"requests": list(requests)}}},
+    }
+
+
+def device_request(cpus: str, **more: Any) -> Object:
+    capacity = {"requests": {"cpu.topolet.io/cpu": cpus}}
+    return {"deviceClassName": "cpu.topolet.io", "capacity": capacity, **more}
+
+
+CLAIM_TEMPLATES = (
+    claim_template("eight", {"name": "a", "exactly": device_request("8")}),
+    claim_template("twice-two", {"name": "a", "exactly": device_request("2", count=2)}),
+    claim_template(
+        "four-and-one",
+        {"name": "a", "exactly": device_request("4")},
+        {"name": "b", "exactly": device_request("1")},
+    ),
+    claim_template(
+        "six-or-two",
+        {
+            "name": "a",
+            "firstAvailable": [device_request("6", name="x"), device_request("2", name="y")],
+        },
+    ),
+    claim_template("gpu", {"name": "a", "exactly": {"deviceClassName": "gpu.example.com"}}),
+)
+
+
+@pytest.mark.parametrize(
+    ("templates", "cpu", "warnings"),
+    [
+        (["eight"], "7500m", ["requests 7.5 CPUs, and its claims of eight have 8:"]),
+        (["eight"], "8", []),
+        (["twice-two"], "3", ["requests 3 CPUs, and its claims of twice-two have 4:"]),
+        (["eight", "eight"], "8", ["its claims of eight have 16:"]),
+        (["four-and-one", "six-or-two"], "1", ["four-and-one have 5:", "six-or-two have 2:"]),
+        (["four-and-one", "six-or-two"], "5", []),
+        (["gpu"], "100m", []),
+        (["absent"], "100m", []),
+        ([], "100m", []),
+    ],
+)
+def test_a_pod_that_requests_less_cpu_than_its_claims_have_causes_a_warning(
+    cluster: Cluster, apiserver: ApiServer, templates: list[str], cpu: str, warnings: list[str]
+) -> None:
+    if apiserver.minor < 34:
+        pytest.skip("Kubernetes has resource.k8s.io/v1 from 1.34 on")
+    policy = "topolet-claim-requests"
+    of_policy = [each for each in objects("components/dra") if each["metadata"]["name"] == policy]
+    deployed.apply(cluster.api, [*of_policy, *CLAIM_TEMPLATES])
+
+    def warned(names: list[str], requested: str) -> list[str]:
+        body = pod(cpu=(requested, requested))
+        body["spec"]["resourceClaims"] = [
+            {"name": f"claim-{number}", "resourceClaimTemplateName": name}
+            for number, name in enumerate(names)
+        ]
+        cluster.try_pod(body)
+        return sorted(text for text in cluster.api.warnings if policy in text)
+
+    everywhere = [template["metadata"]["name"] for template in CLAIM_TEMPLATES]
+    eventually("the policy has all templates", lambda: len(warned(everywhere, "1m")) == 4)
+    texts = warned(templates, cpu)
+    assert len(texts) == len(warnings), texts
+    for text, part in zip(texts, warnings, strict=True):
+        assert part in text
