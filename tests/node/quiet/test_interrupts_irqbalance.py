@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.cgroup.hierarchy import CgroupError, GroupGone
 from agent.cgroup.irqbalance import FOLDER, Irqbalance
 from agent.cgroup.limits import IRQBALANCE_BANNED
 from agent.model.cpu.cpuset import CpuSet
@@ -83,4 +84,13 @@ def test_irqbalance_moves_no_interrupt_to_an_owner(here: QuietNode, balancer: in
 
     eventually("no interrupt that can be moved is on the last CPU", leaves)
     here.restore()
-    eventually("irqbalance has its CPUs back", lambda: banned(balancer) == before)
+
+    def has_its_cpus() -> bool:
+        try:
+            return banned(balancer) == before
+        except GroupGone:
+            pytest.skip("irqbalance ends on this machine when it reads its CPUs anew")
+        except CgroupError:
+            return False  # it reads its CPUs anew
+
+    eventually("irqbalance has its CPUs back", has_its_cpus)
