@@ -77,13 +77,27 @@ def test_cpus_are_banned_and_given_back(agent: Agent, balancer: Balancer) -> Non
     assert not agent.journal.values
 
 
+def test_one_that_reads_its_cpus_anew_is_not_asked(agent: Agent, balancer: Balancer) -> None:
+    """It does not answer for up to its interval of ten seconds after the next scan."""
+    agent.apply("1")
+    asked = len(balancer.requests)
+    for _ in range(20):
+        agent.now += 1
+        assert agent.apply("1") is WriteState.RIGHT
+    assert len(balancer.requests) == asked
+    balancer.scan()
+    agent.now += 60
+    assert agent.apply("1") is WriteState.RIGHT
+    assert len(balancer.requests) == asked + 1
+
+
 def test_a_list_that_was_empty_becomes_what_irqbalance_would_choose(
     agent: Agent, balancer: Balancer
 ) -> None:
     agent.apply("1")
     balancer.scan()
     agent.restore()
-    assert balancer.requests[-2] == "settings cpus NULL"
+    assert balancer.requests[-1] == "settings cpus NULL"
 
 
 def test_what_a_killed_agent_wrote_is_given_back_before_it_is_taken_up(
@@ -103,7 +117,7 @@ def test_an_agent_that_was_killed_before_the_write_writes(agent: Agent, balancer
     agent.apply("1")
     agent.now += 60
     assert agent.apply("1") is WriteState.WRITTEN
-    assert balancer.requests[-2] == "settings cpus 1"
+    assert balancer.requests[-1] == "settings cpus 1"
 
 
 def test_more_cpus_that_irqbalance_bans_are_not_the_agent_s(

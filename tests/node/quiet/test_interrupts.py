@@ -309,7 +309,7 @@ def test_an_irqbalance_is_told_and_one_that_can_t_be_is_a_problem(node: QuietNod
         assert balancer.banned == CpuSet([0, 2, 3])
         assert not node.problems()
         balancer.answer = "nothing"
-        node.step(6)
+        node.step(60)
         (problem,) = node.problems()
         assert "answers 'nothing'" in problem
         balancer.answer = ""

@@ -7,10 +7,11 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from agent.cgroup.hierarchy import CgroupError, GroupGone
+from agent.cgroup import irqbalance
 from agent.cgroup.irqbalance import FOLDER, Irqbalance
 from agent.cgroup.limits import IRQBALANCE_BANNED
 from agent.model.cpu.cpuset import CpuSet
@@ -56,8 +57,9 @@ def step(node: QuietNode) -> None:
 
 
 def banned(pid: int) -> CpuSet:
-    """What it says itself."""
-    return CpuSet.parse(Irqbalance("/", dict).read(f"/{pid}", IRQBALANCE_BANNED))
+    """What it says itself, also while it sleeps."""
+    with mock.patch.object(irqbalance, "_SECONDS", 10.0 * SCAN_SECONDS):
+        return CpuSet.parse(Irqbalance("/", dict).read(f"/{pid}", IRQBALANCE_BANNED))
 
 
 def test_irqbalance_moves_no_interrupt_to_an_owner(here: QuietNode, balancer: int) -> None:
@@ -84,13 +86,4 @@ def test_irqbalance_moves_no_interrupt_to_an_owner(here: QuietNode, balancer: in
 
     eventually("no interrupt that can be moved is on the last CPU", leaves)
     here.restore()
-
-    def has_its_cpus() -> bool:
-        try:
-            return banned(balancer) == before
-        except GroupGone:
-            pytest.skip("irqbalance ends on this machine when it reads its CPUs anew")
-        except CgroupError:
-            return False  # it reads its CPUs anew
-
-    eventually("irqbalance has its CPUs back", has_its_cpus)
+    eventually("irqbalance has its CPUs back", lambda: banned(balancer) == before)
