@@ -1533,6 +1533,7 @@ def device_request(cpus: str, **more: Any) -> Object:
 
 
 CLAIM_TEMPLATES = (
+    claim_template("one", {"name": "a", "exactly": device_request("1")}),
     claim_template("eight", {"name": "a", "exactly": device_request("8")}),
     claim_template("twice-two", {"name": "a", "exactly": device_request("2", count=2)}),
     claim_template(
@@ -1556,6 +1557,7 @@ CLAIM_TEMPLATES = (
     [
         (["eight"], "7500m", ["requests 7.5 CPUs, and its claims of eight have 8:"]),
         (["eight"], "8", []),
+        (["one"], "+".join(["100m"] * 10), []),
         (["twice-two"], "3", ["requests 3 CPUs, and its claims of twice-two have 4:"]),
         (["eight", "eight"], "8", ["its claims of eight have 16:"]),
         (["four-and-one", "six-or-two"], "1", ["four-and-one have 5:", "six-or-two have 2:"]),
@@ -1575,7 +1577,11 @@ def test_a_pod_that_requests_less_cpu_than_its_claims_have_causes_a_warning(
     deployed.apply(cluster.api, [*of_policy, *CLAIM_TEMPLATES])
 
     def warned(names: list[str], requested: str) -> list[str]:
-        body = pod(cpu=(requested, requested))
+        body = pod()
+        body["spec"]["containers"] = [
+            pod(cpu=(amount, amount))["spec"]["containers"][0] | {"name": f"c{number}"}
+            for number, amount in enumerate(requested.split("+"))
+        ]
         body["spec"]["resourceClaims"] = [
             {"name": f"claim-{number}", "resourceClaimTemplateName": name}
             for number, name in enumerate(names)
@@ -1584,7 +1590,7 @@ def test_a_pod_that_requests_less_cpu_than_its_claims_have_causes_a_warning(
         return sorted(text for text in cluster.api.warnings if policy in text)
 
     everywhere = [template["metadata"]["name"] for template in CLAIM_TEMPLATES]
-    eventually("the policy has all templates", lambda: len(warned(everywhere, "1m")) == 4)
+    eventually("the policy has all templates", lambda: len(warned(everywhere, "1m")) == 5)
     texts = warned(templates, cpu)
     assert len(texts) == len(warnings), texts
     for text, part in zip(texts, warnings, strict=True):
