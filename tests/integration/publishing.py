@@ -24,6 +24,7 @@ from deploy.release import ROOT
 from tests import tools
 from tests.integration import registry
 from tests.integration.apiserver.certificates import Authority
+from tests.integration.harness import built_or_skip
 
 WORKFLOW = ROOT / ".github/workflows/release.yaml"
 _ACTOR, _TOKEN = "actor", "token"
@@ -51,7 +52,7 @@ class Publication:
     def __init__(self, folder: Path, helm: str) -> None:
         self.page = folder / "page"
         self._folder = folder
-        self._helm = _programs(helm)
+        self._helm = built_or_skip(helm)
         skopeo = tools.unpacked("skopeo")
         if skopeo is None:
             pytest.skip("no skopeo here (tests/tools/prepare fetches it)")
@@ -125,7 +126,7 @@ class Publication:
         self, script: str, folder: Path, cosign: str, variables: Mapping[str, str]
     ) -> subprocess.CompletedProcess[str]:
         """Runs a script as GitHub does, with the programs of the set `cosign`."""
-        folders = (_programs(cosign), self._helm, self._skopeo, os.environ["PATH"])
+        folders = (built_or_skip(cosign), self._helm, self._skopeo, os.environ["PATH"])
         done = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
             cwd=folder,
@@ -158,11 +159,3 @@ def published(folder: Path, helm: str, dist: Path) -> Iterator[Publication]:
     with registry.running(folder, {"tls": files}, auth=auth) as images:
         publication.publish(images.address, dist)
         yield publication
-
-
-def _programs(name: str) -> Path:
-    """The folder with the programs of a set. Skips the test without them."""
-    where = tools.built(name)
-    if isinstance(where, str):
-        pytest.skip(where)
-    return where
