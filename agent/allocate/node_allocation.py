@@ -12,6 +12,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Final
 
@@ -41,9 +42,9 @@ Amounts = dict[int, dict[str, int]]
 """By NUMA node and resource; `cpu` in milli-CPU, the rest in units (bytes, devices)."""
 
 
-class TopologyOptions(msgspec.Struct, frozen=True):
+class TopologyOptions(msgspec.Struct, frozen=True, dict=True):
     """The CPUs and NUMA nodes of a node. Raises ValueError for a ratio that is not a number up to
-    1000, and for a `max_ref` below 1."""
+    1000, and for a `max_ref` below 1. The values of its cached properties must not be changed."""
 
     layout: Layout | None
     """The machine as bit masks, None if its CPU topology is unknown."""
@@ -98,6 +99,22 @@ class TopologyOptions(msgspec.Struct, frozen=True):
             bound -= 1
         return bound
 
+    @cached_property
+    def areas(self) -> Mapping[int, int]:
+        """The CPUs of each NUMA node, as a mask."""
+        return {area.id: area.cpus for area in (self.layout.nodes if self.layout else ())}
+
+    @cached_property
+    def node_ids(self) -> frozenset[int]:
+        """The NUMA nodes with CPUs, and those with amounts."""
+        return frozenset(self.areas) | self.numa_allocatable.keys()
+
+    @cached_property
+    def numa_resources(self) -> frozenset[str]:
+        """The resources that any NUMA node reports."""
+        return frozenset(name for amounts in self.numa_allocatable.values() for name in amounts)
+
+    @cached_property
     def totals(self) -> Amounts:
         """The allocatable amounts of the NUMA nodes: without kept CPUs, CPU amplified."""
         totals = {node: dict(amounts) for node, amounts in self.numa_allocatable.items()}
@@ -184,11 +201,7 @@ class NodeAllocation:
     """The sum of allocations: two sums of the same allocations are equal. Not thread-safe."""
 
     def __init__(self, options: TopologyOptions) -> None:
-        self._options = options
-        areas = options.layout.nodes if options.layout else ()
-        self.areas = {area.id: area.cpus for area in areas}
-        """The CPUs of each NUMA node, as a mask."""
-        self.node_ids = frozenset(self.areas) | options.numa_allocatable.keys()
+        self.options = options
         self.cpu_counts: CpuRefCounts = NOTHING_HELD
         self.cpu_milli = 0
         self._used: Counter[tuple[int, str]] = Counter()
@@ -203,9 +216,6 @@ class NodeAllocation:
         """By NUMA node: the number of pods that own CPUs of this node alone."""
         self._spanning: Counter[int] = Counter()
         """By NUMA node: the number of pods that own CPUs of several nodes, and of this one."""
-        self._totals = options.totals()
-        self.numa_resources = {name for of_node in self._totals.values() for name in of_node}
-        """The resources that any NUMA node reports."""
         self._cached_left: tuple[Amounts, Amounts] | None = None
 
     def copy(self) -> NodeAllocation:
@@ -244,14 +254,10 @@ class NodeAllocation:
 
     def free_cpus(self) -> int:
         """Mask of the CPUs that a pod may still own."""
-        layout = self._options.layout
+        layout = self.options.layout
         if layout is None:
             return 0
-        return layout.cpus & ~self._options.kept.mask & ~self.cpu_counts.full(self._options.max_ref)
-
-    def totals(self) -> Amounts:
-        """The allocatable amounts of the NUMA nodes."""
-        return self._totals
+        return layout.cpus & ~self.options.kept.mask & ~self.cpu_counts.full(self.options.max_ref)
 
     def left_by_records(self) -> Amounts:
         """The amounts that the allocated amounts of pods leave, never below 0. Koordinator scores
@@ -272,12 +278,14 @@ class NodeAllocation:
                     name: max(0, total - self.recorded_used(node, name))
                     for name, total in amounts.items()
                 }
-                for node, amounts in self._totals.items()
+                for node, amounts in self.options.totals.items()
             }
             left = _copied(recorded)
             for node, cpu_milli in self._owned.items():
                 if cpu_milli and "cpu" in left.get(node, ()):
-                    left[node]["cpu"] = max(0, self._totals[node]["cpu"] - self.used(node, "cpu"))
+                    left[node]["cpu"] = max(
+                        0, self.options.totals[node]["cpu"] - self.used(node, "cpu")
+                    )
             self._cached_left = recorded, left
         return self._cached_left
 
@@ -307,14 +315,16 @@ class NodeAllocation:
         """The milli-CPU of the CPUs without an owner, by NUMA node. CPUs that the kubelet reserves
         are in the pool, as on the node (fine-grained CPU orchestration proposal, Basic CPU
         orchestration principles)."""
-        shared = ~(self.cpu_counts.full(1) | self._options.never_owned.mask)
-        return {node: 1000 * (cpus & shared).bit_count() for node, cpus in self.areas.items()}
+        shared = ~(self.cpu_counts.full(1) | self.options.never_owned.mask)
+        return {
+            node: 1000 * (cpus & shared).bit_count() for node, cpus in self.options.areas.items()
+        }
 
     def counts_memory_of(self, nodes: Collection[int]) -> bool:
         """Whether the memory of a pod that owns CPUs of these NUMA nodes counts on them. It does
         not if one of them has no memory (see `allocate.pools`)."""
-        return self._options.counts_memory and all(
-            self._totals.get(node, {}).get("memory") for node in nodes
+        return self.options.counts_memory and all(
+            self.options.totals.get(node, {}).get("memory") for node in nodes
         )
 
     def numa_status(self) -> dict[int, NodeStatus]:
@@ -325,20 +335,20 @@ class NodeAllocation:
             else NodeStatus.SINGLE
             if self._inside[node]
             else NodeStatus.IDLE
-            for node in sorted(self.node_ids)
+            for node in sorted(self.options.node_ids)
         }
 
     def paid(self, allocation: PodAllocation) -> int:
         """The milli-CPU of the whole node that a pod uses, with its own CPUs amplified."""
         bound = 1000 * len(allocation.cpus)
-        return max(allocation.cpu_milli, bound) - bound + self._options.amplified(bound)
+        return max(allocation.cpu_milli, bound) - bound + self.options.amplified(bound)
 
     def _count(self, allocation: PodAllocation, sign: int) -> None:
         self._cached_left = None
         self.cpu_milli += sign * self.paid(allocation)
         own = {
             node: count
-            for node, cpus in self.areas.items()
+            for node, cpus in self.options.areas.items()
             if (count := (cpus & allocation.cpus.mask).bit_count())
         }
         for node, amounts in allocation.amounts.items():
@@ -374,7 +384,7 @@ class NodeAllocation:
     def _amplification(self, node: int) -> int:
         """What amplification adds to the CPUs that pods own on this NUMA node."""
         owned = self._owned[node]
-        return self._options.amplified(owned) - owned
+        return self.options.amplified(owned) - owned
 
     def _add(self, counter: Counter, key: object, amount: int) -> None:  # type: ignore[type-arg]
         counter[key] += amount

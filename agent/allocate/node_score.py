@@ -70,7 +70,7 @@ def score(
     points = []
     if Measure.RESOURCES in args.measures:
         points.append(_by_resources(args, state, request, allocation))
-    node_ids = state.node_allocation.node_ids
+    node_ids = state.node_allocation.options.node_ids
     used = _nodes(state, allocation) & node_ids
     if used and Measure.NUMA_NODES in args.measures:
         strategy = _labelled(state.options, args.node.type)
@@ -94,10 +94,10 @@ def bound(args: SchedulerArgs, state: ScoreInput, request: ResourceRequest) -> i
         resources = _whole_bound(state, request, kind, weights)
         numa = _numa_bound(state, request, kind, weights)
     points = [max(resources, numa)] if Measure.RESOURCES in args.measures else []
-    if Measure.NUMA_NODES in args.measures and node_allocation.node_ids:
+    if Measure.NUMA_NODES in args.measures and node_allocation.options.node_ids:
         strategy = _labelled(state.options, args.node.type)
-        busy = len(node_allocation.busy_nodes() & node_allocation.node_ids)
-        points.append(_count_bound(strategy, busy, len(node_allocation.node_ids)))
+        busy = len(node_allocation.busy_nodes() & node_allocation.options.node_ids)
+        points.append(_count_bound(strategy, busy, len(node_allocation.options.node_ids)))
     # A pod that is bound to no NUMA node has no points for them.
     return max(resources, sum(points) // len(points) if points else 0)
 
@@ -128,7 +128,7 @@ def _numa_bound(
     pod on one NUMA node gets at most the best score of the nodes with room for all of it. A pod on
     several gets at most the second-best score of all nodes."""
     node_allocation, most = state.node_allocation, _most(state, request, kind)
-    totals, left = node_allocation.totals(), node_allocation.available()
+    totals, left = node_allocation.options.totals, node_allocation.available()
     scores, single = [], 0
     for node, total in totals.items():
         score = utilization_score(
@@ -172,7 +172,7 @@ def _by_resources(
 ) -> int:
     if not allocation.amounts:
         return _of_whole(args, state, request, allocation)
-    totals = state.node_allocation.totals()
+    totals = state.node_allocation.options.totals
     weights = weights_that_count(args.node.weights, request.requests)
     return min(
         utilization_score(
@@ -222,7 +222,7 @@ def _as_koordinator(
     policy = _numa_policy(options, request)
     if policy is NumaPolicy.NONE:
         return _of_whole(args, state, request, allocation)
-    totals = node_allocation.totals()
+    totals = node_allocation.options.totals
     capacity, used = state.whole.allocatable, dict(state.whole.requested)
     single = policy is NumaPolicy.SINGLE_NUMA_NODE and len(totals) > 1
     if allocation.amounts and (single or policy is NumaPolicy.RESTRICTED):

@@ -47,7 +47,7 @@ def test_a_cpu_is_free_while_fewer_pods_hold_it_than_may_share_it() -> None:
 
 def test_reserved_cpus_are_subtracted_from_their_numa_node() -> None:
     made = node_with(node_options(never_owned=CpuSet.parse("0,8-9")))
-    assert [made.totals()[node]["cpu"] for node in (0, 1)] == [7000, 6000]
+    assert [made.options.totals[node]["cpu"] for node in (0, 1)] == [7000, 6000]
 
 
 def test_owned_cpus_without_amounts_are_subtracted_too() -> None:
@@ -63,7 +63,7 @@ def test_amplified_cpu_is_overcommitted_except_for_owned_cpus() -> None:
         claim("bare", "8"),
         claim("shares", amounts={0: {"cpu": 500}}),
     )
-    assert made.totals()[0]["cpu"] == 12_000
+    assert made.options.totals[0]["cpu"] == 12_000
     assert made.available()[0]["cpu"] == 12_000 - 3000 - 500
     assert made.available()[1]["cpu"] == 12_000 - 1500
 
@@ -108,7 +108,7 @@ def test_an_invalid_amplification_ratio_is_refused(ratio: float) -> None:
 
 @pytest.mark.parametrize("ratio", [-2.0, 0.0, 0.5, 1.0])
 def test_a_ratio_up_to_1_amplifies_nothing(ratio: float) -> None:
-    assert node_options(cpu_ratio=ratio).totals() == node_options().totals()
+    assert node_options(cpu_ratio=ratio).totals == node_options().totals
 
 
 def test_a_max_ref_of_zero_is_refused() -> None:
@@ -118,14 +118,14 @@ def test_a_max_ref_of_zero_is_refused() -> None:
 
 def test_a_numa_node_has_no_cpu_when_more_is_reserved_than_it_has() -> None:
     node = node_options(never_owned=CpuSet.parse("0-7"))
-    assert node.totals()[0]["cpu"] == 0
+    assert node.totals[0]["cpu"] == 0
     smaller = replace(node, numa_allocatable={0: {"cpu": 5000}, 1: {"cpu": 8000}})
-    assert {each: held["cpu"] for each, held in smaller.totals().items()} == {0: 0, 1: 8000}
+    assert {each: held["cpu"] for each, held in smaller.totals.items()} == {0: 0, 1: 8000}
 
 
 def test_cpu_is_amplified_without_a_cpu_topology_too() -> None:
     node = replace(node_options(cpu_ratio=1.5), layout=None)
-    assert [held["cpu"] for held in node.totals().values()] == [12_000, 12_000]
+    assert [held["cpu"] for held in node.totals.values()] == [12_000, 12_000]
 
 
 def test_a_pod_of_cpus_and_amounts() -> None:

@@ -322,7 +322,7 @@ def _surely_refused(
     short_of_amounts = any(
         amount > sum(of_node.get(name, 0) for of_node in available)
         for name, amount in request.requests.items()
-        if name in node_allocation.numa_resources
+        if name in node_allocation.options.numa_resources
     )
     if not short_of_cpus and not short_of_amounts:
         return False
@@ -675,9 +675,9 @@ class Trials:
         self.steps = steps
         self._with_devices = with_devices
         self._free = node_allocation.free_cpus()
-        self.totals = node_allocation.totals()
-        self.numa_resources = node_allocation.numa_resources
-        self._areas = node_allocation.areas
+        self.totals = options.totals
+        self.numa_resources = options.numa_resources
+        self._areas = options.areas
         self.available = node_allocation.available()
         self._recorded = node_allocation.left_by_records()
         self.trim()

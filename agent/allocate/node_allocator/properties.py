@@ -202,7 +202,7 @@ def node_properties(
     device: DeviceObject | None = None,
     rules: AllocatorRules | None = None,
     faults: tuple[str, ...] = (),
-    allocatable: Mapping[str, int] | None = None,
+    allocatable: dict[str, int] | None = None,
 ) -> NodeProperties:
     """`labels` and `allocatable`: the Node's; `faults`: the faults that were found so far. A
     partition table, links of GPUs and imported holdings in the Device object that can't be read are
@@ -222,7 +222,7 @@ def node_properties(
         rules,
         None,
         tuple(found),
-        dict(allocatable or {}),
+        allocatable or {},
         labels.get(GPU_MODEL, ""),
     )
 

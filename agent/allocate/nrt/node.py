@@ -8,7 +8,7 @@ pkg/noderesourcetopology/cache/store.go, checkPodFingerprintForNode).
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -29,7 +29,12 @@ from agent.model.nrt.node_annotations import (
     near_requests,
     reported_settings,
 )
-from agent.model.nrt.resource_topology import FINGERPRINT_METHOD, FingerprintMethod, NodeTopology
+from agent.model.nrt.resource_topology import (
+    FINGERPRINT_METHOD,
+    FingerprintMethod,
+    NodeTopology,
+    Zone,
+)
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.numa_request import foreign, of_memory
 
@@ -96,15 +101,20 @@ class ZoneReport(msgspec.Struct, frozen=True):
         return self.reported.policy in DECLINING
 
 
-def zone_report(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneReport:
-    """The report of a node. Only the names of `allocatable`, the Node's, matter."""
-    names = tuple(allocatable)
-    return ZoneReport(
-        zoned_node(topology, names),
-        zoned_node(topology, names, empty=True),
-        topology.fingerprint,
-        method_of(topology),
+def zone_report(
+    topology: NodeTopology,
+    allocatable: Iterable[str],
+    share: Callable[[ZonedNode], ZonedNode],
+) -> ZoneReport:
+    """The report of a node. Only the names of `allocatable`, the Node's, matter. `share` returns
+    one of several equal nodes: that without pods, most of whose parts the report has too."""
+    empty = share(zoned_node(topology, allocatable, empty=True))
+    available = _available(topology, empty=False)
+    together = _sums(available)
+    reported = msgspec.structs.replace(
+        empty, available=available, together=together, near=_near(topology)
     )
+    return ZoneReport(reported, empty, topology.fingerprint, method_of(topology))
 
 
 def zoned_node(
@@ -113,22 +123,18 @@ def zoned_node(
     """The node's NUMA nodes. Only the names of `allocatable`, the Node's, matter.
 
     `empty`: the node without any pod; no eviction helps a pod that does not fit on it."""
-    zones = sorted(topology.zones, key=lambda zone: zone.node)
+    zones = _ascending(topology)
     settings = _settings(topology)
     memory_policy = settings.memory_manager_policy
     ids = tuple(zone.node for zone in zones)
-    available: dict[str, dict[int, int]] = {}
-    for zone in zones:
-        for resource, amounts in zone.resources.items():
-            left = amounts.allocatable if empty else amounts.available
-            available.setdefault(resource, {})[zone.node] = left
+    available = _available(topology, empty=empty)
     return ZonedNode(
         kubelet_numa_policy(topology.policy) or NumaPolicy.NONE,
         TopologyManagerScope(topology.scope),
         topology.max_numa_nodes or MAX_NUMA_NODES,
         ids,
         available,
-        {resource: sum(there.values()) for resource, there in available.items()},
+        _sums(available),
         tuple(tuple(zone.costs.get(other, FAR) for other in ids) for zone in zones),
         _ON_EVERY_NODE.union(allocatable),
         _hinted(topology, memory=memory_policy == STATIC_MEMORY),
@@ -136,6 +142,23 @@ def zoned_node(
         _device_locality(settings),
         {} if empty else _near(topology),
     )
+
+
+def _ascending(topology: NodeTopology) -> list[Zone]:
+    return sorted(topology.zones, key=lambda zone: zone.node)
+
+
+def _available(topology: NodeTopology, *, empty: bool) -> dict[str, dict[int, int]]:
+    available: dict[str, dict[int, int]] = {}
+    for zone in _ascending(topology):
+        for resource, amounts in zone.resources.items():
+            left = amounts.allocatable if empty else amounts.available
+            available.setdefault(resource, {})[zone.node] = left
+    return available
+
+
+def _sums(available: Mapping[str, Mapping[int, int]]) -> dict[str, int]:
+    return {resource: sum(there.values()) for resource, there in available.items()}
 
 
 def _settings(topology: NodeTopology) -> ReportedSettings:

@@ -590,7 +590,7 @@ def _rooms(node_allocation: NodeAllocation, pods: list[PlacedPod]) -> Amounts:
             else total - node_allocation.used(node, name) + counted.get((node, name), 0)
             for name, total in amounts.items()
         }
-        for node, amounts in node_allocation.totals().items()
+        for node, amounts in node_allocation.options.totals.items()
     }
 
 

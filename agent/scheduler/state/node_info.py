@@ -19,7 +19,7 @@ import msgspec
 
 from agent.allocate import node_score
 from agent.allocate.devices.need import listed_resources
-from agent.allocate.node_allocation import Amounts
+from agent.allocate.node_allocation import TopologyOptions
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.node_allocator.properties import (
@@ -179,12 +179,6 @@ def change_of_zones(topology: object, strategy: Strategy) -> NodeChange:
     return NodeChange.DEVICE_ZONES if has_devices else NodeChange.NOTHING
 
 
-def zone_report_of(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneReport:
-    """Returns the zone report. Nodes of one model share the value of their amounts without pods."""
-    found = zone_report(topology, allocatable)
-    return msgspec.structs.replace(found, empty=_empty.of(found.empty))
-
-
 def remaining(
     zones: ZoneReport,
     report_freshness: ReportFreshness,
@@ -206,7 +200,8 @@ def remaining(
 
 
 _empty: Final = InternPool[ZonedNode]()
-_numa: Final = InternPool[Amounts]()
+# A pool keeps the layouts alive, of up to some megabytes each (see `properties`).
+_options: Final = InternPool[TopologyOptions](max_values=32)
 
 
 def _assumed(pod: PodRecord, properties: NodeProperties) -> Assumed | None:
@@ -530,8 +525,9 @@ class NodeInfo:
                 if uid in assigned_pods
             },
         )
-        cpus = msgspec.structs.replace(cpus, numa_allocatable=_numa.of(cpus.numa_allocatable))
-        return node_properties(self.name, node.labels, cpus, device, rules, faults, allocatable)
+        return node_properties(
+            self.name, node.labels, _shared(cpus), device, rules, faults, allocatable
+        )
 
     def _reserved_uids(self) -> list[str]:
         return [uid for uid in self._allocator.assigned_pods if uid not in self._pods]
@@ -540,7 +536,8 @@ class NodeInfo:
         """Returns None also if no pod's feasibility or score depends on the report."""
         if not isinstance(self.topology, NodeTopology) or self._zone_change is NodeChange.NOTHING:
             return None
-        return zone_report_of(self.topology, self.node.allocatable if self.node else ())
+        allocatable = self.node.allocatable if self.node else ()
+        return zone_report(self.topology, allocatable, _empty.of)
 
     def _update_zones(self) -> None:
         """Subtracts the pods that the zone report does not count."""
@@ -570,6 +567,12 @@ class NodeInfo:
                 return Refusal(Reason.AGENT_NOT_READY)
             return Refusal(Reason.NO_AGENT)
         return None
+
+
+def _shared(options: TopologyOptions) -> TopologyOptions:
+    """The same object for equal options of nodes of one model, which share a layout."""
+    without_layout = msgspec.structs.replace(options, layout=None)
+    return _options.by_source((id(options.layout), without_layout), lambda: options)
 
 
 def _kubelet_cpus(topology: NodeTopology | Unreadable | None) -> dict[str, CpuSet]:

@@ -140,10 +140,13 @@ of a PodDisruptionBudget by another label does not match here; the API server th
 eviction."""
 
 
+_sources: Final = msgspec.json.Encoder(enc_hook=str)
+
+
 class InternPool(Generic[T]):
-    """Keeps the first of equal values, compared by their JSON. The values must not be changed. A
-    full pool is cleared, since most of its values may be unused by then. Two threads may both keep
-    equal values, which only costs memory."""
+    """Keeps the first of equal values, compared by their JSON, in which a CpuSet is its text. The
+    values must not be changed. A full pool is cleared, since most of its values may be unused by
+    then. Two threads may both keep equal values, which only costs memory."""
 
     def __init__(self, max_values: int = MAX_VALUES, max_bytes: int = MAX_INTERNED_BYTES) -> None:
         self._max_values, self._max_bytes = max_values, max_bytes
@@ -155,7 +158,7 @@ class InternPool(Generic[T]):
 
     def by_source(self, source: object, make: Callable[[], T]) -> T:
         """Returns the value of `make`, which must depend on `source` alone."""
-        key = msgspec.json.encode(source)
+        key = _sources.encode(source)
         kept = self._kept.get(key)
         if kept is None:
             kept = make()
@@ -282,7 +285,13 @@ def topology(text: bytes) -> NodeTopology | Unreadable:
     if allocs := kept.get(node_annotations.POD_CPU_ALLOCS):
         # The CPUs of all other pods are in the pods' own annotations.
         kept[node_annotations.POD_CPU_ALLOCS] = node_annotations.only_kubelet_allocated(allocs)
-    return msgspec.structs.replace(read, zones=_zones.of(read.zones), annotations=interned(kept))
+    return msgspec.structs.replace(
+        read,
+        zones=_zones.of(read.zones),
+        attributes=_labels.of(read.attributes),
+        labels=_labels.of(read.labels),
+        annotations=interned(kept),
+    )
 
 
 def devices(text: bytes) -> DeviceObject | Unreadable:
@@ -297,7 +306,12 @@ def devices(text: bytes) -> DeviceObject | Unreadable:
         # Without this list it is unknown which devices are in use.
         return _unreadable(ObjectError(device_object.KIND, read.name, str(error)))
     found = tuple(
-        msgspec.structs.replace(each, resources=_resources.of(each.resources))
+        msgspec.structs.replace(
+            each,
+            type=intern(each.type),
+            resources=_resources.of(each.resources),
+            labels=_labels.of(each.labels),
+        )
         for each in read.devices
     )
     kept = bounds.kept(read.annotations, _DEVICE_READ)

@@ -149,7 +149,7 @@ def test_labels_and_ratios_of_the_node_are_read() -> None:
     assert options.policies.bind_label is BindPolicy.SPREAD_BY_PCPUS
     assert options.policies.strategy_label is Strategy.MOST_ALLOCATED
     assert options.numa_allocatable == {0: {"cpu": 2000, "memory": 13, "pods": 4}}
-    assert options.totals() == {0: {"cpu": 3000, "memory": 13, "pods": 4}}
+    assert options.totals == {0: {"cpu": 3000, "memory": 13, "pods": 4}}
 
 
 def test_options_are_ignored_under_another_policy() -> None:

@@ -241,3 +241,18 @@ def test_the_report_of_a_deleted_topology_is_not_used(cluster: SchedulerCache) -
     deleted = objects.topology_change(objects.topology("n1"), ChangeKind.DELETED)
     cluster.topologies_changed([deleted])
     assert fits(cluster) is True
+
+
+def test_nodes_of_one_model_share_what_no_pod_changes() -> None:
+    cluster = SchedulerCache(agents=False)
+    for name, available_milli in (("n1", 4000), ("n2", 2000)):
+        cluster.nodes_changed([objects.node_change(objects.node(name))])
+        body = objects.topology(name, 2, available_milli, SINGLE)
+        cluster.topologies_changed([objects.topology_change(body)])
+    first, second = (each.allocator.properties for each in cluster.nodes())
+    assert first.cpus is second.cpus
+    assert first.zones is not None
+    assert second.zones is not None
+    assert first.zones.empty is second.zones.empty
+    assert first.zones.reported.distances is second.zones.reported.distances
+    assert first.zones.reported.available != second.zones.reported.available

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from agent.kube.objects import Mirror, WatchedMetadata
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import DeviceObject
 from agent.model.devices.holding import DEVICES_CHECKPOINTS, GPU_CHECKPOINTS
@@ -46,6 +47,15 @@ def test_a_bound_pod_has_the_allocation_of_its_annotations() -> None:
 def test_pods_with_an_allocation(node: str, phase: str, holds: bool) -> None:
     read = objects.pod_change(objects.pod("a", node, cpus="0-3", phase=phase)).value
     assert (read.assigned is not None) is holds
+
+
+def test_a_watch_keeps_the_uid_of_a_pod_once() -> None:
+    raw = json.dumps(objects.pod("a", "n1")).encode()
+    metadata = WatchedMetadata(name="a", uid="".join(("uid-", "a")), resource_version="1")
+    known = Mirror(records.pods(AgentSelector())).decoded(metadata, raw)
+    assert known is not None
+    assert known.uid == metadata.uid
+    assert known.uid is known.value.uid
 
 
 def test_equal_pods_share_their_amounts() -> None:
