@@ -67,6 +67,9 @@ WAIT_SECONDS: Final = 20.0
 """How long a call waits for the API server, the first pass, or CPUs of its claims. A kubelet gives
 it 45 seconds, and asks again only after more than a minute; a pod that was deleted by force has its
 CPUs for seconds more."""
+LAST_READ_SECONDS: Final = 30.0
+"""A call that has waited so long for other claims reads no further one: each read of an API server
+that hangs takes 15 seconds."""
 READ_SECONDS: Final = 1.0
 """The time between two reads of a claim while the API server is not available."""
 MOST_WAITING: Final = 4
@@ -342,7 +345,7 @@ class ResourceClaims:
         began = self._clock()
         new = uid not in self._claims
         try:
-            claim = self._kept(namespace, name, uid, self._wait_seconds - waited_seconds)
+            claim = self._kept(namespace, name, uid, waited_seconds)
         except PreparationError as error:
             self._refuse(
                 UnpreparedClaim(uid, namespace, name, error.kind, str(error), began, began)
@@ -381,10 +384,10 @@ class ResourceClaims:
             self._wake()
             self.changed()
 
-    def _kept(self, namespace: str, name: str, uid: str, wait_seconds: float) -> PreparedClaim:
+    def _kept(self, namespace: str, name: str, uid: str, waited_seconds: float) -> PreparedClaim:
         """Raises PreparationError."""
         title = f"ResourceClaim {namespace}/{name}"
-        deadline = time.monotonic() + wait_seconds
+        deadline = time.monotonic() + self._wait_seconds - waited_seconds
         call = object()
         with self._lock:
             self._calls[call] = uid
@@ -392,6 +395,9 @@ class ResourceClaims:
             # The passes wait for the lock, and must not wait for an API server.
             stored = None
             if uid not in self._claims:
+                if waited_seconds > LAST_READ_SECONDS:
+                    text = f"{title}: other claims of the pod took {waited_seconds:.0f} s"
+                    raise PreparationError(text, RefusalKind.NOT_READY)
                 stored = self._allocated(namespace, name, uid, call, title, deadline)
             with self._lock:
                 if uid not in self._claims:

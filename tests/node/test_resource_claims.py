@@ -34,7 +34,7 @@ from agent.model.dra.prepared_claim import PreparedClaim
 from agent.model.pod.apiobjects import ApiPod, ClaimUse, Phase
 from agent.node import resource_claims
 from agent.node.reconcile import ClaimMoment
-from agent.node.resource_claims import MOST_WAITING, ResourceClaims
+from agent.node.resource_claims import LAST_READ_SECONDS, MOST_WAITING, ResourceClaims
 from tests.allocate.dra.node import ALL, FOUR_NODES
 from tests.node.claimserver import ClaimsOfServer
 from tests.waiting import DEADLINE_SECONDS, eventually
@@ -383,8 +383,22 @@ def test_a_claim_waits_for_the_cpus_of_one_that_ends(server: ClaimsOfServer, sta
 
 def test_the_claims_of_a_pod_wait_no_longer_than_one(server: ClaimsOfServer, start: Start) -> None:
     server.add("a", 4)
-    call = Call(server, start(None, 3 * DEADLINE_SECONDS), "a", 3 * DEADLINE_SECONDS)
+    call = Call(server, start(None, LAST_READ_SECONDS), "a", LAST_READ_SECONDS)
     assert "has not completed its first pass yet" in call.ended()
+
+
+def test_after_half_a_minute_no_further_claim_of_a_pod_is_read(
+    server: ClaimsOfServer, start: Start
+) -> None:
+    """An API server that hangs answers each read only after 15 seconds, and a kubelet gives 45 to
+    all claims. A claim that has its CPUs needs no read."""
+    server.add("kept", 4)
+    claims = start()
+    claims.prepare("ns", "kept", "u-kept")
+    with pytest.raises(PreparationError, match="ns/a: other claims of the pod took 31 s"):
+        claims.prepare("ns", "a", "u-a", 31.0)
+    assert str(claims.prepare("ns", "kept", "u-kept", 31.0).cpus) == "0-3"
+    assert server.reads == 1
 
 
 def test_a_claim_that_is_unprepared_while_it_waits_gets_no_cpus(
