@@ -353,7 +353,7 @@ def assumed_of(
     near_nodes = of_nodes(
         node
         for kind, minor in devices
-        if kind in fleets
+        if kind in fleets and minor in fleets[kind].devices
         for node, there in fleets[kind].numa.items()
         if node >= 0 and there >> minor & 1
     )

@@ -503,19 +503,20 @@ def _placed_pod(
     request: ResourceRequest | None,
     fixed: str,
 ) -> PlacedPod | None:
-    """The pod, None if it has no CPUs of its own and is not bound to NUMA nodes."""
+    """The pod, None if it has no CPUs of its own and is not bound to NUMA nodes of the node."""
     allocation = assigned.allocation
-    if not allocation.cpus and not allocation.amounts:
+    amounts = {node: of for node, of in allocation.amounts.items() if node in options.node_ids}
+    if not allocation.cpus and not amounts:
         return None
     memory = {
         node: rest
-        for node, amounts in allocation.amounts.items()
-        if (rest := {name: amount for name, amount in amounts.items() if name != _CPU})
+        for node, of in amounts.items()
+        if (rest := {name: amount for name, amount in of.items() if name != _CPU})
     }
     cpu_milli = None
     place = allocation.cpus.mask
     if not place:
-        cpu_milli = {node: of.get(_CPU, 0) for node, of in allocation.amounts.items()}
+        cpu_milli = {node: of.get(_CPU, 0) for node, of in amounts.items()}
         place = CpuSet(cpu_milli).mask
     layout = options.layout
     nodes = frozenset(layout.node_ids(place) if layout and cpu_milli is None else cpu_milli or ())
@@ -567,6 +568,8 @@ def _not_movable(
         return "it is a Reservation"
     if assigned.faults:
         return f"its allocation can't be read: {assigned.faults[0]}"
+    if assigned.allocation.amounts.keys() - options.node_ids:
+        return "it has amounts of NUMA nodes that the node does not have"
     online = CpuSet.from_int(options.layout.cpus if options.layout else 0)
     if offline := cpus - online:
         return f"its CPUs {offline} are not online"

@@ -211,8 +211,9 @@ class Rebinds:
             if self._cluster.has_reservation(request.node):
                 self._wait(request, "waits for pods that are being bound to the node")
             else:
-                status = self._first_status(request)
-                self._write(request, status)
+                planned = self._first_status(request)
+                self._write(request, planned)
+                status = planned
                 if status.plan is not None:
                     self._plans += 1
         finally:

@@ -68,6 +68,14 @@ FIXED: dict[str, tuple[ApiPod, str]] = {
     "by the caller": (bound("a", "0,2"), "it is never moved"),
     "offline": (bound("a", "0,64"), "its CPUs 64 are not online"),
     "two owners": (bound("a", "0,6"), "other pods hold its CPUs 6 too"),
+    "a NUMA node below 0": (
+        ls_pod("a", {0: "1", -1: "1"}),
+        "it has amounts of NUMA nodes that the node does not have",
+    ),
+    "a NUMA node that the node does not have": (
+        bound("a", "0,2", **{STATUS: {"cpuset": "0,2", "numaNodeResources": [{"node": 10**12}]}}),
+        "it has amounts of NUMA nodes that the node does not have",
+    ),
     "policies that contradict those of the node": (
         bound("a", "0,2", **{NUMA_SPEC: {"numaTopologyPolicy": "Restricted"}}),
         "its policies are not known or contradict those of the node",

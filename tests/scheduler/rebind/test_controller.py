@@ -134,6 +134,20 @@ def test_a_rebind_interrupted_at_any_write_ends_in_the_new_state(
     assert world.cpus() == NEW
 
 
+def test_a_rebind_whose_plan_was_not_written_and_that_fails_then_locks_no_node(
+    world: World,
+) -> None:
+    fragmented(world)
+    world.rebind()
+    world.refuse = {0: 409}
+    world.step()
+    assert ineligible(world.cluster) == ""
+    deleted = objects.agent("n1")
+    world.cluster.pods_changed([objects.pod_change(deleted, ChangeKind.DELETED)])
+    assert world.finish()["phase"] == "Failed"
+    assert world.controller.values.locked == 0
+
+
 @pytest.mark.parametrize("number", range(1, 4))
 def test_a_rebind_interrupted_until_the_deadline_ends_in_the_old_state(
     world: World, number: int

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.allocate.refusal import Refusal
 from agent.kube.objects import ChangeKind
 from agent.model.cpu.policies import Strategy
+from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.model.settings.plugin_args import ZoneScoring
 from agent.scheduler.state.cluster import SchedulerCache
 from tests.scheduler import objects
@@ -256,3 +258,17 @@ def test_nodes_of_one_model_share_what_no_pod_changes() -> None:
     assert first.zones.empty is second.zones.empty
     assert first.zones.reported.distances is second.zones.reported.distances
     assert first.zones.reported.available != second.zones.reported.available
+
+
+@pytest.mark.parametrize("number", [-1, 4096, 10**12])
+def test_a_pod_with_impossible_devices_and_numa_nodes_takes_what_it_requests(
+    cluster: SchedulerCache, number: int
+) -> None:
+    """Whoever creates a pod can give it these annotations."""
+    report(cluster)
+    cluster.devices_changed([objects.devices_change(objects.devices("n1"))])
+    gpus = {"gpu": [{"minor": number, "resources": {"koordinator.sh/gpu-core": "1"}}]}
+    status = {"numaNodeResources": [{"node": number, "resources": {"memory": "1Gi"}}]}
+    annotations = {DEVICE_ALLOCATED: json.dumps(gpus), RESOURCE_STATUS: json.dumps(status)}
+    report_pod(cluster, "hostile", "2", phase="Pending", annotations=annotations)
+    assert "NUMA nodes 0, 1 have at most 2 left each" in str(fits(cluster))
