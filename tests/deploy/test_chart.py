@@ -208,10 +208,16 @@ def test_the_driver_s_folders_have_the_paths_that_the_host_has(tmp_path: Path) -
 def test_only_agents_that_evict_have_the_right_to(
     settings: Object, resources: list[str], tmp_path: Path
 ) -> None:
-    objects = rendered(tmp_path, {**SECRET, "pools": [{"settings": settings}]})
-    roles = [each for each in objects if each["metadata"]["name"] == "topolet-agent-evictions"]
-    rules = [rule for role in roles for rule in role.get("rules", ())]
-    assert [rule["resources"] for rule in rules] == [[resource] for resource in resources]
+    for canary in settings:
+        of_pool = {name: value for name, value in settings.items() if name != canary}
+        split = {"settings": of_pool, "canary": {"settings": {canary: settings[canary]}}}
+        for pool in ({"settings": settings}, split):
+            bodies = rendered(tmp_path, {**SECRET, "pools": [pool]})
+            roles = [
+                each for each in bodies if each["metadata"]["name"] == "topolet-agent-evictions"
+            ]
+            rules = [rule for role in roles for rule in role.get("rules", ())]
+            assert [rule["resources"] for rule in rules] == [[each] for each in resources]
 
 
 @pytest.mark.parametrize("component", ["k3s", "cri-o", "microk8s"])
@@ -261,6 +267,10 @@ def test_helm_finds_no_fault_in_the_chart(values: Object, tmp_path: Path) -> Non
             "/pools/0/canary/settings/gpu-cdi-kind",
         ),
         ({"scheduler": {"settings": {"lease-seconds": 2.5}}}, "/scheduler/settings/lease-seconds"),
+        (
+            {"scheduler": {"enabled": True, "name": "default-scheduler"}},
+            "scheduler.name: default-scheduler is that of the cluster's own kube-scheduler",
+        ),
         ({"agent": {"resources": {"limits": {"memory": "1 GB"}}}}, "/agent/resources/limits/mem"),
         ({"agent": {"tolerations": [{"operator": "exists"}]}}, "/agent/tolerations/0/operator"),
         ({"networkPolicy": {"schedulerCallers": ["192.0.2.1"]}}, "/networkPolicy/schedulerCallers"),
@@ -818,15 +828,30 @@ def test_the_guard_runs_beside_the_plugin_and_never_refuses_its_pod(tmp_path: Pa
     guard = container_of(pod_spec(found["topolet-agent-a"]), "nri-guard")
     assert guard["args"] == ["nri-guard", "--guard-exempt=topolet-system,kube-system,cni"]
     assert {each["mountPath"] for each in guard["volumeMounts"]} == {"/run/topolet", "/var/run/nri"}
-    tolerating = {"tolerate-missing-plugins.topolet.io/pod": "true"}
-    template = found["topolet-agent-a"]["spec"]["template"]
-    assert template["metadata"]["annotations"] == tolerating
     names = [each["name"] for each in pod_spec(found["topolet-agent"])["containers"]]
     assert names == ["agent"]
-    assert "annotations" not in found["topolet-agent"]["spec"]["template"]["metadata"]
     values["nri"] = {"guard": {"enabled": False}}
     without = of_kind("DaemonSet", rendered(tmp_path, values))["topolet-agent-a"]
     assert [each["name"] for each in pod_spec(without)["containers"]] == ["agent", "nri"]
+
+
+@pytest.mark.parametrize("guard", [True, False])
+def test_a_runtime_that_requires_the_plugin_creates_agents_and_removals_without_it(
+    guard: bool, tmp_path: Path
+) -> None:
+    pools = [{"name": "a", "nodeSelector": {"site": "a"}, "mode": "nri"}, {"mode": "proxy"}]
+    bodies = rendered(tmp_path, {"pools": pools, "nri": {"guard": {"enabled": guard}}})
+    templates = {
+        name: each["spec"]["template"] for name, each in of_kind("DaemonSet", bodies).items()
+    }
+    removing = {each.daemon_set: each.pod for each in removal(bodies).pools}
+    tolerating = {"tolerate-missing-plugins.topolet.io/pod": "true"}
+    for template in (templates["topolet-agent-a"], removing["topolet-agent-a"]):
+        assert template["metadata"]["annotations"] == tolerating
+    for template in (templates["topolet-agent"], removing["topolet-agent"]):
+        assert "annotations" not in template["metadata"]
+    job = of_kind("Job", bodies)["topolet-uninstall"]["spec"]["template"]
+    assert job["metadata"]["annotations"] == tolerating
 
 
 def test_the_configmap_of_a_pool_is_where_its_agent_reads_strategies(tmp_path: Path) -> None:

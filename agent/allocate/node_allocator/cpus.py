@@ -232,12 +232,12 @@ class CpuAllocator:
         return unavailable(cpus, self._node_allocation, pod_request.resources, allocation)
 
     def record(self, pod: AssignedPod) -> None:
-        self.requested.update(pod.requests)
+        self.requested += pod.requests
         if self._node_allocation is not None:
             self._node_allocation.add(pod.allocation)
 
     def forget(self, pod: AssignedPod) -> None:
-        self.requested.subtract(pod.requests)
+        self.requested -= Counter(pod.requests)
         if self._node_allocation is not None:
             self._node_allocation.remove(pod.allocation)
 

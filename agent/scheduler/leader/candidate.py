@@ -227,6 +227,9 @@ class SentBindings:
         now = self._clock()
         sent = SentBinding(pod, node, dict(annotations), now)
         with self._lock:
+            for uid, sent_at in tuple(self._unknown.items()):
+                if now - sent_at >= EXPIRY_SECONDS and uid not in self.former:
+                    self.settled(uid)
             try:
                 path, text = self._path(pod.uid), msgspec.json.encode(sent)
                 files.replace(path, text, durable=False, mode=0o600)
@@ -234,9 +237,6 @@ class SentBindings:
                 self._give_up(str(error))
             if pod.uid in self._unknown:
                 self._unknown[pod.uid] = now
-            for uid, sent_at in tuple(self._unknown.items()):
-                if now - sent_at >= EXPIRY_SECONDS and uid not in self.former:
-                    self.settled(uid)
 
     def ended(self, uid: str, outcome: BindOutcome) -> None:
         """Must be called with the outcome of each Binding. A failure does not settle an earlier

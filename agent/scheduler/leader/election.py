@@ -227,8 +227,7 @@ class Leader:
         self._answered_at = self._clocks.monotonic()
         if leads:
             # Counted from before the request: other candidates do not count from an earlier time.
-            self._until = began + self._times.renew_seconds
-            self._begin()
+            self._lead(began + self._times.renew_seconds)
         else:
             self._until = None
             self._check_end()
@@ -283,10 +282,14 @@ class Leader:
         self._written = written
         self._observed = _observation(_spec_of(written), self._observed, self._clocks.monotonic())
 
-    def _begin(self) -> None:
-        if not self._led:
+    def _lead(self, until: float) -> None:
+        begins = not self._led
+        if begins:
+            # Before this process leads: a thread that sees so knows that the term is new.
             self._led = True
             self._term += 1
+        self._until = until
+        if begins:
             log.info("%s is the leader", self.identity)
             self._acquired()
 

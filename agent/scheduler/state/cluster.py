@@ -474,6 +474,8 @@ class SchedulerCache:
     def _hold(self, parts: Sequence[ReservedPart]) -> None:
         """Updates what Reservations of Koordinator hold."""
         for part in parts:
+            if part.held is None and part.node not in self._nodes:
+                continue
             node_info = self._node_info(part.node)
             if node_info.allocator.assigned_pods.get(part.uid) != part.held:
                 if part.held is None:
@@ -531,12 +533,13 @@ class SchedulerCache:
             self._release_allocation(reservation)
         before = self._pods.pop(pod.uid, None)
         self._members.update(pod.uid, None, bound=False)
-        self._hold(self._koordinator_reservations.pod_changed(pod.uid, before, None))
+        reserved = self._koordinator_reservations.pod_changed(pod.uid, before, None)
         # The last event of the pod may be older than its binding.
         node = pod.node if before is None else before.node
         node_info = self._nodes.get(node)
         if node_info is None:
             if deleted:
+                self._hold(reserved)
                 return
             node_info = self._node_info(node)
         node_change = node_info.remove_pod(before or pod) if deleted else node_info.update_pod(pod)
@@ -547,6 +550,8 @@ class SchedulerCache:
         if node_info.update_agent(pod.uid, ready) or released is not None:
             self._mark_changed(node_info)
         self._apply(node_info, node_change)
+        # After the node knows that the pod has ended.
+        self._hold(reserved)
 
     def _allocation_changed(self, node_info: NodeInfo, uid: str) -> None:
         """Adds a changed allocation of a pod to the log."""

@@ -336,7 +336,7 @@ class NodeInfo:
         elif self._new_rules:
             properties = msgspec.structs.replace(before, rules=self._rules)
             self._allocator = self._allocator.with_properties(properties, self._reserved_uids())
-        if self._outdated or self._recount:
+        if self._outdated or self._recount or self._new_rules:
             self._update_zones()
         has_report = self._allocator.properties.zones is not None
         if self._outdated or self._new_rules or has_report != (before.zones is not None):

@@ -120,6 +120,9 @@ Only where the chart installed the proxy it has the host's root.
 {{ $cdi := include "topolet.cdiDir" .pool -}}
 metadata:
   labels: {app.kubernetes.io/name: topolet, app.kubernetes.io/component: uninstall-node}
+  {{- if eq (.pool.mode | default "reconcile") "nri" }}
+  annotations: {tolerate-missing-plugins.topolet.io/pod: "true"}
+  {{- end }}
 spec:
   serviceAccountName: topolet-uninstall-node
   restartPolicy: Never

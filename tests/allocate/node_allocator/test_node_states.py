@@ -9,8 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from agent.allocate.node_allocation import PodAllocation
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.node_states import NodeStates, digest
-from agent.allocate.node_allocator.properties import AllocatorRules
+from agent.allocate.node_allocator.properties import AllocatorRules, node_properties
 from agent.model.pod_request import Reads
 from agent.model.settings import plugin_args
 from agent.model.settings.plugin_args import Rules
@@ -164,3 +167,13 @@ def test_a_cached_feasibility_equals_that_of_each_node(history: list[tuple[int, 
 
 def value(found: Feasibility) -> object:
     return found.key if isinstance(found, Feasible) else (found.reason, found.unresolvable)
+
+
+def test_a_pod_that_has_ended_leaves_no_resource_in_the_state() -> None:
+    rules = AllocatorRules(scoring=plugin_args.defaults(Rules.PROPOSAL))
+    allocator = NodeAllocator(node_properties("n", {}, rules=rules))
+    empty = allocator.state(Reads.CPUS)
+    requests = {"example.com/a": 1, "example.com/b": 0}
+    allocator.record(AssignedPod("u", "ns/p", PodAllocation("u", "ns/p"), requests=requests))
+    allocator.release("u")
+    assert (allocator.state(Reads.CPUS), allocator.requested) == (empty, {})

@@ -119,6 +119,19 @@ def test_a_refusal_does_not_end_an_earlier_binding_of_the_pod(env: Environment) 
     assert not env.files()
 
 
+def test_a_refused_binding_long_after_one_without_an_answer_is_not_sent_again(
+    env: Environment,
+) -> None:
+    """The first one can take no effect any more, and another pod may own the CPUs of the second."""
+    _, bindings = env.process()
+    env.pods.intercept = answer_with(500)  # type: ignore[assignment]
+    bindings.bind(POD, "n", NOTES)
+    env.now += EXPIRY_SECONDS
+    env.pods.intercept = answer_with(403)  # type: ignore[assignment]
+    bindings.bind(POD, "other", NOTES)
+    assert not env.files()
+
+
 def test_the_binding_of_a_killed_process_takes_effect(env: Environment) -> None:
     """Also if the server never received it: kube-scheduler got no answer, and then sees a bound
     pod."""

@@ -90,6 +90,22 @@ def test_the_first_candidate_creates_the_lease_and_leads(server: Server, leases:
     assert (first.acquisitions, second.acquisitions) == (1, 0)
 
 
+def test_the_term_is_new_before_a_candidate_leads(server: Server, leases: Leases) -> None:
+    """A thread that answers requests would take the pods of the former term for all pods."""
+
+    class Observed(Leader):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "_until" and value is not None:
+                terms.append(self.term)
+
+    terms: list[int] = []
+    transport = Transport(FileAccess(server.url), limits=election.limits(TIMES))
+    Observed(transport, "n", "l", "a", times=TIMES).step()
+    transport.close()
+    assert terms == [1]
+
+
 def test_a_renewal_keeps_the_acquire_time_and_the_fields_of_other_clients(
     server: Server, leases: Leases
 ) -> None:

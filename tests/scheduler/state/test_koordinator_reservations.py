@@ -206,3 +206,14 @@ def test_the_state_does_not_depend_on_the_order(order: Any, deleted: str | None)
         if deleted == "t":
             expected["uid-s"] = ("4-5", {})
         assert held(cache) == expected
+
+
+def test_a_reservation_that_ends_after_its_node_keeps_nothing_of_the_node() -> None:
+    cache = cluster()
+    cache.koordinator_reservations_changed([event(body("r", {}))])
+    node = objects.node("n")
+    cache.nodes_changed([objects.node_change(node, DELETED)])
+    cache.topologies_changed([objects.topology_change(objects.topology("n"), DELETED)])
+    cache.devices_changed([objects.devices_change(objects.devices("n"), DELETED)])
+    cache.koordinator_reservations_changed([event(body("r", {}, phase="Failed"))])
+    assert not cache._nodes

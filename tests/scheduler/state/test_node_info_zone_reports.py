@@ -11,10 +11,11 @@ from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.allocate.refusal import Refusal
 from agent.kube.objects import ChangeKind
 from agent.model.cpu.policies import Strategy
-from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
+from agent.model.pod.annotations import DEVICE_ALLOCATED, RESERVATION_ALLOCATED, RESOURCE_STATUS
 from agent.model.settings.plugin_args import ZoneScoring
 from agent.scheduler.state.cluster import SchedulerCache
 from tests.scheduler import objects
+from tests.scheduler.state.reservations import allocation, body, event
 
 SINGLE = "single-numa-node"
 GUARANTEED = "Guaranteed"
@@ -272,3 +273,32 @@ def test_a_pod_with_impossible_devices_and_numa_nodes_takes_what_it_requests(
     annotations = {DEVICE_ALLOCATED: json.dumps(gpus), RESOURCE_STATUS: json.dumps(status)}
     report_pod(cluster, "hostile", "2", phase="Pending", annotations=annotations)
     assert "NUMA nodes 0, 1 have at most 2 left each" in str(fits(cluster))
+
+
+def test_other_rules_keep_the_pods_that_the_report_does_not_count(cluster: SchedulerCache) -> None:
+    report(cluster)
+    report_pod(cluster, "a", "2", phase="Pending")
+    refusal = fits(cluster)
+    assert "at most 2 left each" in str(refusal)
+    cluster.use_rules(AllocatorRules())
+    assert fits(cluster) == refusal
+
+
+@pytest.mark.parametrize("phase", ["", "Succeeded"])
+def test_a_pod_in_a_reservation_may_end_before_the_last_report_is_read(
+    cluster: SchedulerCache, phase: str
+) -> None:
+    cluster.koordinator_reservations_changed([event(body("r", allocation("0-3"), node="n1"))])
+    reference = json.dumps({"name": "r", "uid": "uid-r"})
+    annotations = {RESERVATION_ALLOCATED: reference, **allocation("0-1")}
+    report_pod(cluster, "a", "2", annotations=annotations)
+    report(cluster, ["a"], 2000)
+    fits(cluster)
+    report(cluster, ["a"], 3000)
+    if phase:
+        report_pod(cluster, "a", "2", phase=phase, annotations=annotations)
+    else:
+        delete_pod(cluster, "a")
+    state = cluster.node("n1")
+    assert state is not None
+    assert [str(each.allocation.cpus) for each in state.allocator.assigned_pods.values()] == ["0-3"]

@@ -240,6 +240,11 @@ def test_the_content_is_bounded_and_decoded_again() -> None:
     )
 
 
+@pytest.mark.parametrize("odd", [PodKind(1, 1, 2000), PodKind(5 * 10**18, 1), PodKind(1, 5 << 60)])
+def test_an_odd_pod_does_not_make_the_content_unreadable(odd: PodKind) -> None:
+    assert pods_seen.decode(pods_seen.encode({odd: 1, KIND: 2})) == {KIND: 2}
+
+
 def test_a_negative_amount_is_refused() -> None:
     with pytest.raises(ObjectError):
         pods_seen.decode("[[-1,0,0,0,[],1]]")
