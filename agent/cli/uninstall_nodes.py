@@ -3,7 +3,7 @@ command.
 
 It deletes the agents' DaemonSets, and starts a pod with `topolet uninstall-node` on each node that
 has an agent or labels of one. FILE has the pods, one for each pool of the chart. The command lists
-the nodes on which something is left, with a command for each. It can be repeated. Exit code 0:
+the nodes on which something is left, and what to run for each. It can be repeated. Exit code 0:
 nothing is left; 1: something is left on the listed nodes; 2: the command can't begin.
 """
 
@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -70,15 +71,21 @@ def run(arguments: argparse.Namespace) -> int:
     return 1
 
 
+_COMMANDS: Final = (
+    "    topolet uninstall-node --without-cluster",
+    "    topolet uninstall-node --node-name=NODE --kubeconfig=FILE --without-proxy",
+)
+
+
 def listed(left: Sequence[NodeProgress]) -> list[str]:
     """Lines about the nodes on which something is left."""
     lines = []
     for each in left:
         lines.append(f"topolet: left on node {each.node}: {each.problem}")
-        lines.append(f"    topolet uninstall-node --node-name={each.node} --kubeconfig=FILE")
     lines.append(
-        f"topolet: something is left on {count(len(left), 'node')}: run the command of each node "
-        "there, or repeat helm uninstall, which undoes only these; helm uninstall --no-hooks "
-        "leaves them as they are"
+        f"topolet: something is left on {count(len(left), 'node')}: repeat helm uninstall, which "
+        "undoes only these, or run the first command below on each of them and the second one with "
+        "a kubeconfig; helm uninstall --no-hooks leaves them as they are"
     )
+    lines += _COMMANDS
     return lines

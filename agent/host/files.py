@@ -152,11 +152,16 @@ def replace(path: str, data: bytes, *, durable: bool, mode: int = 0o644) -> None
             os.unlink(temporary)
         raise
     if durable:
-        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder_fd)
-        finally:
-            os.close(folder_fd)
+        flush_folder(folder)
+
+
+def flush_folder(folder: str) -> None:
+    """Lets the names in the folder survive a power cut. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def make_folders(path: str) -> None:

@@ -192,6 +192,8 @@ def undo(
 
 def former(change: FileChange, now: FileState, runtime: str) -> FileState:
     """The state of a changed file after the change is undone; `now` is its present state."""
+    if change.path == CRICTL and now not in (change.before, change.after):
+        return now
     if now in (change.before, change.after) or change.before.absent or change.path in OWN_FILES:
         return change.before
     return _direct(now, runtime)

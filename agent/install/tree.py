@@ -126,6 +126,7 @@ class HostTree:
         if state.absent:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(place)
+                files.flush_folder(os.path.dirname(place))
             return
         files.make_folders(os.path.dirname(place))
         if state.link is not None:
@@ -134,6 +135,7 @@ class HostTree:
                 os.unlink(temporary)
             os.symlink(state.link, temporary)
             os.rename(temporary, place)
+            files.flush_folder(os.path.dirname(place))
             return
         files.replace(place, (state.text or "").encode(), durable=True, mode=state.mode)
         if (os.geteuid(), os.getegid()) != (state.uid, state.gid):

@@ -285,6 +285,13 @@ def test_without_a_file_crictl_is_configured_with_the_runtime(host: Host) -> Non
     assert text == f"runtime-endpoint: {CONTAINERD}\nimage-endpoint: {CONTAINERD}\n"
 
 
+def test_a_file_of_crictl_that_others_have_changed_since_stays(host: Host) -> None:
+    install(host)
+    host.tree.put(plan.CRICTL, plan.FileState("debug: true\n"))
+    remove(host)
+    assert host.tree.state(plan.CRICTL).text == "debug: true\n"
+
+
 def test_the_start_limit_of_the_kubelets_unit_is_reset(host: Host) -> None:
     steps = planned(host)
     restart = steps.index(Systemctl(("restart", "kubelet.service")))

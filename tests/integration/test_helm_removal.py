@@ -217,7 +217,9 @@ def test_nodes_are_cleaned_up_and_an_unreachable_node_is_reported_until_it_is_to
     assert kubelets.problem is None
     outputs = kubelets.outputs["job"]
     assert f"left on node {UNREACHABLE}: its pod is Pending after 10 s" in outputs
-    assert f"topolet uninstall-node --node-name={UNREACHABLE} --kubeconfig=FILE" in outputs
+    assert (
+        "    topolet uninstall-node --node-name=NODE --kubeconfig=FILE --without-proxy" in outputs
+    )
     assert labelled_nodes(cluster) == {UNREACHABLE}
     assert (
         names_of(cluster, "devices") == names_of(cluster, "noderesourcetopologies") == {UNREACHABLE}
