@@ -123,12 +123,14 @@ _object: Final = msgspec.json.Decoder(Object)
 
 def _strategies(text: bytes, kind: type[Fields]) -> StrategyConfig:
     """Raises JsonError, which names the field."""
-    written = _without_null(bounds.decode(_object, text))
     try:
+        written = _without_null(bounds.decode(_object, text))
         msgspec.convert(written, _Checked[kind])  # type: ignore[valid-type]
         return msgspec.convert(written, StrategyConfig)
     except msgspec.ValidationError as error:
         raise JsonError(bounds.reason(str(error))) from None
+    except RecursionError:
+        raise JsonError("is nested too deeply") from None
 
 
 def _without_null(value: Any) -> Any:

@@ -121,3 +121,10 @@ def test_a_selector_that_is_invalid_matches_nothing_and_is_named(selector: Any) 
     ]
     spec, origins, _ = slo_config.spec(parsed_config, {"a": "b"}, {})
     assert (spec["cpuBurstStrategy"]["policy"], origins) == ("none", {})
+
+
+def test_deep_nesting_is_a_fault_and_the_former_strategies_stay() -> None:
+    deep = b'{"clusterStrategy":' + b'{"x":' * 600 + b"1" + b"}" * 601
+    kept, troubles = parsed({"cpu-burst-config": deep}, BURST)
+    assert troubles == ("cpu-burst-config: is nested too deeply",)
+    assert kept.strategies["cpu-burst-config"] is BURST.strategies["cpu-burst-config"]

@@ -54,7 +54,7 @@ def limits(
     """The limits of a group; those of v1 are divided, because the kernel does not count there what
     the groups in a group do.
 
-    `groups`: so many share the limits on v1."""
+    `groups`: so many share the limits on v1; 0 while no container of the pod or class runs."""
     texts = {}
     for field, of_config in _LIMITS.items():
         amount: int | None = getattr(config, of_config)
@@ -65,7 +65,7 @@ def limits(
         if version == 2:
             texts[f"io.max {disk} {field}"] = str(amount) if amount else "max"
         else:
-            share = max(1, amount // groups) if amount else 0
+            share = max(1, amount // max(1, groups)) if amount else 0
             texts[f"{_THROTTLES[field]} {disk}"] = str(share)
     return texts
 
