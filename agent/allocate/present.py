@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -22,6 +23,9 @@ from agent.allocate.batch import batch_excess, batch_resources
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError
 from agent.model.pod.apiobjects import ApiNode, ApiPod, unequal_cpu
 from agent.model.pod.pods import ANNOTATIONS, LABELS, Pod, PodMetadata, pod_metadata
+
+_MAX_UID: Final = 64
+"""A kubelet's hash of the source of a static pod has 32 characters, and its uid 36."""
 
 
 def vouched(pods: Mapping[str, ApiPod], node: ApiNode | None) -> dict[str, ApiPod]:
@@ -37,8 +41,10 @@ def vouched(pods: Mapping[str, ApiPod], node: ApiNode | None) -> dict[str, ApiPo
 
 
 def _by_kubelet(mirror: ApiPod, node: ApiNode | None) -> bool:
-    """Whether the Node controls the mirror pod. While the Node's uid is unknown, a controlling Node
-    of its name is enough."""
+    """Whether the Node controls the mirror pod, and its uid can be the name of a folder. While the
+    Node's uid is unknown, a controlling Node of its name is enough."""
+    if len(mirror.runtime_uid) > _MAX_UID:
+        return False
     node_uid = node.uid if node is not None else ""
     return mirror.controlling_node == node_uid if node_uid else bool(mirror.controlling_node)
 

@@ -66,12 +66,17 @@ def kept(texts: Mapping[str, str], bounds: Mapping[str, int]) -> dict[str, str]:
     """The texts with the keys in `bounds`, each cut to one character more than its bound: a text
     that is too long stays too long, so that its reader refuses it. A text that is not ASCII is kept
     as one character for each of its bytes (Latin-1): Python would store the whole text with up to
-    four bytes a character. No valid value has such characters."""
+    four bytes a character. A control character is kept as a blank: JSON would have six characters
+    for it. No valid value has such characters, except for white space between parts of JSON."""
     return {key: _narrow(texts[key])[: most + 1] for key, most in bounds.items() if key in texts}
 
 
 def _narrow(text: str) -> str:
-    return text if text.isascii() else text.encode(errors="replace").decode("latin-1")
+    narrow = text if text.isascii() else text.encode(errors="replace").decode("latin-1")
+    return narrow if narrow.isprintable() else narrow.translate(_BLANKS)
+
+
+_BLANKS: Final = dict.fromkeys(range(32), " ")
 
 
 def reason(text: str) -> str:

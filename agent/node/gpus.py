@@ -248,13 +248,17 @@ def _is_gpu_condition(condition: Condition) -> bool:
     return about_gpus and condition.status == "True"
 
 
+_LAST_SECOND: Final = 253_402_300_799
+
+
 def _seconds(text: str) -> int:
-    """The time in seconds since 1970, 0 if it is invalid."""
+    """The time in seconds since 1970, 0 if it is invalid or not within the years 1970 to 9999."""
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         return 0
-    return int(moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp())
+    seconds = int(moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp())
+    return seconds if 0 <= seconds <= _LAST_SECOND else 0
 
 
 log = logging.getLogger(__name__)

@@ -166,7 +166,7 @@ def test_a_snapshot_is_bounded_by_the_containers(named: tuple[str, ...] | None, 
             "names 300 containers: at most 256",
         ),
         (
-            {RESOURCE_STATUS: '{"cpuset": "0-65535:1/2"}'},
+            {RESOURCE_STATUS: '{"cpuset": "0-8191:1/2"}'},
             RESOURCE_STATUS,
             "CPUs 4,6,8,",
         ),

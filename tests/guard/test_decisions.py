@@ -366,6 +366,15 @@ def described(
     return ValidatedContainer(request.SerializeToString())
 
 
+def test_a_node_local_policy_gives_nothing_to_a_pod_whose_cpus_a_scheduler_chose() -> None:
+    sandbox = pod("known", "", "guaranteed")
+    sandbox.annotations[RESOURCE_STATUS] = STATUS
+    pools = {name: (Pool(0, 0, "0-3"),) for name in ("ls", "be")}
+    pods = {"known": PodWanted("ns/known", QoS.LS, Wanted(LinuxResources("0-3")))}
+    made = Snapshot(1, 100, "b", False, pools, (), pods, {}, cpu_policy="static")
+    assert refusal(described(sandbox, 1024, "", "0-3"), read(made)) == ""
+
+
 @given(nodes())
 def test_what_the_plugin_decides_passes(drawn: tuple[Snapshot, pb.PodSandbox, int, str]) -> None:
     made, sandbox, shares, cpus = drawn

@@ -207,7 +207,7 @@ def test_environments_and_answers_beyond_one_buffer_are_received(nri: NriNode) -
 HOSTILE = {
     "nesting": {RESOURCE_STATUS: "[" * 200_000},
     "numbers": {RESOURCE_STATUS: f'{{"numaNodeResources": [{{"node": {"9" * 4_000}}}]}}'},
-    "claim of all CPUs": {RESOURCE_STATUS: '{"cpuset": "0-65535"}'},
+    "claim of all CPUs": {RESOURCE_STATUS: '{"cpuset": "0-8191"}'},
     "claim of the owner's CPU": {RESOURCE_STATUS: '{"cpuset": "1"}'},
     "containers": {
         EXTENDED_RESOURCE_SPEC: '{"containers":{' + '"c":{},' * 30_000 + '"d":{}}}',

@@ -371,6 +371,15 @@ def test_conditions_of_other_writers_are_not_restored() -> None:
     assert card.healthy
 
 
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_time_outside_the_calendar_is_none(time: str) -> None:
+    health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
+    (device, *_) = device_entries(health, {})
+    edges = tuple(replace(each, last_transition_time=time) for each in device.conditions)
+    again = restored([replace(device, conditions=edges)], ACTIONS)
+    assert device_entries(again, {})[0].conditions[0].last_transition_time == "1970-01-01T00:00:00Z"
+
+
 def test_a_gpu_listed_twice_counts_once() -> None:
     """Any user may write the Device object."""
     device = Device("gpu", A, 0, {}, topology=DeviceTopology(bus=GPUS[A].bus))

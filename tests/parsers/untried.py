@@ -42,6 +42,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "nri.ttrpc:Incoming.refuse",
         "model.rebind_resource:RebindHours.contain",
         "scheduler.simulation:TraceCluster.leave",
+        "scheduler.state.pods_seen:encode",
         "telemetry.audit:Trail._open",
         "telemetry.logs:Logfmt.fields",
         "telemetry.metrics:AgentMetrics.follow_passes.read",

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final, final
 
-MAX_ID: Final = 65_535
-"""Highest id accepted from text, so that a range can't exhaust the memory (the kernel's limit:
-8,191)."""
+MAX_ID: Final = 8_191
+"""Highest id accepted from text: the kernel's limit. The time for a list grows with the square of
+the number of its ranges."""
 
 
 class CpuSetError(ValueError):

@@ -193,6 +193,9 @@ def _parameters(configs: Iterable[_Config], title: str) -> Iterator[_Parameters]
         yield requests, of_config
 
 
+_CAPACITY: Final = "status.allocation.devices.results: consumedCapacity"
+
+
 def _group(entry: _ClaimResult, parameters: Iterable[_Parameters], title: str) -> ClaimedGroup:
     """Later parameters override earlier ones: the API server lists those of the class first."""
     if not _REQUEST.fullmatch(entry.request):
@@ -213,8 +216,9 @@ def _group(entry: _ClaimResult, parameters: Iterable[_Parameters], title: str) -
             else:
                 amounts[name] = whole(quantity)
         except QuantityError as error:
-            field = f"status.allocation.devices.results: consumedCapacity {key[:60]}"
-            raise ObjectError(KIND, title, f"{field}: {error}") from None
+            raise ObjectError(KIND, title, f"{_CAPACITY} {key[:60]}: {error}") from None
+        if (cpu_milli or 0) < 0 or amounts.get(name, 0) < 0:
+            raise ObjectError(KIND, title, f"{_CAPACITY} {key[:60]}: {quantity} is below 0")
     return ClaimedGroup(
         entry.request,
         entry.pool,

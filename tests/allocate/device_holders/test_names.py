@@ -97,6 +97,8 @@ def test_names_that_hold_nothing(resource: str, name: str, reason: str) -> None:
         (PLUGIN, "GPU-b"),
         (PLUGIN, "MIG-z"),
         (PLUGIN, "9"),
+        ("", "gpu009"),
+        ("", "09:01"),
         (CLAIM, "gpu-9"),
         ("intel.com/sriov", "0000:99:00.0"),
         ("dra.cpu", "3-1"),
@@ -107,6 +109,16 @@ def test_names_of_absent_devices_are_unknown(resource: str, name: str) -> None:
     """Including a prefix that two UUIDs share."""
     found = meaning(reported(resource, name), KEYS)
     assert (found.holdings, found.left, found.unknown) == ((), (), (name,))
+
+
+@pytest.mark.parametrize("text", ["0", "1", "0:", "gpu", "gpu-1-", "MIG-GPU-", "rdma/", "-", ":"])
+def test_a_long_name_takes_no_longer_than_many_short_ones(text: str) -> None:
+    """A container chooses the name, and each pass reads it. In quadratic time this takes longer
+    than a test may."""
+    name = f"{text * (300_000 // len(text))}x"
+    for resource in ("", PLUGIN, CLAIM):
+        found = meaning(reported(resource, name), KEYS)
+        assert len(found.left) + len(found.unknown) == 1
 
 
 def test_the_index_of_an_instance_is_that_of_nvml() -> None:

@@ -115,7 +115,7 @@ def test_every_offer_can_be_committed_and_nothing_is_allocated_twice(
     for area in made.nodes:
         zone = node.numa_allocatable[area.id]
         sold = max(0, zone["cpu"] - 1000 * (area.cpus & node.never_owned.mask).bit_count())
-        assert used[area.id, "cpu"] <= sold * ratio
+        assert used[area.id, "cpu"] <= node.amplified(sold)
         assert used[area.id, "memory"] <= zone["memory"]
 
 

@@ -113,6 +113,13 @@ def test_an_external_allocator_writes_the_schema_of_dra_driver_cpu() -> None:
             claim([outcome("a", consumedCapacity={"cpu": "x"})]),
             "ResourceClaim n/c: status.allocation.devices.results: consumedCapacity cpu: 'x'",
         ),
+        *(
+            (
+                claim([outcome("a", consumedCapacity={name: "-3"})]),
+                f"status.allocation.devices.results: consumedCapacity {name}: -3 is below 0",
+            )
+            for name in ("cpu", "memory")
+        ),
         (
             claim([outcome("a")], [config("a"), config("a", cpus="x")]),
             "ResourceClaim n/c: status.allocation.devices.config[1].opaque.parameters: cpus: ",
