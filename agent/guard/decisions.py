@@ -30,7 +30,7 @@ _SHARING: Final = ("LS", "BE", "SYSTEM")
 """The labels of pods that own no CPUs by a policy of the node."""
 _OTHERS: Final = ("LSE", "LSR", "LS", "SYSTEM")
 _SHARES_PER_CPU: Final = 1024
-_MAX_CPU: Final = 65_535
+_MAX_CPU: Final = 8_191
 _MOST_DIGITS: Final = 9
 """No longer number is a CPU's, as for the agent."""
 
