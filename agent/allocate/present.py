@@ -43,7 +43,7 @@ def vouched(pods: Mapping[str, ApiPod], node: ApiNode | None) -> dict[str, ApiPo
 def _by_kubelet(mirror: ApiPod, node: ApiNode | None) -> bool:
     """Whether the Node controls the mirror pod, and its uid can be the name of a folder. While the
     Node's uid is unknown, a controlling Node of its name is enough."""
-    if len(mirror.runtime_uid) > _MAX_UID:
+    if not 0 < len(mirror.runtime_uid) <= _MAX_UID:
         return False
     node_uid = node.uid if node is not None else ""
     return mirror.controlling_node == node_uid if node_uid else bool(mirror.controlling_node)

@@ -113,8 +113,7 @@ def refusal(
             return f"pod {container.title} {why}, and the agent has not decided about it"
         return _on_others(container, decisions, _class_of(container))
     wanted = pod["containers"].get(container.name)
-    by_policy = decisions.has_policy and _may_own(container) and not _claims(container)
-    if wanted is None and by_policy:
+    if wanted is None and decisions.has_policy and _may_own(container) and not _claims(container):
         return f"the agent has not decided about container {container.name} of pod {pod['title']}"
     if wanted is None:
         wanted = pod["each"]

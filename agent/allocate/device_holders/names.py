@@ -63,7 +63,7 @@ ROWS: Final = (
     Row(r".*", r"(MIG-(GPU-[^/:]+)/\d+/\d+)", r"\2", Form.INSTANCE, r"\1"),
     Row(r".*", r"((GPU|MIG)-[^:]+)", r"\1"),
     Row(_NVIDIA, r"((?i:gpu|mig)-[^:]+)", r"\1"),
-    # In time that is linear in the length of the name, which a container chooses.
+    # A match takes linear time in the length of the name, which a container chooses.
     Row(_NVIDIA, r"(?:gpu|mig)?0*((?:[1-9]\d*|0)(?::\d+)?)", r"index:\1"),
     Row(_NVIDIA, r"(\d+)::(.+)", r"index:\1", Form.REPLICA, r"\2"),
     Row(_NVIDIA, r"all", why="sees every GPU, and none is reserved for it"),

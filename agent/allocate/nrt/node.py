@@ -31,6 +31,7 @@ from agent.model.nrt.node_annotations import (
 )
 from agent.model.nrt.resource_topology import (
     FINGERPRINT_METHOD,
+    Amounts,
     FingerprintMethod,
     NodeTopology,
     Zone,
@@ -109,11 +110,7 @@ def zone_report(
     """The report of a node. Only the names of `allocatable`, the Node's, matter. `share` returns
     one of several equal nodes: that without pods, most of whose parts the report has too."""
     empty = share(zoned_node(topology, allocatable, empty=True))
-    available = _available(topology, empty=False)
-    together = _sums(available)
-    reported = msgspec.structs.replace(
-        empty, available=available, together=together, near=_near(topology)
-    )
+    reported = _with_pods(empty, topology)
     return ZoneReport(reported, empty, topology.fingerprint, method_of(topology))
 
 
@@ -123,12 +120,12 @@ def zoned_node(
     """The node's NUMA nodes. Only the names of `allocatable`, the Node's, matter.
 
     `empty`: the node without any pod; no eviction helps a pod that does not fit on it."""
-    zones = _ascending(topology)
+    zones = sorted(topology.zones, key=lambda zone: zone.node)
     settings = _settings(topology)
     memory_policy = settings.memory_manager_policy
     ids = tuple(zone.node for zone in zones)
-    available = _available(topology, empty=empty)
-    return ZonedNode(
+    available = _by_resource(zones, lambda amounts: amounts.allocatable)
+    node = ZonedNode(
         kubelet_numa_policy(topology.policy) or NumaPolicy.NONE,
         TopologyManagerScope(topology.scope),
         topology.max_numa_nodes or MAX_NUMA_NODES,
@@ -140,21 +137,26 @@ def zoned_node(
         _hinted(topology, memory=memory_policy == STATIC_MEMORY),
         memory_policy != NO_MEMORY_MANAGER,
         _device_locality(settings),
-        {} if empty else _near(topology),
+    )
+    return node if empty else _with_pods(node, topology)
+
+
+def _with_pods(empty: ZonedNode, topology: NodeTopology) -> ZonedNode:
+    zones = sorted(topology.zones, key=lambda zone: zone.node)
+    available = _by_resource(zones, lambda amounts: amounts.available)
+    return msgspec.structs.replace(
+        empty, available=available, together=_sums(available), near=_near(topology)
     )
 
 
-def _ascending(topology: NodeTopology) -> list[Zone]:
-    return sorted(topology.zones, key=lambda zone: zone.node)
-
-
-def _available(topology: NodeTopology, *, empty: bool) -> dict[str, dict[int, int]]:
-    available: dict[str, dict[int, int]] = {}
-    for zone in _ascending(topology):
+def _by_resource(
+    zones: Iterable[Zone], amount: Callable[[Amounts], int]
+) -> dict[str, dict[int, int]]:
+    by_resource: dict[str, dict[int, int]] = {}
+    for zone in zones:
         for resource, amounts in zone.resources.items():
-            left = amounts.allocatable if empty else amounts.available
-            available.setdefault(resource, {})[zone.node] = left
-    return available
+            by_resource.setdefault(resource, {})[zone.node] = amount(amounts)
+    return by_resource
 
 
 def _sums(available: Mapping[str, Mapping[int, int]]) -> dict[str, int]:

@@ -218,7 +218,8 @@ def _group(entry: _ClaimResult, parameters: Iterable[_Parameters], title: str) -
         except QuantityError as error:
             raise ObjectError(KIND, title, f"{_CAPACITY} {key[:60]}: {error}") from None
         if (cpu_milli or 0) < 0 or amounts.get(name, 0) < 0:
-            raise ObjectError(KIND, title, f"{_CAPACITY} {key[:60]}: {quantity} is below 0")
+            text = f"{_CAPACITY} {key[:60]}: {str(quantity)[:60]} is below 0"
+            raise ObjectError(KIND, title, text)
     return ClaimedGroup(
         entry.request,
         entry.pool,

@@ -570,7 +570,7 @@ class NodeInfo:
 
 
 def _shared(options: TopologyOptions) -> TopologyOptions:
-    """The same object for equal options of nodes of one model, which share a layout."""
+    """Returns one object for equal options of nodes of one model, which share a layout."""
     without_layout = msgspec.structs.replace(options, layout=None)
     return _options.by_source((id(options.layout), without_layout), lambda: options)
 
